@@ -1,0 +1,120 @@
+"""`crckpt list`, `tag`, `rm` and `gc`: what concerns checkpoints as a whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.render import Shown, duration, emit, escaped, moment, short, size, summary, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SIZES = frozenset({"procs", "frozen", "raw", "new", "stored"})
+
+
+def list_checkpoints(
+    job: Annotated[str | None, typer.Argument(help="Only this series.", show_default="all")] = None,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List checkpoints, oldest first: when, how long the tree was frozen, how many bytes each added."""
+    from crckpt.ops.list import list_checkpoints as perform
+
+    listing = perform(options.context(store, config=config), job)
+
+    def text(console: Console) -> None:
+        if not listing.entries:
+            console.print("no checkpoints yet; make one with: crckpt dump PID JOB")
+            return
+        rows = [
+            (
+                short(entry.checkpoint.id),
+                entry.checkpoint.job,
+                moment(entry.checkpoint.created),
+                str(len(entry.checkpoint.tree)),
+                duration(entry.checkpoint.statistics.frozen_ms),
+                size(entry.checkpoint.statistics.raw_bytes),
+                size(entry.checkpoint.statistics.new_bytes),
+                size(entry.checkpoint.statistics.stored_bytes),
+                escaped(" ".join((*entry.tags, entry.checkpoint.note or "")).strip()),
+            )
+            for entry in listing.entries
+        ]
+        columns = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
+        console.print(table(columns, rows, right=_SIZES))
+
+    document = [{**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries]
+    emit("list", Shown(document, text), as_json=as_json)
+
+
+def tag(
+    ref: options.Ref,
+    name: Annotated[str, typer.Argument(help="The tag: letters, digits, `.`, `_`, `-`.", metavar="TAG")],
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away from REF instead.")] = False,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Give a checkpoint a name, so that JOB:TAG means it. A tag that the job has already moves."""
+    from crckpt.ops.tag import tag as perform
+
+    result = perform(options.context(store, config=config), ref, name, remove=remove)
+
+    def text(console: Console) -> None:
+        if remove:
+            console.print(f"{result.job}:{result.tag} is taken away")
+        else:
+            console.print(f"{result.job}:{result.tag} is {short(result.id)}")
+
+    emit("tag", Shown(result, text), as_json=as_json)
+
+
+def remove(
+    refs: Annotated[list[str], typer.Argument(help="Checkpoints to remove.", metavar="REF...")],
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Remove checkpoints. The others lose nothing; space comes back with `crckpt gc`.
+
+    If a tree was stopped with its TCP connections kept, their packets are dropped until it is restored; removing its
+    checkpoint gives it up, so that the lock is lifted too.
+    """
+    from crckpt.ops.rm import rm
+
+    result = rm(options.context(store, config=config), tuple(refs))
+
+    def text(console: Console) -> None:
+        for gone in result.removed:
+            console.print(f"removed {short(gone)}")
+        for lock in result.lifted_locks:
+            console.print(f"lifted the network lock of the stopped tree (nftables: inet CRIU-{lock})")
+        console.print("its space comes back with: crckpt gc")
+
+    emit("rm", Shown(result, text), as_json=as_json)
+
+
+def collect_garbage(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Remove what no checkpoint needs any more, and what interrupted dumps left behind."""
+    from crckpt.ops.gc import gc
+
+    result = gc(options.context(store, config=config), dry_run=dry_run)
+
+    def text(console: Console) -> None:
+        verb = "would free" if dry_run else "freed"
+        console.print(f"{verb} {size(result.bytes)}: {len(result.packs)} packs, {len(result.leftovers)} leftovers")
+
+    emit("gc", Shown({**_fields(result), "dry_run": dry_run}, text), as_json=as_json)
+
+
+def _fields(result: object) -> dict[str, object]:
+    return dict(vars(result))

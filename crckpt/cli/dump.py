@@ -1,0 +1,78 @@
+"""`crckpt dump`."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.progress import shown
+from crckpt.cli.render import dumped, emit
+from crckpt.config import COMPRESS_LEVELS
+
+
+class Tcp(enum.StrEnum):
+    """What happens to established TCP connections."""
+
+    keep = "keep"
+    close = "close"
+
+
+TcpOption = Annotated[
+    Tcp | None,
+    typer.Option(
+        "--tcp",
+        help="Established TCP connections: **keep** them (frozen now, going on after the restore) or **close** them.",
+        show_default="ask",
+    ),
+]
+
+
+def dump(
+    target: Annotated[
+        str, typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET")
+    ],
+    job: Annotated[
+        str | None,
+        typer.Argument(help="The series that the checkpoint belongs to.", metavar="JOB", show_default="program's name"),
+    ] = None,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="End the tree, once its checkpoint is safe on disk and not before.")
+    ] = False,
+    tcp: TcpOption = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a name: JOB:TAG.")] = None,
+    note: Annotated[str | None, typer.Option("--note", help="A line to remember it by.")] = None,
+    compress: Annotated[
+        int | None,
+        typer.Option(
+            "--compress", min=COMPRESS_LEVELS[0], max=COMPRESS_LEVELS[-1], help="zstd level.", show_default="-1"
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
+    store: options.Store = None,
+    criu: options.CriuPath = None,
+    config: options.ConfigPath = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Checkpoint a running process and all its descendants.
+
+    The tree stands still while CRIU copies its memory, then goes on (or ends: **--stop**). Nothing is lost when this
+    fails or is interrupted: the tree runs on.
+
+    `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
+    """
+    from dataclasses import replace
+
+    from crckpt.ops.dump import Request
+    from crckpt.ops.dump import dump as perform
+
+    with shown("storing", as_json=as_json) as progress:
+        context = options.context(store, criu=criu, config=config, progress=progress)
+        if compress is not None:
+            context = replace(context, compress=compress)
+        request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run)
+        result = perform(request, context)
+    emit("dump", dumped(result, verbose=verbose), as_json=as_json)

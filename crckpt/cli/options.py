@@ -1,0 +1,76 @@
+"""Options that several commands share, and what they come to: a Context for the operations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crckpt.config import Config, parse
+from crckpt.errors import UsageError
+from crckpt.ops.context import Context, Progress, silent
+
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", envvar="CRCKPT_STORE", help="Where checkpoints are kept.", show_default="/var/lib/crckpt"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+CriuPath = Annotated[
+    Path | None,
+    typer.Option("--criu", envvar="CRCKPT_CRIU", help="The CRIU to try first.", show_default="one that works here"),
+]
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="CRCKPT_CONFIG", help="Configuration file.", show_default="/etc/crckpt.yaml"),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say which options CRIU got and why.")]
+Ref = Annotated[
+    str,
+    typer.Argument(
+        help="JOB (its newest checkpoint), JOB~2, JOB:TAG, or an id (4 or more of its digits).", metavar="REF"
+    ),
+]
+
+
+def context(
+    store: Path | None, *, criu: Path | None = None, config: Path | None = None, progress: Progress = silent
+) -> Context:
+    """Where things are: options before environment (typer reads that), before configuration, before defaults."""
+    configured = _configuration(config)
+    return Context(
+        store=(store or configured.store or default_store()).absolute(),
+        criu_option=criu,
+        criu_configured=configured.criu,
+        compress=configured.compress,
+        config_digest=configured.digest,
+        progress=progress,
+    )
+
+
+def default_store() -> Path:
+    """/var/lib/crckpt for root, else under XDG_DATA_HOME."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/crckpt")
+    return _home("XDG_DATA_HOME", ".local/share") / "crckpt"
+
+
+def _configuration(named: Path | None) -> Config:
+    path = named or (
+        Path("/etc/crckpt.yaml") if os.geteuid() == 0 else _home("XDG_CONFIG_HOME", ".config") / "crckpt.yaml"
+    )
+    try:
+        return parse(path.read_text(), str(path))
+    except FileNotFoundError:
+        if named is None:
+            return Config()
+        raise UsageError(f"there is no configuration {named}", hint="leave --config out, or create the file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the configuration {path}: {error}", hint="mend it, or give another: --config"
+        ) from error
+
+
+def _home(variable: str, below: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / below)

@@ -1,0 +1,25 @@
+"""A progress bar on stderr, where a person watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crckpt.ops.context import Progress, silent
+
+
+@contextmanager
+def shown(doing: str, *, as_json: bool) -> Iterator[Progress]:
+    """A callback that draws a bar; it does nothing where stderr is no terminal or JSON was asked for."""
+    if as_json or not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,232 @@
+"""Results -> text for people (rich) or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from crckpt.causes import Finding
+    from crckpt.errors import CrckptError
+    from crckpt.ops.doctor import Diagnosis
+    from crckpt.ops.dump import Dumped
+    from crckpt.ops.restore import Restored
+    from crckpt.store import Checkpoint
+
+SCHEMA = 1
+_WIDTH_ELSEWHERE = 200
+"""Columns of output that goes to a file or a pipe, where nothing is to be folded."""
+_STATES = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A result in both forms: `document` for JSON, `text` draws it on a console."""
+
+    document: object
+    text: Callable[[Console], None]
+
+
+def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) -> None:
+    """Print a result."""
+    if as_json:
+        document = {"schema": SCHEMA, "command": command, "status": "ok", "result": plain(shown.document)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+
+    console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _WIDTH_ELSEWHERE
+    shown.text(console)
+
+
+def error_document(command: str, error: CrckptError) -> dict[str, object]:
+    """A failure as JSON."""
+    told = {"code": error.exit_code, "message": error.message, "hint": error.hint, "causes": list(error.causes)}
+    return {"schema": SCHEMA, "command": command, "status": "error", "error": told}
+
+
+def error_text(error: CrckptError) -> str:
+    """A failure as a sentence, what lies behind it, and what to type next."""
+    causes = error.causes if len(error.causes) > 1 else ()
+    lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
+    if error.hint:
+        lines.append(f"  hint: {error.hint}")
+    return "\n".join(lines) + "\n"
+
+
+def plain(value: object) -> object:
+    """A frozen value as JSON's own types."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else value
+
+
+def size(count: int) -> str:
+    """Bytes for people: 512 B, 1.5 MiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def duration(milliseconds: float) -> str:
+    """Time for people: 840 ms, 12.3 s."""
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def moment(when: datetime) -> str:
+    """A time in the reader's own zone."""
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def short(identity: str) -> str:
+    """The digits of an id that people need."""
+    return identity[:12]
+
+
+def table(
+    columns: Iterable[str], rows: Iterable[Iterable[RenderableType]], *, right: frozenset[str] = frozenset()
+) -> RenderableType:
+    """A plain table; columns named in `right` are aligned to the right."""
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in _WHOLE
+        )
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def summary(checkpoint: Checkpoint) -> dict[str, object]:
+    """What every document says of a checkpoint."""
+    return {
+        "id": checkpoint.id,
+        "job": checkpoint.job,
+        "created": checkpoint.created,
+        "parent": checkpoint.parent,
+        "stopped": checkpoint.stopped,
+        "note": checkpoint.note,
+        "processes": len(checkpoint.tree),
+        "statistics": checkpoint.statistics,
+    }
+
+
+def warned(console: Console, findings: Iterable[Finding]) -> None:
+    """Findings that do not stop the operation."""
+    for finding in findings:
+        console.print(f"[yellow]note[/] {escaped(str(finding))}")
+
+
+def escaped(text: str) -> str:
+    """Text of others (paths, names), so that rich takes no bracket in it for markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def dumped(result: Dumped, *, verbose: bool) -> Shown:
+    """What `dump` says."""
+    checkpoint = result.checkpoint
+    document = {
+        "job": result.job,
+        "pid": result.pid,
+        "dry_run": checkpoint is None,
+        "stopped": result.stop and checkpoint is not None,
+        "criu": result.criu.path,
+        "command": result.command,
+        "reasons": result.plan.reasons,
+        "warnings": [str(finding) for finding in result.plan.warnings],
+        "unreaped": result.unreaped,
+        "checkpoint": None if checkpoint is None else summary(checkpoint),
+    }
+
+    def text(console: Console) -> None:
+        warned(console, result.plan.warnings)
+        if verbose or checkpoint is None:
+            for reason in result.plan.reasons:
+                console.print(f"{reason.option}: {escaped(reason.why)}")
+            console.print(escaped(shlex.join(result.command)))
+        if checkpoint is None:
+            console.print(f"nothing stands against a checkpoint of PID {result.pid} as {result.job}")
+            return
+        numbers = checkpoint.statistics
+        console.print(
+            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {len(checkpoint.tree)} processes, "
+            f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images, "
+            f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored"
+        )
+        end = "the tree has ended" if result.stop else "the tree runs on"
+        console.print(f"{end}; bring it back with: crckpt restore {checkpoint.job}")
+        if result.unreaped:
+            console.print(f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}")
+
+    return Shown(document, text)
+
+
+def restored(result: Restored, *, verbose: bool, program_status: int | None = None) -> Shown:
+    """What `restore` says."""
+    checkpoint = result.checkpoint
+    document = {
+        "checkpoint": summary(checkpoint),
+        "dry_run": result.pid is None,
+        "pid": result.pid,
+        "restore_ms": result.restore_ms,
+        "command": result.command,
+        "warnings": [str(finding) for finding in result.verdict.warnings],
+        "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.passed_over],
+        "program_status": program_status,
+    }
+
+    def text(console: Console) -> None:
+        for bad, reason in result.passed_over:
+            console.print(f"[yellow]passed over[/] {short(bad)}: {escaped(reason)}")
+        warned(console, result.verdict.warnings)
+        if verbose:
+            console.print(escaped(shlex.join(result.command)))
+        named = f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})"
+        if result.pid is None:
+            console.print(f"nothing stands against a restore of {named}")
+        else:
+            console.print(f"restored {named} as PID {result.pid} in {duration(result.restore_ms)}")
+
+    return Shown(document, text)
+
+
+def diagnosed(result: Diagnosis) -> Shown:
+    """What `doctor` says."""
+
+    def text(console: Console) -> None:
+        rows = [
+            (
+                _STATES[fact.state],
+                fact.name,
+                escaped(fact.detail) + (f"\n[bold]{escaped(fact.fix)}[/]" if fact.fix else ""),
+            )
+            for fact in result.facts
+        ]
+        console.print(table(("", "fact", "what was found"), rows))
+        console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
+
+    return Shown({"able": result.able, "facts": result.facts}, text)

@@ -1,0 +1,67 @@
+"""Configuration: YAML text -> Config. Pure; messages name the file and the key.
+
+store: /srv/crckpt        # where checkpoints are kept
+criu: /opt/criu/bin/criu  # the CRIU to try first, after --criu and CRCKPT_CRIU
+compress: -1              # zstd level of new packs, -7 (fastest) to 19 (smallest)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.errors import UsageError
+
+DEFAULT_COMPRESS = -1
+"""zstd's fastest level that is worth it: about half of what level 3 costs, for a few percent more bytes."""
+
+COMPRESS_LEVELS = range(-7, 20)
+_KEYS = ("compress", "criu", "store")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the configuration file says. None where it is silent; `digest` is the SHA-256 of its text."""
+
+    store: Path | None = None
+    criu: Path | None = None
+    compress: int = DEFAULT_COMPRESS
+    digest: str | None = None
+
+
+def parse(text: str, name: str) -> Config:
+    """Read a configuration. `name` is what messages call the file. Raises UsageError."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
+        raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"mend {name}") from error
+    entries = {} if document is None else document
+    if not isinstance(entries, dict):
+        raise UsageError(f"{name}: expected `key: value` lines", hint=f"known keys: {', '.join(_KEYS)}")
+    unknown = sorted(str(key) for key in entries if key not in _KEYS)
+    if unknown:
+        raise UsageError(f"{name}: unknown key {unknown[0]!r}", hint=f"known keys: {', '.join(_KEYS)}")
+    return Config(
+        store=_path(entries, "store", name),
+        criu=_path(entries, "criu", name),
+        compress=_level(entries.get("compress", DEFAULT_COMPRESS), name),
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def _path(entries: dict[object, object], key: str, name: str) -> Path | None:
+    value = entries.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise UsageError(f"{name}: {key} must be an absolute path, not {value!r}", hint=f"mend {name}")
+    return Path(value)
+
+
+def _level(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in COMPRESS_LEVELS:
+        raise UsageError(f"{name}: compress must be a whole number from -7 to 19, not {value!r}", hint=f"mend {name}")
+    return value

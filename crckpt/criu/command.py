@@ -1,0 +1,90 @@
+"""Options -> argv. Pure: nothing is run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.model import Options
+
+# 3 is the lowest level that logs the id of the run, by which its network lock is found after a failure.
+LOG_LEVEL = "-v3"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where one run of CRIU reads and writes: image files, log and statistics, the hold's script if there is one."""
+
+    images: Path
+    work: Path
+    script: Path | None = None
+
+
+def dump_command(
+    criu: Path, pid: int, paths: Paths, options: Options, *, leave_running: bool, unprivileged: bool = False
+) -> tuple[str, ...]:
+    """`criu dump` of the tree below `pid`, ended unless `leave_running`; `unprivileged` if CRIU is not root."""
+    return (
+        str(criu),
+        "dump",
+        "--tree",
+        str(pid),
+        *_common(paths, options, log="dump.log"),
+        *(("--leave-running",) if leave_running else ()),
+        *(("--unprivileged",) if unprivileged else ()),
+        *(("--ghost-limit", str(options.ghost_limit)) if options.ghost_limit else ()),
+    )
+
+
+def restore_command(
+    criu: Path, paths: Paths, options: Options, *, sibling: bool, inherit: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """`criu restore --restore-detached`.
+
+    With `sibling` the root becomes a child of CRIU's parent, so that crckpt can wait for the program's own status.
+    `inherit` are values of `--inherit-fd`.
+    """
+    return (
+        str(criu),
+        "restore",
+        *_common(paths, options, log="restore.log"),
+        "--restore-detached",
+        *(("--restore-sibling",) if sibling else ()),
+        *(word for value in inherit for word in ("--inherit-fd", value)),
+    )
+
+
+def shown(options: Options) -> tuple[str, ...]:
+    """The words that `options` add to a dump, as a person wants to read them."""
+    ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
+    return (*_chosen(options), *ghost)
+
+
+def _common(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
+    return (
+        "--images-dir",
+        str(paths.images),
+        "--work-dir",
+        str(paths.work),
+        "--log-file",
+        log,
+        LOG_LEVEL,
+        # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
+        "--manage-cgroups=ignore",
+        *(("--action-script", str(paths.script)) if paths.script else ()),
+        *(word for option in _chosen(options) for word in option.split(" ", 1)),
+    )
+
+
+def _chosen(options: Options) -> tuple[str, ...]:
+    flags = {
+        "--tcp-established": options.tcp == "keep",
+        "--tcp-close": options.tcp == "close",
+        "--shell-job": options.shell_job,
+        "--file-locks": options.file_locks,
+        "--link-remap": options.link_remap,
+        "--ext-unix-sk": options.ext_unix_sk,
+    }
+    # nftables: one table to find and to lift, where iptables would leave single rules among the host's own.
+    lock = ("--network-lock nftables",) if options.tcp == "keep" else ()
+    return (*(flag for flag, on in flags.items() if on), *lock, *(f"--external {what}" for what in options.external))

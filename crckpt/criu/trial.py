@@ -1,0 +1,92 @@
+"""Whether a CRIU works on this kernel: it really dumps and restores a small process of ours. Versions tell nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from crckpt.criu.command import Paths, dump_command, restore_command
+from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.explain import explain
+from crckpt.host import proc, run
+from crckpt.model import Options
+
+# Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the trial has one of each common kind.
+_PROGRAM = """
+import os, socket, threading
+listener = socket.create_server(("127.0.0.1", 0))
+pipe, pair = os.pipe(), socket.socketpair()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+open("ready", "w").close()
+threading.Event().wait()
+"""
+
+_LOOK_S = 0.005
+_ENDED_WITHIN_S = 10.0
+
+
+def trial(criu: Path) -> str | None:
+    """Dump and restore a small process with a thread, a pipe, a socket pair and a listening socket.
+
+    None if that works, else why it does not. Nothing is left behind.
+    """
+    checked = run.run([criu, "check"])
+    if not checked.ok:
+        return _reason(checked.output, "criu check fails")
+    with tempfile.TemporaryDirectory(prefix="crckpt-trial-") as name:
+        return _dump_and_restore(criu, Path(name))
+
+
+def _dump_and_restore(criu: Path, work: Path) -> str | None:
+    images = work / "images"
+    images.mkdir()
+    paths = Paths(images, work)
+    program = [sys.executable, "-S", "-c", f"import os; os.chdir({str(work)!r})\n{_PROGRAM}"]
+    child = run.start(program, output=work / "program.out")
+    try:
+        if not _is_ready(work / "ready", child):
+            return f"the trial's program does not start: {(work / 'program.out').read_text(errors='replace').strip()}"
+        dumped = follow(dump_command(criu, child.pid, paths, Options(), leave_running=False), work / "dump.log")
+        if not dumped.ok:
+            return _reason(dumped.log, "the trial dump fails")
+        if not child.ends_within(_ENDED_WITHIN_S):
+            return "the trial dump did not end the program"
+        child.wait()
+        restored = follow(restore_command(criu, paths, Options(), sibling=True), work / "restore.log")
+        return None if _restored(restored, child.pid) else _reason(restored.log, "the trial restore fails")
+    finally:
+        _end(child)
+
+
+def _restored(outcome: Outcome, pid: int) -> bool:
+    process = proc.read_process(pid)
+    return outcome.ok and process is not None and process.state != "zombie"
+
+
+def _is_ready(ready: Path, child: run.Child) -> bool:
+    while not ready.exists():
+        if child.ends_within(_LOOK_S):
+            return False
+    return True
+
+
+def _end(child: run.Child) -> None:
+    """End and reap the child, and whom CRIU restored as its sibling under the same PID."""
+    process = proc.read_process(child.pid)
+    if process is not None and process.ppid == os.getpid():
+        os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    with suppress(ChildProcessError):
+        os.waitpid(child.pid, 0)
+
+
+def _reason(log: str, what: str) -> str:
+    told = explain(log)
+    if told.finding:
+        return f"{what}: {told.finding.what}"
+    lines = told.lines or tuple(log.strip().splitlines()[-1:])
+    return f"{what}: {lines[0].strip()}" if lines else what

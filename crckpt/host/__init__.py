@@ -1,0 +1,1 @@
+"""The only door to this machine: programs, files, processes, kernel features."""

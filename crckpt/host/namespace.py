@@ -1,0 +1,74 @@
+"""A new pid namespace for a restored tree, and signals for a program that we are the parent of."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from crckpt.errors import HostCannot
+from crckpt.host import proc, run
+from crckpt.host.namespace_init import PASSED_ON
+
+
+@dataclass(frozen=True)
+class PidNamespace:
+    """A pid namespace with its own /proc. `init` is its PID 1 as we see it, `parent` our child that waits for it."""
+
+    init: int
+    parent: int
+
+
+@contextmanager
+def pid_namespace(root: int, work: Path, owner: Path) -> Iterator[PidNamespace]:
+    """A new pid namespace, whose init waits for the process that will be `root` in it; ended if the block fails.
+
+    `work` is a private directory, `owner` a file that we hold locked until the tree is there. Raises HostCannot.
+    """
+    ready = work / "ready"
+    os.mkfifo(ready, 0o600)
+    listening = os.open(ready, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    init = (sys.executable, "-P", "-m", "crckpt.host.namespace_init", str(root), str(ready), str(owner))
+    # --kill-child: whoever ends the parent ends the whole namespace.
+    words = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", *init)
+    child = run.start(words, output=work / "namespace.out", python_path=Path(__file__).parents[2])
+    try:
+        yield PidNamespace(_init_of(child, listening, work / "namespace.out"), child.pid)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        raise
+    finally:
+        os.close(listening)
+
+
+@contextmanager
+def signals_passed_on(pid: int) -> Iterator[None]:
+    """Signals that come to us in this block go to `pid` as well."""
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _init_of(child: run.Child, ready: int, output: Path) -> int:
+    select.select([ready, child.pidfd], [], [])
+    children = proc.children(child.pid)
+    if not children:
+        said = " ".join(output.read_text(errors="replace").split())
+        raise HostCannot(f"cannot make a new pid namespace: {said}", hint="crckpt doctor says what is missing")
+    return children[0]

@@ -1,0 +1,95 @@
+"""PID 1 of a new pid namespace: reaps what is orphaned, passes signals to the restored root, ends with its status.
+
+Run as `python -m crckpt.host.namespace_init ROOT READY OWNER`: ROOT is the PID that the restored root will have in the
+namespace, READY a pipe's path to which a byte is written once signals are taken, OWNER a file that crckpt holds locked
+until the tree is restored. When the root ends, or crckpt dies before it is there, this ends, and the kernel ends what
+is left in the namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
+"""Signals that the restored program gets when its parent, crckpt or this init, gets them."""
+
+_LOOK_S = 0.05
+
+
+class _Root:
+    """The restored root: `status` is what it ended with, once we have reaped it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.status: int | None = None
+
+    def pass_on(self, number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def reap(self, *_: object) -> None:
+        """Reap every ended child."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] == self.pid:
+                    self.status = os.waitstatus_to_exitcode(ended[1])
+
+    def wait(self) -> int:
+        """Block until it has ended; as exit status of ours."""
+        pidfd = os.pidfd_open(self.pid)
+        select.select([pidfd], [], [])
+        self.reap()
+        if self.status is None:
+            return 1
+        return self.status if self.status >= 0 else 128 - self.status
+
+
+def main(pid: int, ready: str, owner: str) -> int:
+    """Serve until the root has ended; its exit status, or 128 plus the signal that ended it."""
+    root = _Root(pid)
+    # The kernel drops signals to a PID 1 that does not handle them.
+    signal.signal(signal.SIGCHLD, root.reap)
+    for number in PASSED_ON:
+        signal.signal(number, root.pass_on)
+    lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(ready, os.O_RDWR)
+    os.write(descriptor, b".")
+    os.close(descriptor)
+    while not _exists(pid):
+        if not _is_awaited(lock):
+            return 1
+        select.select([], [], [], _LOOK_S)
+    os.close(lock)
+    return root.wait()
+
+
+def _is_awaited(lock: int) -> bool:
+    """Whether crckpt still holds its lock; the kernel frees it when crckpt dies."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))

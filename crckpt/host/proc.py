@@ -1,0 +1,314 @@
+"""The live tree, read from /proc. Nothing is stopped or changed by looking."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "X": "dead",
+}
+
+
+# How firmly each holds a number: a PID that also names a group is told as PID.
+_ROLES = ("session", "group", "thread", "PID")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A live process. `start` is its start time in clock ticks after boot: with the PID it names it for ever.
+
+    `ns_pids` are its PIDs from our pid namespace inwards; `namespaces` maps kind to inode. `uids` and `gids` are real,
+    effective, saved and file system ids.
+    """
+
+    pid: int
+    ppid: int
+    pgid: int
+    sid: int
+    comm: str
+    state: str
+    start: int
+    threads: tuple[int, ...]
+    ns_pids: tuple[int, ...]
+    tracer: int
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    namespaces: tuple[tuple[str, int], ...]
+    is_kernel_thread: bool
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size` and `pos` are bytes.
+
+    `mode`, `size` and `links` are 0 where the file system does not answer (FUSE of another user, a dead network share).
+    """
+
+    pid: int
+    fd: int
+    target: str
+    mode: int
+    size: int
+    links: int
+    flags: int
+    pos: int
+    info: str
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether it can only write at the end of a file."""
+        return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who uses a number as PID, thread id, process group or session."""
+
+    number: int
+    role: str
+    pid: int
+    comm: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The processes below and with `root`, root first, parents before children."""
+
+    root: Process
+    processes: tuple[Process, ...]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """PIDs as we see them."""
+        return tuple(process.pid for process in self.processes)
+
+
+def read_process(pid: int) -> Process | None:
+    """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it)."""
+    directory = _PROC / str(pid)
+    try:
+        stat = (directory / "stat").read_text(errors="replace")
+        status = dict(
+            line.split(":\t", 1)
+            for line in (directory / "status").read_text(errors="replace").splitlines()
+            if ":\t" in line
+        )
+        threads = tuple(sorted(int(name) for name in os.listdir(directory / "task")))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if int(status["Tgid"]) != pid:
+        return None
+    # comm may hold spaces and parentheses: fields begin after the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return Process(
+        pid=pid,
+        ppid=int(fields[1]),
+        pgid=int(fields[2]),
+        sid=int(fields[3]),
+        comm=stat[stat.index("(") + 1 : stat.rindex(")")],
+        state=_STATES.get(fields[0], fields[0]),
+        start=int(fields[19]),
+        threads=threads,
+        ns_pids=tuple(int(part) for part in status.get("NSpid", str(pid)).split()),
+        tracer=int(status.get("TracerPid", "0")),
+        uids=tuple(int(part) for part in status["Uid"].split()),
+        gids=tuple(int(part) for part in status["Gid"].split()),
+        namespaces=_namespaces(directory),
+        is_kernel_thread=bool(int(fields[6]) & 0x00200000),  # PF_KTHREAD, linux/sched.h
+    )
+
+
+def read_tree(root: Process) -> Tree:
+    """`root` with all its living descendants. Processes that end meanwhile are left out."""
+    children: dict[int, list[int]] = {}
+    for pid, ppid in _parents():
+        children.setdefault(ppid, []).append(pid)
+    found, waiting = [root], list(children.get(root.pid, ()))
+    while waiting:
+        process = read_process(waiting.pop(0))
+        if process is not None:
+            found.append(process)
+            waiting.extend(children.get(process.pid, ()))
+    return Tree(root, tuple(found))
+
+
+def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
+    """Which of these numbers cannot be given to a new task, and who uses each.
+
+    The kernel keeps a number while anything is a member of the process group or session of that name.
+    """
+    wanted = set(numbers)
+    found: dict[int, Owner] = {}
+    for pid, _ in _parents():
+        process = read_process(pid)
+        if process is None:
+            continue
+        uses = (
+            (process.sid, "session"),
+            (process.pgid, "group"),
+            *((tid, "thread") for tid in process.threads),
+            (pid, "PID"),
+        )
+        for number, role in uses:
+            if number in wanted and (number not in found or _ROLES.index(role) >= _ROLES.index(found[number].role)):
+                found[number] = Owner(number, role, pid, process.comm, process.state)
+    return tuple(found[number] for number in sorted(found))
+
+
+def children(pid: int) -> tuple[int, ...]:
+    """PIDs of the living children of a process."""
+    return tuple(child for child, parent in _parents() if parent == pid)
+
+
+def missing_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) -> tuple[int, ...]:
+    """Which of these (PID, thread id) do not exist, in our pid namespace or that of the process `init`."""
+    base = _PROC if init is None else _PROC / str(init) / "root/proc"
+    return tuple(tid for pid, tid in tasks if not (base / str(pid) / "task" / str(tid)).exists())
+
+
+def ancestors(pid: int) -> tuple[int, ...]:
+    """PIDs of the parent, its parent, and so on up to 1."""
+    found: list[int] = []
+    process = read_process(pid)
+    while process is not None and process.ppid > 0:
+        found.append(process.ppid)
+        process = read_process(process.ppid)
+    return tuple(found)
+
+
+def descriptors(pid: int) -> tuple[Descriptor, ...]:
+    """Every open descriptor of a process; none if it has ended or ends meanwhile."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for name in sorted(os.listdir(_PROC / str(pid) / "fd"), key=int):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found.append(_descriptor(pid, int(name)))
+    return tuple(found)
+
+
+def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
+    """(path, bytes, links) of mapped files whose name is gone."""
+    directory = _PROC / str(pid) / "map_files"
+    found = {}
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(directory):
+            with suppress(OSError):
+                target = os.readlink(directory / name)
+                if target.endswith(" (deleted)"):
+                    status = (directory / name).stat()
+                    found[status.st_dev, status.st_ino] = (target, status.st_size, status.st_nlink)
+    return tuple(found.values())
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    """The arguments a process was started with (it may have changed them); empty if it has ended."""
+    with suppress(OSError):
+        return tuple(os.fsdecode(word) for word in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1])
+    return ()
+
+
+def working_directory(pid: int) -> str:
+    """Its current directory; empty if it has ended."""
+    with suppress(OSError):
+        return os.readlink(_PROC / str(pid) / "cwd")
+    return ""
+
+
+def namespace(pid: int | str, kind: str) -> int:
+    """The inode that names a process's namespace of that kind."""
+    return (_PROC / str(pid) / "ns" / kind).stat().st_ino
+
+
+def effective_capabilities() -> frozenset[int]:
+    """Our own effective capabilities, as numbers (linux/capability.h)."""
+    for line in (_PROC / "self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            mask = int(line.split()[1], 16)
+            return frozenset(bit for bit in range(64) if mask >> bit & 1)
+    return frozenset()
+
+
+def boot_id() -> str:
+    """What names this boot of this kernel."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_same(process: Process) -> bool:
+    """Whether that very process still exists (a zombie does)."""
+    now = read_process(process.pid)
+    return now is not None and now.start == process.start
+
+
+def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
+    """Wait until none of these PIDs is in /proc any more; those that still are after `timeout` seconds.
+
+    A process that has ended keeps its PID until its parent has reaped it, which the system's init may do a second or
+    two later; no event tells of it, so this looks again every 10 ms.
+    """
+    deadline = time.monotonic() + timeout
+    left = tuple(pids)
+    while True:
+        left = tuple(pid for pid in left if (_PROC / str(pid)).exists())
+        if not left or time.monotonic() > deadline:
+            return left
+        select.select([], [], [], 0.01)
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for name in os.listdir(_PROC):
+        if name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                stat = (_PROC / name / "stat").read_text(errors="replace")
+                yield int(name), int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+def _namespaces(directory: Path) -> tuple[tuple[str, int], ...]:
+    found = []
+    with suppress(OSError):
+        for kind in ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time"):
+            with suppress(FileNotFoundError):
+                found.append((kind, (directory / "ns" / kind).stat().st_ino))
+    return tuple(found)
+
+
+def _descriptor(pid: int, fd: int) -> Descriptor:
+    link = _PROC / str(pid) / "fd" / str(fd)
+    target = os.readlink(link)
+    mode, size, links = _status(link)
+    info = (_PROC / str(pid) / "fdinfo" / str(fd)).read_text(errors="replace")
+    told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    return Descriptor(
+        pid=pid,
+        fd=fd,
+        target=target,
+        mode=mode,
+        size=size,
+        links=links,
+        flags=int(told.get("flags", "0"), 8),
+        pos=int(told.get("pos", "0")),
+        info=info,
+    )
+
+
+def _status(link: Path) -> tuple[int, int, int]:
+    try:
+        status = link.stat()
+    except (FileNotFoundError, ProcessLookupError):
+        raise
+    except OSError:
+        return 0, 0, 0
+    return status.st_mode, status.st_size, status.st_nlink

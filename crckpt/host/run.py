@@ -1,0 +1,130 @@
+"""The only module that starts programs.
+
+Children get an environment written here, an empty stdin unless told otherwise, and no descriptor of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.errors import HostCannot
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/",
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a short program said. `status` is its exit status, or minus the signal that ended it."""
+
+    argv: tuple[str, ...]
+    status: int
+    output: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited with 0."""
+        return self.status == 0
+
+
+class Child:
+    """A program that was started in a session of its own, or in ours, and is waited for by us."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(process.pid)
+
+    def wait(self) -> int:
+        """Block until it has ended; its exit status, or minus the signal that ended it. May be called again."""
+        status = self._process.wait()
+        self._close()
+        return status
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most that long for it to end; whether it has. It still wants to be waited for."""
+        return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], seconds)[0])
+
+    def let_go(self) -> None:
+        """From now on whoever knows its PID waits for it: nothing of ours reaps it behind their back."""
+        self._close()
+        self._process.returncode = 0  # Popen's finalizer reaps a child whose status it does not know
+
+    def _close(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def spelled(argv: Sequence[str]) -> str:
+    """`argv` as a line that can be copied into a shell."""
+    return shlex.join(argv)
+
+
+def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None = None) -> Finished:
+    """Run a short program to its end. stdout and stderr come back together.
+
+    Raises HostCannot if it cannot be started, or takes longer than `timeout` seconds (it is then killed).
+    """
+    words = tuple(str(word) for word in argv)
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=ENVIRONMENT,
+            timeout=timeout,
+            cwd=cwd,
+            check=False,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HostCannot(f"cannot run {words[0]}: {error.strerror}", hint=f"install {Path(words[0]).name}") from error
+    except subprocess.TimeoutExpired as error:
+        raise HostCannot(f"no answer after {timeout:g} s from: {spelled(words)}") from error
+    return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
+
+
+def start(
+    argv: Sequence[str | Path],
+    *,
+    output: Path,
+    own_session: bool = True,
+    stdin: int | None = None,
+    keep: Sequence[int] = (),
+    python_path: Path | None = None,
+) -> Child:
+    """Start a long program; stdout and stderr are appended to `output` (0600).
+
+    In a session of its own neither ^C nor our death reaches it. `stdin` is a descriptor to give it (default: none),
+    `keep` are further descriptors that it gets under their own numbers, `python_path` is where a Python program finds
+    its modules.
+    """
+    words = tuple(str(word) for word in argv)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=descriptor,
+            stderr=descriptor,
+            env=ENVIRONMENT | ({"PYTHONPATH": str(python_path)} if python_path else {}),
+            cwd="/",
+            start_new_session=own_session,
+            pass_fds=tuple(keep),
+        )
+    except OSError as error:
+        raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return Child(process)

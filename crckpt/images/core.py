@@ -1,0 +1,92 @@
+"""`core-TID.img`: a process's or a thread's own state (images/core.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from crckpt.images import magics
+from crckpt.images.framing import read_single
+from crckpt.images.wire import Message
+
+ALIVE: Final = "alive"
+STOPPED: Final = "stopped"
+ZOMBIE: Final = "zombie"
+UNKNOWN: Final = "unknown"
+
+_STATES: Final = {1: ALIVE, 2: ZOMBIE, 3: STOPPED, 6: ZOMBIE}
+"""compel/include/uapi/task-state.h; a zombie is written as 2, "dead" (criu/cr-dump.c:1026)."""
+
+_SECCOMP_FILTER: Final = 2
+
+_ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who a thread runs as."""
+
+    uid: int
+    gid: int
+    euid: int
+    egid: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A thread's state; for a process's first thread (`is_leader`) also the process's.
+
+    `state` is one of ALIVE, STOPPED, ZOMBIE, UNKNOWN. `exit_code` is a wait status (exit status times 256, or a
+    signal), of interest for zombies. `blocked` are signal numbers; `pending` those waiting for the thread,
+    `pending_shared` those waiting for the whole process, one entry for each queued signal.
+    """
+
+    is_leader: bool
+    arch: str
+    comm: str
+    state: str
+    exit_code: int
+    blocked: tuple[int, ...]
+    pending: tuple[int, ...]
+    pending_shared: tuple[int, ...]
+    credentials: Credentials | None
+    posix_timers: int
+    has_seccomp_filter: bool
+
+
+def read_core(data: bytes, name: str = "core.img") -> Core:
+    """Raises IntegrityError when the image is damaged."""
+    message = read_single(data, name, magics.CORE)
+    task, thread = message.message(3), message.message(5)
+    return Core(
+        is_leader=3 in message,
+        arch=_architecture(message.required(1)),
+        comm=thread.text(13, default=task.text(6)),
+        state=_STATES.get(task.uint(1, default=1), UNKNOWN),
+        exit_code=task.uint(2),
+        blocked=_signal_set(thread.uint(6, default=task.uint(5))),
+        pending=_queue(thread.message(9)),
+        pending_shared=_queue(task.message(10)),
+        credentials=_credentials(thread.message(10)) if 10 in thread else None,
+        posix_timers=len(task.message(7).messages(4)),
+        has_seccomp_filter=thread.uint(11) == _SECCOMP_FILTER,
+    )
+
+
+def _architecture(number: int) -> str:
+    return _ARCHITECTURES[number] if number < len(_ARCHITECTURES) else UNKNOWN
+
+
+def _signal_set(mask: int) -> tuple[int, ...]:
+    return tuple(bit + 1 for bit in range(64) if mask >> bit & 1)
+
+
+def _queue(message: Message) -> tuple[int, ...]:
+    """Signal numbers: the first member of each kernel `siginfo_t`."""
+    return tuple(int.from_bytes(entry.octets(1)[:4], "little") for entry in message.messages(1))
+
+
+def _credentials(message: Message) -> Credentials:
+    uid, gid, euid, egid = (message.uint(number) for number in range(1, 5))
+    return Credentials(uid, gid, euid, egid, message.uints(14))

@@ -1,0 +1,45 @@
+"""A process's descriptors and directories: `fdinfo-N.img` and `fs-PID.img` (images/fdinfo.proto, fs.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from crckpt.images import magics
+from crckpt.images.framing import read_messages, read_single
+
+_CLOSE_ON_EXEC: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """Descriptor `fd` is the open file `file_id` of `files.img`."""
+
+    fd: int
+    file_id: int
+    close_on_exec: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """File ids of a process's working and root directory; its umask, None if CRIU did not say."""
+
+    cwd_id: int
+    root_id: int
+    umask: int | None
+
+
+def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[Descriptor, ...]:
+    """A descriptor table, in the order of the numbers. Raises IntegrityError when the image is damaged."""
+    messages = read_messages(data, name, magics.FDINFO)
+    table = (
+        Descriptor(message.required(4), message.required(1), bool(message.uint(2) & _CLOSE_ON_EXEC))
+        for message in messages
+    )
+    return tuple(sorted(table, key=lambda descriptor: descriptor.fd))
+
+
+def read_directories(data: bytes, name: str = "fs.img") -> Directories:
+    """Raises IntegrityError when the image is damaged."""
+    message = read_single(data, name, magics.FS)
+    return Directories(message.required(1), message.required(2), message.optional(3))

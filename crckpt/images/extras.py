@@ -1,0 +1,65 @@
+"""How many raw bytes follow a record: each kind of image says it in its own way.
+
+Sources: criu/pipes.c:455, criu/sk-queue.c:251, criu/sk-tcp.c:196, criu/bpfmap.c:195, criu/ipc_ns.c:96, 217 and 805,
+criu/files-reg.c:218 and 968.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.wire import Message
+
+
+def extra_size(magic: int, payload: bytes, *, is_first: bool, rest: memoryview, name: str) -> int:
+    """Bytes of raw data behind a record; more than `rest` holds if the image is cut short.
+
+    `rest` is the image from the end of the record on. Raises IntegrityError when the record cannot say.
+    """
+    if magic == magics.GHOST_FILE:
+        return _ghost(Message(payload, name), is_first, len(rest))
+    if magic == magics.IPCNS_MSG:
+        return _messages(Message(payload, name).uint(3), rest, name)
+    size_of = _SIZES.get(magic)
+    return size_of(Message(payload, name)) if size_of else 0
+
+
+def _ghost(record: Message, is_first: bool, rest: int) -> int:
+    if not is_first:
+        return record.required(1)
+    return 0 if record.flag(9) else rest
+
+
+def _messages(count: int, rest: memoryview, name: str) -> int:
+    """A System V message queue: `count` times size, protobuf, text padded to eight bytes."""
+    at = 0
+    for _ in range(count):
+        if at + 4 > len(rest):
+            raise IntegrityError(f"{name}: cut short inside a message queue")
+        start = at + 4
+        end = start + int.from_bytes(rest[at:start], "little")
+        at = end + _round_up(Message(bytes(rest[start:end]), name).required(2), 8)
+    return at
+
+
+def _shared_memory(record: Message) -> int:
+    """Pages of a segment lie in a page map of their own (field 3); old CRIU put them here."""
+    return 0 if record.flag(3) else _round_up(record.required(2), 4)
+
+
+def _round_up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+_SIZES: Final[dict[int, Callable[[Message], int]]] = {
+    magics.PIPES_DATA: lambda record: record.required(2),
+    magics.FIFO_DATA: lambda record: record.required(2),
+    magics.SK_QUEUES: lambda record: record.required(2),
+    magics.TCP_STREAM: lambda record: record.required(1) + record.required(3),
+    magics.BPFMAP_DATA: lambda record: record.required(2) + record.required(3),
+    magics.IPCNS_SHM: _shared_memory,
+    magics.IPCNS_SEM: lambda record: _round_up(2 * record.required(2), 8),
+}

@@ -1,0 +1,88 @@
+"""`files.img`: every open file of a tree, once (images/fdinfo.proto, file_entry)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from crckpt.images import magics, regular, sockets, special
+from crckpt.images.framing import read_messages
+from crckpt.images.wire import Message
+
+OpenFile: TypeAlias = (
+    regular.RegularFile
+    | sockets.InetSocket
+    | sockets.UnixSocket
+    | sockets.NetlinkSocket
+    | sockets.PacketSocket
+    | special.Pipe
+    | special.Fifo
+    | special.Terminal
+    | special.MemFd
+    | special.EventPoll
+    | special.PidFd
+    | special.Watch
+    | special.OtherFile
+)
+"""An open file of any type. All have `id`, `kind` (what it is, for people) and `title` (which one it is)."""
+
+
+def read_files(data: bytes, name: str = "files.img") -> tuple[OpenFile, ...]:
+    """All open files as they stand in the image; paths of remapped files, pipes and terminals are not resolved.
+
+    Types that are not known are `OtherFile` with kind "unknown". Raises IntegrityError when the image is damaged.
+    """
+    return tuple(_open_file(message) for message in read_messages(data, name, magics.FILES))
+
+
+def _open_file(message: Message) -> OpenFile:
+    kind, file_id = message.required(1), message.required(2)
+    if kind in _DECODERS:
+        number, decode = _DECODERS[kind]
+        return decode(message.message(number))
+    if kind in _WATCHES:
+        number, title, marks = _WATCHES[kind]
+        entry = message.message(number)
+        return special.Watch(file_id, title, entry.uint(2), len(entry.messages(marks)))
+    number, title = _OTHERS.get(kind, (0, "unknown"))
+    return special.OtherFile(file_id, title, _flags(message, number))
+
+
+def _flags(message: Message, number: int) -> int:
+    """Most of these entries have their open flags in field 2, namespaces in 4, the rest nowhere."""
+    if number in _WITHOUT_FLAGS:
+        return 0
+    return message.message(number).uint(4 if number == _NAMESPACE else 2)
+
+
+_NAMESPACE: Final = 5
+_WITHOUT_FLAGS: Final = frozenset({0, 11, 15})
+
+_DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
+    1: (3, regular.regular_file),
+    2: (18, special.pipe),
+    3: (17, special.fifo),
+    4: (4, sockets.inet_socket),
+    5: (16, sockets.unix_socket),
+    7: (9, special.event_poll),
+    10: (6, sockets.packet_socket),
+    11: (19, special.terminal),
+    13: (7, sockets.netlink_socket),
+    18: (20, special.memfd),
+    20: (22, special.pidfd),
+}
+"""File type -> field with its entry, and who reads it."""
+
+_WATCHES: Final = {8: (13, "inotify", 5), 12: (14, "fanotify", 6)}
+"""File type -> field, kind, field of a mark."""
+
+_OTHERS: Final = {
+    6: (8, "eventfd"),
+    9: (10, "signalfd"),
+    14: (_NAMESPACE, "namespace"),
+    15: (11, "tun device"),
+    16: (15, "external file"),
+    17: (12, "timerfd"),
+    19: (21, "bpf map"),
+}
+"""File type -> field, kind."""

@@ -1,0 +1,107 @@
+"""How CRIU lays records out in an image file: magic numbers, then `u32 size | protobuf | extra` (criu/image.c:534).
+
+All numbers are little endian. `inventory.img` has its own magic only; every other image has a common or, for
+`stats-*` and `irmap-cache`, a service magic before it. The extra bytes behind some records have no length of their
+own: it is found in the record. `pages-N.img`, tarballs and firewall dumps are raw and have none of this.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.extras import extra_size
+from crckpt.images.wire import Message
+
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One protobuf message, and the raw bytes that belong to it (data of a pipe, content of a deleted file)."""
+
+    payload: bytes
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image file: what it is (its magic, without the common one) and its records in order."""
+
+    magic: int
+    records: tuple[Record, ...]
+
+
+def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Image:
+    """Take an image file apart.
+
+    `name` is said in errors; with `magic` an image of another kind is refused. Raises IntegrityError when the image
+    is cut short or its sizes contradict each other.
+    """
+    found, at = _read_magic(data, name)
+    if magic is not None and found != magic:
+        raise IntegrityError(f"{name}: magic {found:#010x} where {magic:#010x} belongs")
+    records: list[Record] = []
+    while at < len(data):
+        payload, at = _read_payload(data, at, name)
+        end = at + extra_size(found, payload, is_first=not records, rest=memoryview(data)[at:], name=name)
+        records.append(Record(payload, _part(data, at, end, name)))
+        at = end
+    return Image(found, tuple(records))
+
+
+def read_messages(data: bytes, name: str, magic: int) -> tuple[Message, ...]:
+    """The messages of an image of the kind `magic`, extras left out. Raises IntegrityError as `read_image` does."""
+    return tuple(Message(record.payload, name) for record in read_image(data, name, magic).records)
+
+
+def read_single(data: bytes, name: str, magic: int) -> Message:
+    """The message of an image that has exactly one. Raises IntegrityError if it has none or more."""
+    messages = read_messages(data, name, magic)
+    if len(messages) != 1:
+        raise IntegrityError(f"{name}: {len(messages)} records where one belongs")
+    return messages[0]
+
+
+def write_image(image: Image) -> bytes:
+    """The inverse of `read_image`."""
+    parts = [_U32.pack(number) for number in (*_magic_before(image.magic), image.magic)]
+    for record in image.records:
+        parts += [_U32.pack(len(record.payload)), record.payload, record.extra]
+    return b"".join(parts)
+
+
+def _read_magic(data: bytes, name: str) -> tuple[int, int]:
+    first = _read_u32(data, 0, name)
+    if first == magics.INVENTORY:
+        return first, 4
+    if first not in (magics.COMMON, magics.SERVICE):
+        raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
+    magic = _read_u32(data, 4, name)
+    if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
+        raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not go together")
+    return magic, 8
+
+
+def _magic_before(magic: int) -> tuple[int, ...]:
+    if magic == magics.INVENTORY:
+        return ()
+    return (magics.SERVICE if magic in magics.SERVICE_IMAGES else magics.COMMON,)
+
+
+def _read_u32(data: bytes, at: int, name: str) -> int:
+    number: int = _U32.unpack(_part(data, at, at + 4, name))[0]
+    return number
+
+
+def _read_payload(data: bytes, at: int, name: str) -> tuple[bytes, int]:
+    end = at + 4 + _read_u32(data, at, name)
+    return _part(data, at + 4, end, name), end
+
+
+def _part(data: bytes, start: int, end: int, name: str) -> bytes:
+    if end > len(data):
+        raise IntegrityError(f"{name}: cut short, {end - len(data)} bytes are missing at offset {start}")
+    return data[start:end]

@@ -1,0 +1,47 @@
+"""`inventory.img`: what CRIU says about a whole set of images (images/inventory.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crckpt.images import magics
+from crckpt.images.framing import read_single
+from crckpt.images.ids import KernelIds, kernel_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A set of images as a whole.
+
+    `root_ids` names the namespaces of CRIU itself: a task whose ids differ lives in others. `run_id` is the name of
+    the network lock that the dump may have left (table `inet CRIU-<run id>`). `dump_uptime` (microseconds since boot)
+    is there only if the dump can be the base of an incremental one (`--track-mem`).
+    """
+
+    version: int
+    root_ids: KernelIds
+    run_id: str | None
+    tcp_close: bool
+    network_lock_method: int | None
+    dump_uptime: int | None
+    pre_dump_mode: int | None
+    lsm: int
+    plugins: tuple[str, ...]
+    allow_uprobes: bool
+
+
+def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
+    """Raises IntegrityError when the image is damaged."""
+    message = read_single(data, name, magics.INVENTORY)
+    return Inventory(
+        version=message.required(1),
+        root_ids=kernel_ids(message.message(3)),
+        run_id=message.text(13) or None,
+        tcp_close=message.flag(10),
+        network_lock_method=message.optional(11),
+        dump_uptime=message.optional(8),
+        pre_dump_mode=message.optional(9),
+        lsm=message.uint(6),
+        plugins=message.message(12).texts(12),
+        allow_uprobes=message.flag(14),
+    )

@@ -1,0 +1,130 @@
+"""`mm-PID.img`: a process's address space (images/mm.proto, images/vma.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.framing import read_single
+from crckpt.images.wire import Message
+
+STACK: Final = 1 << 1
+VSYSCALL: Final = 1 << 2
+VDSO: Final = 1 << 3
+HEAP: Final = 1 << 5
+FILE_PRIVATE: Final = 1 << 6
+FILE_SHARED: Final = 1 << 7
+ANON_SHARED: Final = 1 << 8
+ANON_PRIVATE: Final = 1 << 9
+SYSV_IPC: Final = 1 << 10
+SOCKET: Final = 1 << 11
+VVAR: Final = 1 << 12
+AIO_RING: Final = 1 << 13
+MEMFD: Final = 1 << 14
+SHADOW_STACK: Final = 1 << 15
+GUARD: Final = 1 << 16
+UPROBES: Final = 1 << 17
+PLUGIN: Final = 1 << 27
+"""Bits of `Vma.status` (criu/include/image.h)."""
+
+PROT_READ: Final = 1
+PROT_WRITE: Final = 2
+PROT_EXEC: Final = 4
+"""Bits of `Vma.prot`."""
+
+MAP_GROWSDOWN: Final = 0x100
+"""A bit of `Vma.flags`: the mapping is a stack."""
+
+_KINDS: Final = (
+    (VDSO, "vdso"),
+    (VVAR, "vvar"),
+    (VSYSCALL, "vsyscall"),
+    (GUARD, "guard"),
+    (UPROBES, "uprobes"),
+    (AIO_RING, "aio ring"),
+    (SYSV_IPC, "sysv shared memory"),
+    (SOCKET, "packet socket"),
+    (PLUGIN, "device"),
+    (MEMFD, "memfd"),
+    (FILE_PRIVATE, "private file"),
+    (FILE_SHARED, "shared file"),
+    (ANON_SHARED, "shared memory"),
+    (SHADOW_STACK, "shadow stack"),
+    (STACK, "stack"),
+    (HEAP, "heap"),
+    (ANON_PRIVATE, "anonymous"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vma:
+    """One mapping: addresses `start` to `end` (not included), `pgoff` bytes into what is mapped.
+
+    `shmid` is a file id where a file or memfd is mapped, else the number of a `pagemap-shmem-N.img`, a System V id or
+    0. `prot` and `flags` are those of mmap(2), `status` CRIU's bits. Anonymous memory shared with children is dumped
+    as a memfd called `/dev/zero` by CRIU 4 (seen).
+    """
+
+    start: int
+    end: int
+    pgoff: int
+    shmid: int
+    prot: int
+    flags: int
+    status: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of address space."""
+        return self.end - self.start
+
+    @property
+    def file_id(self) -> int | None:
+        """The id in `files.img` of what is mapped; None if it is not a file."""
+        is_file = self.status & (FILE_PRIVATE | FILE_SHARED) and not self.status & (SYSV_IPC | SOCKET)
+        return self.shmid if is_file else None
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words. CRIU 4 marks stacks by mmap's flag only (seen)."""
+        if self.flags & MAP_GROWSDOWN:
+            return "stack"
+        return next((kind for bit, kind in _KINDS if self.status & bit), "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressSpace:
+    """A process's mappings and the places the kernel knows in them: addresses; ends are not included."""
+
+    vmas: tuple[Vma, ...]
+    exe_file_id: int
+    start_code: int
+    end_code: int
+    start_stack: int
+    start_brk: int
+    brk: int
+    arg_start: int
+    arg_end: int
+    env_start: int
+    env_end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of address space that are mapped, whether used or not."""
+        return sum(vma.size for vma in self.vmas)
+
+
+def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
+    """Raises IntegrityError when the image is damaged."""
+    message = read_single(data, name, magics.MM)
+    places = (message.required(number) for number in (12, 1, 2, 5, 6, 7, 8, 9, 10, 11))
+    return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), *places)
+
+
+def _vma(message: Message) -> Vma:
+    vma = Vma(*(message.required(number) for number in range(1, 8)))
+    if vma.end <= vma.start:
+        raise IntegrityError(f"{message.where}: a mapping ends at {vma.end:#x} before its start {vma.start:#x}")
+    return vma

@@ -1,0 +1,114 @@
+"""`pagemap-PID.img` and `pagemap-shmem-ID.img`: which pages lie in `pages-N.img` (images/pagemap.proto).
+
+`pages-N.img` holds, raw and in order, the pages of all entries that are PRESENT. Entries that are IN_PARENT have
+theirs in the image directory behind the symlink `parent`. Source: criu/include/pagemap.h:133, criu/pagemap.c:670.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.wire import VARINT, Message, encode, fields, varint
+from crckpt.model import PAGE_SIZE
+
+IN_PARENT: Final = 1
+LAZY: Final = 2
+PRESENT: Final = 4
+
+_KNOWN_FLAGS: Final = IN_PARENT | LAZY | PRESENT
+_KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
+_ADDRESSES: Final = 1 << 64
+
+# What CRIU 4 writes for an entry: address, a compat count of 0, flags, count. Maps can have 100,000 of them.
+_VARINT: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
+_USUAL: Final = re.compile(rb"\x08" + _VARINT + rb"\x10\x00\x20([\x00-\x07])\x28" + _VARINT)
+
+
+class Entry(NamedTuple):
+    """`pages` pages from the address `vaddr` (bytes, a multiple of the page size) on."""
+
+    vaddr: int
+    pages: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """One process's, or one shared segment's, pages. `pages_id` is the N of `pages-N.img`."""
+
+    pages_id: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def pages_name(self) -> str:
+        """The file that holds the pages."""
+        return f"pages-{self.pages_id}.img"
+
+    @property
+    def present(self) -> int:
+        """How many pages that file holds."""
+        return sum(entry.pages for entry in self.entries if entry.flags & PRESENT)
+
+
+def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
+    """Take a page map apart.
+
+    Raises IntegrityError when it is damaged, when an entry's pages are neither PRESENT nor IN_PARENT (a dump for a
+    lazy restore), and when it has fields or flags that are not known here (pages compressed by a newer CRIU).
+    """
+    records = read_image(data, name, magics.PAGEMAP).records
+    if not records:
+        raise IntegrityError(f"{name}: the head is missing")
+    head = Message(records[0].payload, name)
+    return PageMap(head.required(1), tuple(_entry(record.payload, name) for record in records[1:]))
+
+
+def write_pagemap(pagemap: PageMap) -> bytes:
+    """The inverse of `read_pagemap`, as CRIU 4.2 writes it."""
+    head = Record(encode([(1, VARINT, pagemap.pages_id)]))
+    return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
+
+
+def _entry(payload: bytes, name: str) -> Entry:
+    usual = _USUAL.fullmatch(payload)
+    if usual is None:
+        entry = _unusual(payload, name)
+    else:
+        vaddr, flags, pages = usual.groups()
+        entry = Entry(_number(vaddr), _number(pages), flags[0])
+    if entry.vaddr % PAGE_SIZE or entry.vaddr + entry.pages * PAGE_SIZE > _ADDRESSES:
+        raise IntegrityError(f"{name}: {entry.pages} pages at {entry.vaddr:#x} are no pages of a process")
+    if entry.flags & (PRESENT | IN_PARENT) not in (PRESENT, IN_PARENT):
+        raise IntegrityError(f"{name}: the pages at {entry.vaddr:#x} are not in these images (flags {entry.flags})")
+    return entry
+
+
+def _unusual(payload: bytes, name: str) -> Entry:
+    """An entry of any form; older CRIUs had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670)."""
+    unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
+    message = Message(payload, name)
+    flags = message.uint(4, default=0 if message.flag(3) else PRESENT) | (IN_PARENT if message.flag(3) else 0)
+    if unknown or flags & ~_KNOWN_FLAGS:
+        what = f"field {min(unknown)}" if unknown else f"flags {flags:#x}"
+        raise IntegrityError(
+            f"{name}: an entry has {what}, which this crckpt does not know",
+            hint="use a CRIU up to 4.2, or one without page compression",
+        )
+    return Entry(message.required(1), message.uint(5, default=message.uint(2)), flags)
+
+
+def _number(octets: bytes) -> int:
+    value = 0
+    for octet in reversed(octets):
+        value = value << 7 | octet & 0x7F
+    return value
+
+
+def _payload(entry: Entry) -> bytes:
+    numbers = (varint(entry.vaddr), varint(entry.flags), varint(entry.pages))
+    return b"\x08%b\x10\x00\x20%b\x28%b" % numbers

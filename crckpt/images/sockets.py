@@ -1,0 +1,243 @@
+"""Sockets in `files.img` (images/sk-inet.proto, sk-unix.proto, sk-netlink.proto, packet-sock.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import ClassVar, Final
+
+from crckpt.errors import IntegrityError
+from crckpt.images.wire import Message
+
+INET: Final = 2
+INET6: Final = 10
+
+STREAM: Final = "stream"
+DATAGRAM: Final = "datagram"
+RAW: Final = "raw"
+SEQPACKET: Final = "seqpacket"
+
+ESTABLISHED: Final = "established"
+LISTEN: Final = "listen"
+CLOSE: Final = "close"
+
+_TYPES: Final = {1: STREAM, 2: DATAGRAM, 3: RAW, 5: SEQPACKET}
+_PROTOCOLS: Final = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 136: "udplite"}
+_STATES: Final = (
+    "unknown",
+    ESTABLISHED,
+    "syn-sent",
+    "syn-recv",
+    "fin-wait-1",
+    "fin-wait-2",
+    "time-wait",
+    CLOSE,
+    "close-wait",
+    "last-ack",
+    LISTEN,
+    "closing",
+)
+_CONNECTED: Final = frozenset(_STATES) - {"unknown", CLOSE, LISTEN, "time-wait"}
+_EXTERNAL_PEER: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host, as text, and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """As one types it: `127.0.0.1:80`, `[::1]:80`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class InetSocket:
+    """A TCP, UDP, ICMP or raw socket.
+
+    `family` is AF_INET or AF_INET6, `type` one of STREAM, DATAGRAM, RAW, `protocol` a name or number, `state` a TCP
+    state in lower case (a UDP socket that is connected is ESTABLISHED, one that is not is CLOSE). `inode` also names
+    the connection's own image, `tcp-stream-<inode, hexadecimal>.img`.
+    """
+
+    kind: ClassVar[str] = "inet socket"
+
+    id: int
+    inode: int
+    family: int
+    type: str
+    protocol: str
+    state: str
+    source: Address
+    destination: Address
+    flags: int
+    backlog: int
+    interface: str
+    namespace: int
+
+    @property
+    def title(self) -> str:
+        """Protocol, addresses and state."""
+        to = f" -> {self.destination}" if self.is_connected else ""
+        return f"{self.protocol} {self.source}{to} ({self.state})"
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it takes TCP connections."""
+        return self.protocol == "tcp" and self.state == LISTEN
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a peer. For TCP: whether a restore needs `--tcp-established` or `--tcp-close`."""
+        return self.state in _CONNECTED
+
+    @property
+    def is_established_tcp(self) -> bool:
+        """Whether it is a TCP connection, in any state in which it has a peer."""
+        return self.protocol == "tcp" and self.is_connected
+
+
+@dataclass(frozen=True, slots=True)
+class UnixSocket:
+    """A unix socket. `name` is a path, `@name` if abstract, empty if none; `peer` is the peer's inode, 0 if none.
+
+    `external` sockets belong to somebody outside the tree and stand here only because the tree is connected to them.
+    A path that is relative is so to `directory`. `deleted`: the path no longer led to the socket.
+    """
+
+    kind: ClassVar[str] = "unix socket"
+
+    id: int
+    inode: int
+    type: str
+    state: str
+    name: str
+    directory: str
+    peer: int
+    flags: int
+    backlog: int
+    external: bool
+    deleted: bool
+
+    @property
+    def title(self) -> str:
+        """Name and state; the inode if it has no name."""
+        return f"unix {self.type} {self.name or f'#{self.inode}'} ({self.state})"
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it takes connections."""
+        return self.state == LISTEN and self.type != DATAGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class NetlinkSocket:
+    """A netlink socket; `protocol` is one of linux/netlink.h."""
+
+    kind: ClassVar[str] = "netlink socket"
+
+    id: int
+    inode: int
+    protocol: int
+    port_id: int
+    flags: int
+
+    @property
+    def title(self) -> str:
+        """Its protocol's number."""
+        return f"netlink protocol {self.protocol}"
+
+
+@dataclass(frozen=True, slots=True)
+class PacketSocket:
+    """A packet socket, on interface number `interface` (0: all)."""
+
+    kind: ClassVar[str] = "packet socket"
+
+    id: int
+    type: str
+    protocol: int
+    interface: int
+    flags: int
+
+    @property
+    def title(self) -> str:
+        """Its type and protocol."""
+        return f"packet {self.type} {self.protocol:#06x}"
+
+
+def inet_socket(message: Message) -> InetSocket:
+    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    family, protocol = message.required(3), message.required(5)
+    return InetSocket(
+        id=message.required(1),
+        inode=message.required(2),
+        family=family,
+        type=_type(message.required(4)),
+        protocol=_PROTOCOLS.get(protocol, str(protocol)),
+        state=_state(message.required(6)),
+        source=Address(_host(message, 11, family), message.required(7)),
+        destination=Address(_host(message, 12, family), message.required(8)),
+        flags=message.uint(9),
+        backlog=message.uint(10),
+        interface=message.text(17),
+        namespace=message.uint(18),
+    )
+
+
+def unix_socket(message: Message) -> UnixSocket:
+    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    return UnixSocket(
+        id=message.required(1),
+        inode=message.required(2),
+        type=_type(message.required(3)),
+        state=_state(message.required(4)),
+        name=_unix_name(message.octets(11)),
+        directory=message.text(14),
+        peer=message.uint(8),
+        flags=message.uint(5),
+        backlog=message.uint(7),
+        external=bool(message.uint(6) & _EXTERNAL_PEER),
+        deleted=message.flag(15),
+    )
+
+
+def netlink_socket(message: Message) -> NetlinkSocket:
+    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    return NetlinkSocket(*(message.required(number) for number in (1, 2, 3, 7, 6)))
+
+
+def packet_socket(message: Message) -> PacketSocket:
+    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    file_id, kind, protocol, flags, interface = (message.required(number) for number in range(1, 6))
+    return PacketSocket(file_id, _type(kind), protocol, interface, flags)
+
+
+def _type(number: int) -> str:
+    return _TYPES.get(number, str(number))
+
+
+def _state(number: int) -> str:
+    return _STATES[number] if number < len(_STATES) else "unknown"
+
+
+def _host(message: Message, number: int, family: int) -> str:
+    """Addresses are words of four bytes each in the order of the network."""
+    words = message.uints(number)
+    packed = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
+    if family == INET and len(words) == 1:
+        return str(IPv4Address(packed))
+    if family == INET6 and len(words) == 4:
+        return str(IPv6Address(packed))
+    if not words:
+        return str(IPv6Address(0) if family == INET6 else IPv4Address(0))
+    raise IntegrityError(f"{message.where}: an address of family {family} has {len(words)} words")
+
+
+def _unix_name(name: bytes) -> str:
+    """Paths end in a zero byte; abstract names begin with one, and may hold more."""
+    if name.startswith(b"\0"):
+        return "@" + name[1:].decode("utf-8", "surrogateescape").replace("\0", "@")
+    return name.rstrip(b"\0").decode("utf-8", "surrogateescape")

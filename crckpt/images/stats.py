@@ -1,0 +1,61 @@
+"""`stats-dump` and `stats-restore`: what CRIU measured of itself (images/stats.proto).
+
+Times are microseconds, of 32 bits: they wrap after 71 minutes. `stats-dump` appears only after a hold at `post-dump`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.framing import read_single
+from crckpt.images.wire import Message
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStats:
+    """Times in microseconds; pages of private and (`shared_pages_*`) of shared memory."""
+
+    freezing_time: int
+    frozen_time: int
+    memdump_time: int
+    memwrite_time: int
+    pages_scanned: int
+    pages_skipped_parent: int
+    pages_written: int
+    pages_lazy: int
+    shared_pages_scanned: int
+    shared_pages_skipped_parent: int
+    shared_pages_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStats:
+    """Times in microseconds; `pages_restored` is None with a CRIU that does not count them."""
+
+    pages_compared: int
+    pages_skipped_cow: int
+    forking_time: int
+    restore_time: int
+    pages_restored: int | None
+
+
+def read_dump_stats(data: bytes, name: str = "stats-dump") -> DumpStats:
+    """Raises IntegrityError when the image is damaged or of a restore."""
+    message = _part(data, name, 1)
+    return DumpStats(*(message.uint(number) for number in (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14)))
+
+
+def read_restore_stats(data: bytes, name: str = "stats-restore") -> RestoreStats:
+    """Raises IntegrityError when the image is damaged or of a dump."""
+    message = _part(data, name, 2)
+    compared, skipped, forking, restore = (message.uint(number) for number in range(1, 5))
+    return RestoreStats(compared, skipped, forking, restore, message.optional(5))
+
+
+def _part(data: bytes, name: str, number: int) -> Message:
+    message = read_single(data, name, magics.STATS)
+    if number not in message:
+        raise IntegrityError(f"{name}: has no statistics of a {'dump' if number == 1 else 'restore'}")
+    return message.message(number)

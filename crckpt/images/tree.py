@@ -1,0 +1,255 @@
+"""A whole checkpoint: the tree of processes in a set of images, with everything they had open or mapped.
+
+`show` and the checks before a restore need nothing else of the images. Pages are not read, nor is any content but
+that of append-only ghosts, whose size stands nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from crckpt.errors import IntegrityError
+from crckpt.images.core import ZOMBIE, Core, read_core
+from crckpt.images.descriptors import Directories, read_descriptors, read_directories
+from crckpt.images.files import OpenFile, read_files
+from crckpt.images.ids import KernelIds, read_ids
+from crckpt.images.inventory import Inventory, read_inventory
+from crckpt.images.mm import AddressSpace, read_mm
+from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.regular import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
+from crckpt.images.sockets import InetSocket
+from crckpt.images.special import Fifo, MemFd, Terminal, TerminalInfo, read_memfd_inodes, read_terminals
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a process."""
+
+    tid: int
+    core: Core
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDescriptor:
+    """Descriptor number `fd` and what it leads to."""
+
+    fd: int
+    file: OpenFile
+    close_on_exec: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process. A zombie has one thread and nothing open or mapped: `memory`, `exe`, `cwd`, `root`, `ids` are None.
+
+    `mapped` has each file once, in the order of addresses. Ids are those of the process's own PID namespace.
+    """
+
+    pid: int
+    ppid: int
+    pgid: int
+    sid: int
+    threads: tuple[Thread, ...]
+    descriptors: tuple[OpenDescriptor, ...] = ()
+    memory: AddressSpace | None = None
+    mapped: tuple[OpenFile, ...] = ()
+    exe: OpenFile | None = None
+    cwd: OpenFile | None = None
+    root: OpenFile | None = None
+    ids: KernelIds | None = None
+
+    @property
+    def core(self) -> Core:
+        """The state of its first thread, and its own."""
+        return self.threads[0].core
+
+    @property
+    def comm(self) -> str:
+        """Its name, up to 15 bytes."""
+        return self.core.comm
+
+    @property
+    def state(self) -> str:
+        """One of `core`'s ALIVE, STOPPED, ZOMBIE."""
+        return self.core.state
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTree:
+    """A set of images. `files` are all open and mapped files, each once, remaps and paths resolved.
+
+    The names that CRIU gave to deleted files for the restore are not among them: see `RegularFile.remap`.
+    """
+
+    inventory: Inventory
+    processes: tuple[Process, ...]
+    files: tuple[OpenFile, ...]
+    terminals: tuple[TerminalInfo, ...]
+
+    @property
+    def root(self) -> Process:
+        """The process at the top."""
+        return self.processes[0]
+
+    @property
+    def regular_files(self) -> tuple[RegularFile, ...]:
+        """Everything with a path that is open, mapped, run, or a working or root directory."""
+        return tuple(file for file in self.files if isinstance(file, RegularFile))
+
+    @property
+    def inet_sockets(self) -> tuple[InetSocket, ...]:
+        """TCP, UDP and the like."""
+        return tuple(file for file in self.files if isinstance(file, InetSocket))
+
+    @property
+    def listening(self) -> tuple[InetSocket, ...]:
+        """TCP sockets that take connections: their addresses must be free at restore."""
+        return tuple(socket for socket in self.inet_sockets if socket.is_listening)
+
+    @property
+    def established(self) -> tuple[InetSocket, ...]:
+        """TCP connections: they need `--tcp-established` or `--tcp-close`."""
+        return tuple(socket for socket in self.inet_sockets if socket.is_established_tcp)
+
+
+def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
+    """Assemble a checkpoint. `names` are the image files there are; `read(name)` gives the bytes of one.
+
+    Raises IntegrityError, naming the image, when one is missing or damaged or when they contradict each other.
+    """
+    images = _Images(read, frozenset(names))
+    inventory = read_inventory(images.bytes_of("inventory.img"))
+    files = _resolve(images, _read_files(images))
+    processes = tuple(_process(images, files, entry) for entry in read_pstree(images.bytes_of("pstree.img")))
+    if not processes:
+        raise IntegrityError("pstree.img: names no process")
+    terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
+    return ImageTree(inventory, processes, tuple(files.values()), terminals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    read: Callable[[str], bytes]
+    names: frozenset[str]
+    tables: dict[int, tuple[OpenDescriptor, ...]] = field(default_factory=dict)
+    """Descriptor tables that were read already: processes may share one."""
+
+    def bytes_of(self, name: str) -> bytes:
+        if name not in self.names:
+            raise IntegrityError(f"{name} is missing")
+        return self.read(name)
+
+
+def _read_files(images: _Images) -> dict[int, OpenFile]:
+    """An image that would have no records is not written (criu/image.c, open_image_lazy)."""
+    if "files.img" not in images.names:
+        return {}
+    return {file.id: file for file in read_files(images.bytes_of("files.img"))}
+
+
+def _resolve(images: _Images, files: dict[int, OpenFile]) -> dict[int, OpenFile]:
+    remaps = read_remaps(images.bytes_of("remap-fpath.img")) if "remap-fpath.img" in images.names else {}
+    for file_id, remap in remaps.items():
+        file = _regular(files, file_id, "remap-fpath.img")
+        files[file_id] = replace(file, remap=_complete(images, files, file, remap))
+    inodes = _memfd_inodes(images)
+    links = {remap.target for remap in remaps.values() if remap.kind == LINKED}
+    return {file_id: _name(files, inodes, file) for file_id, file in files.items() if file_id not in links}
+
+
+def _complete(images: _Images, files: dict[int, OpenFile], file: RegularFile, remap: Remap) -> Remap:
+    if remap.kind == LINKED:
+        return replace(remap, path=_regular(files, remap.target, "remap-fpath.img").path)
+    if remap.kind == GHOST:
+        return replace(remap, size=_ghost_size(images, file, remap))
+    return remap
+
+
+def _ghost_size(images: _Images, file: RegularFile, remap: Remap) -> int:
+    """The file's record has it, unless the file is no regular one or append-only."""
+    if file.size is not None:
+        return file.size
+    name = ghost_image(remap.target)
+    return read_ghost(images.bytes_of(name), name).size
+
+
+def _memfd_inodes(images: _Images) -> dict[int, tuple[str, int, int]]:
+    if "memfd.img" not in images.names:
+        return {}
+    inodes = read_memfd_inodes(images.bytes_of("memfd.img"))
+    return {inode.id: (inode.name, inode.size, inode.shmid) for inode in inodes}
+
+
+def _name(files: dict[int, OpenFile], inodes: dict[int, tuple[str, int, int]], file: OpenFile) -> OpenFile:
+    if isinstance(file, Fifo | Terminal) and file.file_id is not None:
+        return replace(file, path=_regular(files, file.file_id, "files.img").path)
+    if isinstance(file, MemFd):
+        if file.inode_id not in inodes:
+            raise IntegrityError(f"memfd.img: lacks inode {file.inode_id}")
+        name, size, shmid = inodes[file.inode_id]
+        return replace(file, name=name, size=size, shmid=shmid)
+    return file
+
+
+def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -> Process:
+    leader = Thread(entry.pid, _core(images, entry.pid))
+    if leader.core.state == ZOMBIE:
+        return Process(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
+    others = tuple(Thread(tid, _core(images, tid)) for tid in entry.threads if tid != entry.pid)
+    ids = read_ids(images.bytes_of(name := f"ids-{entry.pid}.img"), name)
+    memory = read_mm(images.bytes_of(name := f"mm-{entry.pid}.img"), name)
+    directories = _directories(images, entry.pid)
+    return Process(
+        pid=entry.pid,
+        ppid=entry.ppid,
+        pgid=entry.pgid,
+        sid=entry.sid,
+        threads=(leader, *others),
+        descriptors=_descriptors(images, files, ids.files),
+        memory=memory,
+        mapped=_mapped(files, memory, name),
+        exe=_find(files, memory.exe_file_id, name),
+        cwd=_find(files, directories.cwd_id, f"fs-{entry.pid}.img"),
+        root=_find(files, directories.root_id, f"fs-{entry.pid}.img"),
+        ids=ids,
+    )
+
+
+def _core(images: _Images, tid: int) -> Core:
+    name = f"core-{tid}.img"
+    return read_core(images.bytes_of(name), name)
+
+
+def _directories(images: _Images, pid: int) -> Directories:
+    name = f"fs-{pid}.img"
+    return read_directories(images.bytes_of(name), name)
+
+
+def _descriptors(images: _Images, files: dict[int, OpenFile], table: int) -> tuple[OpenDescriptor, ...]:
+    """A process without any descriptor has no image for them."""
+    name = f"fdinfo-{table}.img"
+    if table not in images.tables and name in images.names:
+        images.tables[table] = tuple(
+            OpenDescriptor(entry.fd, _find(files, entry.file_id, name), entry.close_on_exec)
+            for entry in read_descriptors(images.bytes_of(name), name)
+        )
+    return images.tables.get(table, ())
+
+
+def _mapped(files: dict[int, OpenFile], memory: AddressSpace, name: str) -> tuple[OpenFile, ...]:
+    ids = dict.fromkeys(vma.file_id for vma in memory.vmas if vma.file_id is not None)
+    return tuple(_find(files, file_id, name) for file_id in ids)
+
+
+def _find(files: dict[int, OpenFile], file_id: int, where: str) -> OpenFile:
+    if file_id not in files:
+        raise IntegrityError(f"{where}: speaks of file {file_id}, which files.img lacks")
+    return files[file_id]
+
+
+def _regular(files: dict[int, OpenFile], file_id: int, where: str) -> RegularFile:
+    file = _find(files, file_id, where)
+    if not isinstance(file, RegularFile):
+        raise IntegrityError(f"{where}: file {file_id} is a {file.kind} where a file with a path belongs")
+    return file

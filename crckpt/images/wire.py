@@ -1,0 +1,196 @@
+"""Protobuf's wire format, as far as CRIU's images use it: bytes in, values out.
+
+Source: protobuf.dev/programming-guides/encoding. Groups (wire types 3 and 4) are refused: no CRIU image has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from crckpt.errors import IntegrityError
+
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
+
+_FIXED_SIZE = {FIXED64: 8, FIXED32: 4}
+_MAX_FIELD = (1 << 29) - 1
+_U64 = 1 << 64
+
+
+def fields(data: bytes, where: str = "protobuf") -> Iterator[tuple[int, int, int | bytes]]:
+    """The message's fields in order: (field number, wire type, value).
+
+    Varints and fixed sizes come as unsigned integers, everything with a length as bytes. `where` names the image in
+    errors. Raises IntegrityError where the bytes are no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = read_varint(data, at, where)
+        number, kind = key >> 3, key & 7
+        if not 1 <= number <= _MAX_FIELD:
+            raise IntegrityError(f"{where}: {number} is no field number")
+        value, at = _read_value(data, at, kind, where)
+        yield number, kind, value
+
+
+def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int]:
+    """The unsigned 64-bit varint at offset `at`, and the offset behind it. Raises IntegrityError."""
+    value = 0
+    for index in range(10):
+        if at + index >= len(data):
+            raise IntegrityError(f"{where}: cut short inside a number")
+        byte = data[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if value >= _U64:
+                break
+            return value, at + index + 1
+    raise IntegrityError(f"{where}: a number is longer than 64 bits")
+
+
+def unzigzag(value: int) -> int:
+    """What a `sint32` or `sint64` varint means."""
+    return (value >> 1) ^ -(value & 1)
+
+
+def signed(value: int) -> int:
+    """What an `int32` or `int64` varint means: two's complement of 64 bits."""
+    return value - _U64 if value >> 63 else value
+
+
+def packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
+    """The varints of a packed repeated field. Raises IntegrityError."""
+    at, values = 0, []
+    while at < len(data):
+        value, at = read_varint(data, at, where)
+        values.append(value)
+    return tuple(values)
+
+
+class Message:
+    """A decoded message, asked by field number.
+
+    Of a field that occurs more than once the last counts, as protobuf has it. Absent fields give the default. Every
+    method raises IntegrityError, naming the image, when a field has another wire type than it must.
+    """
+
+    __slots__ = ("_fields", "where")
+
+    def __init__(self, data: bytes, where: str) -> None:
+        """Raises IntegrityError where the bytes are no message."""
+        self.where = where
+        self._fields: dict[int, list[int | bytes]] = {}
+        for number, _, value in fields(data, where):
+            self._fields.setdefault(number, []).append(value)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._fields
+
+    def required(self, number: int) -> int:
+        """An unsigned integer that the format demands. Raises IntegrityError if it is absent."""
+        if number not in self._fields:
+            raise IntegrityError(f"{self.where}: field {number} is missing")
+        return self.uint(number)
+
+    def uint(self, number: int, default: int = 0) -> int:
+        """An unsigned integer."""
+        return self._number(self._fields[number][-1], number) if number in self._fields else default
+
+    def optional(self, number: int) -> int | None:
+        """An unsigned integer, None if it is absent."""
+        return self.uint(number) if number in self._fields else None
+
+    def signed(self, number: int, default: int = 0) -> int:
+        """An `int32` or `int64`."""
+        return signed(self.uint(number)) if number in self._fields else default
+
+    def sint(self, number: int, default: int = 0) -> int:
+        """A `sint32` or `sint64` (zigzag)."""
+        return unzigzag(self.uint(number)) if number in self._fields else default
+
+    def flag(self, number: int) -> bool:
+        """A boolean, False if it is absent."""
+        return self.uint(number) != 0
+
+    def octets(self, number: int, default: bytes = b"") -> bytes:
+        """A byte string."""
+        return self._octets(self._fields[number][-1], number) if number in self._fields else default
+
+    def text(self, number: int, default: str = "") -> str:
+        """A string. CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates."""
+        return self.octets(number).decode("utf-8", "surrogateescape") if number in self._fields else default
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        """A repeated string."""
+        values = self._fields.get(number, ())
+        return tuple(self._octets(value, number).decode("utf-8", "surrogateescape") for value in values)
+
+    def uints(self, number: int) -> tuple[int, ...]:
+        """A repeated unsigned integer, packed or not."""
+        values: list[int] = []
+        for value in self._fields.get(number, ()):
+            values += packed(value, self.where) if isinstance(value, bytes) else (value,)
+        return tuple(values)
+
+    def message(self, number: int) -> Message:
+        """An embedded message, empty if it is absent."""
+        return Message(self.octets(number), self.where)
+
+    def messages(self, number: int) -> tuple[Message, ...]:
+        """A repeated embedded message."""
+        return tuple(Message(self._octets(value, number), self.where) for value in self._fields.get(number, ()))
+
+    def _number(self, value: int | bytes, number: int) -> int:
+        if isinstance(value, bytes):
+            raise IntegrityError(f"{self.where}: field {number} is not a number")
+        return value
+
+    def _octets(self, value: int | bytes, number: int) -> bytes:
+        if not isinstance(value, bytes):
+            raise IntegrityError(f"{self.where}: field {number} is not a string or message")
+        return value
+
+
+def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:
+    """The inverse of `fields`. Negative integers are written in two's complement of 64 bits."""
+    return b"".join(varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
+
+
+def varint(value: int) -> bytes:
+    """An integer as a varint; a negative one in two's complement of 64 bits."""
+    value %= _U64
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def zigzag(value: int) -> int:
+    """The number to be written for a `sint32` or `sint64`: the inverse of `unzigzag`."""
+    return value << 1 if value >= 0 else (-value << 1) - 1
+
+
+def _read_value(data: bytes, at: int, kind: int, where: str) -> tuple[int | bytes, int]:
+    if kind == VARINT:
+        return read_varint(data, at, where)
+    if kind == BYTES:
+        size, at = read_varint(data, at, where)
+    elif kind in _FIXED_SIZE:
+        size = _FIXED_SIZE[kind]
+    else:
+        raise IntegrityError(f"{where}: wire type {kind} is unknown")
+    end = at + size
+    if end > len(data):
+        raise IntegrityError(f"{where}: cut short, {size} bytes announced and {len(data) - at} left")
+    part = data[at:end]
+    return (part if kind == BYTES else int.from_bytes(part, "little")), end
+
+
+def _value(kind: int, value: int | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return varint(len(value)) + value
+    return varint(value) if kind == VARINT else value.to_bytes(_FIXED_SIZE[kind], "little")

@@ -1,0 +1,74 @@
+"""The nouns as frozen values. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+CheckpointId = NewType("CheckpointId", str)
+"""The SHA-256 of a checkpoint's manifest, 64 hex digits."""
+
+JobName = NewType("JobName", str)
+"""A named series of checkpoints: letters, digits, `.`, `_`, `-`; begins with a letter or digit; at most 100."""
+
+PAGE_SIZE = 4096
+"""Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a dumped tree, as the manifest remembers it."""
+
+    pid: int
+    ppid: int
+    comm: str
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a checkpoint was made."""
+
+    hostname: str
+    kernel: str
+    arch: str
+    page_size: int
+    cpu_features: tuple[str, ...]
+    criu_version: str
+    criu_digest: str
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Times in milliseconds, sizes in bytes, of one checkpoint.
+
+    `frozen_ms` is how long the tree stood still; `raw` the size of CRIU's images, `new` what the store did not hold
+    yet (uncompressed), `stored` what that became on disk, pack overhead included.
+    """
+
+    frozen_ms: float
+    dump_ms: float
+    commit_ms: float
+    raw_bytes: int
+    new_bytes: int
+    stored_bytes: int
+    pages: int
+    zero_pages: int
+    shared_pages: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """What CRIU is told at a dump beyond where and whom; the restore repeats it.
+
+    `tcp` is what happens to established connections (None: there are none). `ghost_limit` is the largest deleted but
+    open file in bytes, `external` resources that stay outside (CRIU's `--external`).
+    """
+
+    tcp: Literal["keep", "close"] | None = None
+    shell_job: bool = False
+    file_locks: bool = False
+    link_remap: bool = False
+    ext_unix_sk: bool = False
+    ghost_limit: int = 0
+    external: tuple[str, ...] = ()

@@ -1,0 +1,63 @@
+"""What every operation on live trees works with: the store, the CRIU that works, and the way into namespaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.config import DEFAULT_COMPRESS
+from crckpt.criu.find import Criu, find
+from crckpt.errors import HostCannot
+from crckpt.store import Repository
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+def silent(_done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where things are. `criu_option` and `criu_configured` are paths that the user named."""
+
+    store: Path
+    criu_option: Path | None = None
+    criu_configured: Path | None = None
+    compress: int = DEFAULT_COMPRESS
+    config_digest: str | None = None
+    progress: Progress = silent
+
+    def repository(self, *, create: bool = False) -> Repository:
+        """The store. Raises StoreUnusable."""
+        return Repository.open(self.store, create=create)
+
+    def criu(self) -> Criu:
+        """The CRIU that works here. Raises HostCannot."""
+        return find(self.criu_option, self.criu_configured)
+
+
+def need_root(doing: str) -> None:
+    """Raises HostCannot unless we are root."""
+    if os.geteuid() != 0:
+        raise HostCannot(f"{doing} needs root", hint="run it again with sudo")
+
+
+def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The words before a command that is to run in the namespaces of process `pid`; none for no kinds."""
+    if not kinds:
+        return ()
+    flags = {"pid": "--pid", "mnt": "--mount"}
+    return ("nsenter", "--target", str(pid), *(flags[kind] for kind in kinds))
+
+
+def as_user(user: tuple[int, int] | None, capabilities: frozenset[int]) -> tuple[str, ...]:
+    """The words before a command that is to run as (uid, gid) with these capabilities; none for no user."""
+    if user is None:
+        return ()
+    kept = ",".join(("-all", *(f"+cap_{number}" for number in sorted(capabilities))))
+    ids = ("--reuid", str(user[0]), "--regid", str(user[1]), "--clear-groups")
+    return ("setpriv", *ids, f"--inh-caps={kept}", f"--ambient-caps={kept}")

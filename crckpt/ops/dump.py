@@ -1,0 +1,244 @@
+"""Checkpoint a tree. It goes on running, or (`stop`) is ended once its checkpoint is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from crckpt.causes import Finding
+from crckpt.criu.command import Paths, dump_command
+from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.explain import explain, run_id
+from crckpt.criu.find import Criu
+from crckpt.criu.hold import held
+from crckpt.errors import DumpFailed, Interrupted, PreflightRefused, UsageError
+from crckpt.host import machine, observe, proc, targets
+from crckpt.images.stats import read_dump_stats
+from crckpt.model import JobName, Task
+from crckpt.ops.aftermath import tree_state_said
+from crckpt.ops.context import Context, as_user, entered, need_root
+from crckpt.preflight.dump import Plan, plan, refusal
+from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest
+
+_REAPED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    target: str
+    job: str | None = None
+    stop: bool = False
+    tcp: Literal["keep", "close"] | None = None
+    tag: str | None = None
+    note: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """What became of it. `checkpoint` is None after a dry run.
+
+    `unreaped` are PIDs of the ended tree that its parent still keeps, so that a restore must wait for them.
+    """
+
+    job: JobName
+    pid: int
+    plan: Plan
+    command: tuple[str, ...]
+    criu: Criu
+    stop: bool
+    checkpoint: Checkpoint | None = None
+    unreaped: tuple[int, ...] = ()
+
+
+def dump(request: Request, context: Context) -> Dumped:
+    """Checkpoint the tree that `request.target` names.
+
+    Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on) or
+    TreeStopped.
+    """
+    need_root("to checkpoint a process")
+    seen, job = _look(request)
+    criu = context.criu()
+    planned = plan(
+        seen,
+        request.tcp,
+        stop=request.stop,
+        locks_by_nftables=criu.locks_by_nftables,
+        names={process.tracer: _comm(process.tracer) for process in seen.tree.processes if process.tracer},
+    )
+    if planned.blockers:
+        raise _refused(planned.blockers)
+    subject = _Subject(request, context, seen, job, criu, planned)
+    if request.dry_run:
+        return subject.result(subject.command(Paths(Path("IMAGES"), Path("WORK"))))
+    repository = context.repository(create=True)
+    with repository.shared(), repository.transaction() as transaction:
+        paths = Paths(transaction.path / "images", transaction.path)
+        paths.images.mkdir(mode=0o700)
+        with tree_state_said(seen.tree, paths.work / "dump.log"):
+            return (
+                _held_until_committed(subject, repository, paths)
+                if request.stop
+                else _left_running(subject, repository, paths)
+            )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is dumped, how, and for whom: all that is known before anything is touched."""
+
+    request: Request
+    context: Context
+    seen: observe.Observed
+    job: JobName
+    criu: Criu
+    planned: Plan
+
+    def command(self, paths: Paths) -> tuple[str, ...]:
+        root, enter = self.seen.tree.root, self.planned.enter
+        pid = root.ns_pids[-1] if "pid" in enter else root.pid
+        words = dump_command(
+            self.criu.path,
+            pid,
+            paths,
+            self.planned.options,
+            leave_running=not self.request.stop,
+            unprivileged=self.planned.as_user is not None,
+        )
+        user = as_user(self.planned.as_user, self.seen.own_capabilities)
+        return (*entered(root.pid, enter), *user, *words)
+
+    def result(
+        self, command: tuple[str, ...], checkpoint: Checkpoint | None = None, unreaped: tuple[int, ...] = ()
+    ) -> Dumped:
+        pid = self.seen.tree.root.pid
+        return Dumped(self.job, pid, self.planned, command, self.criu, self.request.stop, checkpoint, unreaped)
+
+
+def _look(request: Request) -> tuple[observe.Observed, JobName]:
+    pid = targets.resolve(request.target)
+    own = proc.read_process(os.getpid())
+    process = proc.read_process(pid)
+    assert own is not None
+    against = refusal(process, pid, own.pid, proc.ancestors(own.pid))
+    if process is None or against is not None:
+        assert against is not None
+        raise UsageError(against.what, hint=against.remedy) if process is None else _refused((against,))
+    job = check_name(request.job, "job") if request.job is not None else _job_of(process.comm)
+    if request.tag is not None:
+        check_name(request.tag, "tag")
+    return observe.observe(process, own), JobName(job)
+
+
+def _job_of(comm: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
+
+
+def _comm(pid: int) -> str:
+    process = proc.read_process(pid)
+    return process.comm if process else "?"
+
+
+def _refused(blockers: tuple[Finding, ...]) -> PreflightRefused:
+    first, more = blockers[0], len(blockers) - 1
+    said = f"{first.what} (and {more} more)" if more else first.what
+    return PreflightRefused(said, hint=first.remedy, causes=tuple(finding.what for finding in blockers))
+
+
+def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
+    """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
+    details = _details(subject)
+    command = subject.command(paths)
+    outcome = _succeeded(follow(command, paths.work / "dump.log"))
+    ended = datetime.now(UTC)
+    stats = read_dump_stats((paths.work / "stats-dump").read_bytes())
+    frozen_ms = stats.frozen_time / 1000
+    # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
+    created = ended - timedelta(milliseconds=frozen_ms / 2)
+    new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - outcome.started) * 1000)
+    return subject.result(command, _committed(subject, repository, paths, new))
+
+
+def _held_until_committed(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
+    """The tree is held frozen until its checkpoint is committed, and only then ended."""
+    details = _details(subject)
+    log = paths.work / "dump.log"
+    saved: list[Checkpoint] = []
+    with held(paths.work / "hold", "post-dump") as hold:
+        command = subject.command(Paths(paths.images, paths.work, hold.script))
+        began = time.monotonic()
+
+        def commit() -> None:
+            # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
+            spent_ms = (time.monotonic() - began) * 1000
+            new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
+            saved.append(_committed(subject, repository, paths, new))
+
+        try:
+            _succeeded(follow(command, log, hold=hold, in_hold=commit))
+        except Interrupted:
+            if not saved:
+                raise
+    unreaped = proc.wait_until_gone(subject.seen.tree.pids, _REAPED_WITHIN_S)
+    return subject.result(command, saved[0], unreaped)
+
+
+def _succeeded(outcome: Outcome) -> Outcome:
+    if outcome.ok:
+        return outcome
+    told = explain(outcome.log)
+    if told.finding:
+        raise DumpFailed(f"the dump failed: {told.finding.what}", hint=told.finding.remedy, causes=told.lines)
+    how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
+    said = told.lines[0] if told.lines else f"CRIU ended with {how} and said nothing"
+    raise DumpFailed(f"the dump failed: {said}", hint="run it again with -v to see CRIU's own lines", causes=told.lines)
+
+
+def _new(
+    subject: _Subject, log: str, details: bytes, created: datetime, frozen_ms: float, dump_ms: float
+) -> NewCheckpoint:
+    return NewCheckpoint(
+        job=subject.job,
+        created=created,
+        host=machine.host(subject.criu.version, subject.criu.digest),
+        options=subject.planned.options,
+        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in subject.seen.tree.processes),
+        note=subject.request.note,
+        run_id=run_id(log),
+        stopped=subject.request.stop,
+        frozen_ms=frozen_ms,
+        dump_ms=dump_ms,
+        details=details,
+        config_digest=subject.context.config_digest,
+    )
+
+
+def _committed(subject: _Subject, repository: Repository, paths: Paths, new: NewCheckpoint) -> Checkpoint:
+    context = subject.context
+    checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
+    if subject.request.tag is not None:
+        repository.tag(checkpoint.id, subject.request.tag)
+    return checkpoint
+
+
+def _details(subject: _Subject) -> bytes:
+    """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files."""
+    processes = [
+        {
+            "pid": process.ns_pids[-1],
+            "command_line": proc.command_line(process.pid),
+            "directory": proc.working_directory(process.pid),
+        }
+        for process in subject.seen.tree.processes
+    ]
+    appended = {found.target: max(found.size, found.pos) for found in subject.seen.descriptors if found.is_append_only}
+    return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()

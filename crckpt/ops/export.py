@@ -1,0 +1,59 @@
+"""Write a checkpoint as plain CRIU images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.criu.command import Paths, restore_command
+from crckpt.errors import UsageError
+from crckpt.host.run import spelled
+from crckpt.model import CheckpointId
+from crckpt.ops.context import Context
+from crckpt.store import materialise
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where the images are, and the command that restores them without crckpt."""
+
+    id: CheckpointId
+    directory: Path
+    command: str
+
+
+def export(context: Context, ref: str, directory: Path) -> Exported:
+    """Write the images of `ref` into `directory` (0700), which is made, or empty. Raises UsageError, IntegrityError."""
+    repository = context.repository()
+    with repository.shared():
+        checkpoint = repository.get(repository.resolve(ref))
+        target = directory.absolute()
+        made = _prepared(target)
+        try:
+            materialise(repository, checkpoint, target, progress=context.progress)
+        except BaseException:
+            _emptied(target, remove=made)
+            raise
+    words = restore_command(Path("criu"), Paths(target, target), checkpoint.options, sibling=False)
+    return Exported(checkpoint.id, target, spelled(words))
+
+
+def _prepared(directory: Path) -> bool:
+    """Whether the directory had to be made."""
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        if not directory.is_dir() or any(directory.iterdir()):
+            hint = "give a directory that is empty or does not exist"
+            raise UsageError(f"{directory} is not an empty directory", hint=hint) from None
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot make {directory}: {error.strerror}", hint="give another directory") from error
+    return True
+
+
+def _emptied(directory: Path, *, remove: bool) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+    if remove:
+        directory.rmdir()

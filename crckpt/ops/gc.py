@@ -1,0 +1,13 @@
+"""Remove what no checkpoint needs any more."""
+
+from __future__ import annotations
+
+from crckpt.ops.context import Context
+from crckpt.store import Collected
+
+
+def gc(context: Context, *, dry_run: bool = False) -> Collected:
+    """Collect garbage. Raises StoreLocked, IntegrityError if a manifest cannot be read (nothing is removed then)."""
+    repository = context.repository()
+    with repository.exclusive():
+        return repository.gc(dry_run=dry_run)

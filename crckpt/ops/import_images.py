@@ -1,0 +1,75 @@
+"""Take plain CRIU images into the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from crckpt.errors import UsageError
+from crckpt.host import machine
+from crckpt.images.regular import LINKED
+from crckpt.images.sockets import UnixSocket
+from crckpt.images.stats import read_dump_stats
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.model import JobName, Options, Task
+from crckpt.ops.context import Context
+from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
+
+_UNKNOWN = "unknown"
+
+
+def import_images(context: Context, directory: Path, job: str, note: str | None = None) -> Checkpoint:
+    """Ingest the images in `directory`, which is left as it is. Raises UsageError, IntegrityError, StoreUnusable.
+
+    What only the dump knew (its host, its options) is read from the images as far as it stands there.
+    """
+    name = JobName(check_name(job, "job"))
+    inventory = directory / "inventory.img"
+    if not inventory.is_file():
+        raise UsageError(
+            f"{directory} holds no CRIU images (no inventory.img)", hint="give the directory that `criu dump -D` wrote"
+        )
+    names = frozenset(path.name for path in directory.iterdir())
+    tree = read_tree(lambda image: (directory / image).read_bytes(), names)
+    stats = directory / "stats-dump"
+    measured = read_dump_stats(stats.read_bytes()) if stats.is_file() else None
+    new = NewCheckpoint(
+        job=name,
+        created=datetime.fromtimestamp(inventory.stat().st_mtime, UTC),
+        host=replace(machine.host(_UNKNOWN, _UNKNOWN), hostname=_UNKNOWN, kernel=_UNKNOWN, cpu_features=()),
+        options=_options(tree, names),
+        tree=tasks(tree),
+        note=note,
+        run_id=tree.inventory.run_id,
+        stopped=True,
+        frozen_ms=measured.frozen_time / 1000 if measured else 0.0,
+        dump_ms=0.0,
+        details=b"{}",
+        config_digest=context.config_digest,
+    )
+    repository = context.repository(create=True)
+    with repository.shared():
+        return ingest(repository, directory, new, compress=context.compress, progress=context.progress)
+
+
+def tasks(tree: ImageTree) -> tuple[Task, ...]:
+    """The processes of a tree as a manifest remembers them."""
+    return tuple(
+        Task(process.pid, process.ppid, process.comm, tuple(thread.tid for thread in process.threads))
+        for process in tree.processes
+    )
+
+
+def _options(tree: ImageTree, names: frozenset[str]) -> Options:
+    """The options that a restore must repeat, as far as the images tell."""
+    tcp: Literal["keep", "close"] = "close" if tree.inventory.tcp_close else "keep"
+    sessions = {process.pid for process in tree.processes}
+    return Options(
+        tcp=tcp if tree.established else None,
+        shell_job=tree.root.sid not in sessions,
+        file_locks="filelocks.img" in names,
+        link_remap=any(file.remap is not None and file.remap.kind == LINKED for file in tree.regular_files),
+        ext_unix_sk=any(isinstance(file, UnixSocket) and file.external for file in tree.files),
+    )

@@ -1,0 +1,241 @@
+"""Bring a checkpoint back to life, in the foreground (we are its parent) or detached."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from crckpt.criu.command import Paths, restore_command
+from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.explain import explain
+from crckpt.criu.find import Criu
+from crckpt.criu.hold import held
+from crckpt.errors import CrckptError, IntegrityError, PreflightRefused, RestoreFailed
+from crckpt.host import leftovers, namespace, proc
+from crckpt.host.files import put_back_on_failure
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.ops.context import Context, entered, need_root
+from crckpt.ops.survey import survey
+from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
+from crckpt.store import Checkpoint, Repository, details_of, file_names, materialise, read_file
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any."""
+
+    ref: str
+    detach: bool = False
+    tcp: Literal["keep", "close"] | None = None
+    dry_run: bool = False
+    or_older: bool = False
+    new_pid_namespace: bool = False
+    grown: Grown = "refuse"
+    terminal: int | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of it. `pid` is the root as we see it, `waits_for` our child to wait for in the foreground.
+
+    `passed_over` are (id, reason) of newer checkpoints that could not be restored.
+    """
+
+    checkpoint: Checkpoint
+    verdict: Verdict
+    command: tuple[str, ...]
+    pid: int | None = None
+    waits_for: int | None = None
+    restore_ms: float = 0.0
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+def restore(request: Request, context: Context) -> Restored:
+    """Restore the checkpoint that `request.ref` names, or with `or_older` the newest one of its job that restores.
+
+    Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, RestoreFailed. After a failure nothing is
+    left behind, and the same can be tried again.
+    """
+    need_root("to restore a checkpoint")
+    repository = context.repository()
+    with repository.shared():
+        newest = repository.get(repository.resolve(request.ref))
+        criu = context.criu()
+        failures: list[tuple[Checkpoint, CrckptError]] = []
+        for checkpoint in _candidates(repository, newest, or_older=request.or_older):
+            try:
+                done = _restore_one(_Subject(request, context, repository, checkpoint, criu))
+            except (IntegrityError, PreflightRefused, RestoreFailed) as error:
+                failures.append((checkpoint, error))
+            else:
+                return replace(done, passed_over=tuple((bad.id, error.message) for bad, error in failures))
+    if len(failures) == 1:
+        raise failures[0][1]
+    causes = tuple(f"{bad.id[:12]}: {error.message}" for bad, error in failures)
+    raise RestoreFailed(
+        f"none of the {len(failures)} checkpoints of {newest.job} can be restored",
+        hint=failures[0][1].hint,
+        causes=causes,
+    )
+
+
+def wait(restored: Restored) -> int:
+    """Pass signals on to the restored program until it ends; its exit status, or 128 plus the signal that ended it."""
+    assert restored.waits_for is not None
+    with namespace.signals_passed_on(restored.pid or restored.waits_for):
+        _, status = os.waitpid(restored.waits_for, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _candidates(repository: Repository, newest: Checkpoint, *, or_older: bool) -> tuple[Checkpoint, ...]:
+    if not or_older:
+        return (newest,)
+    series = repository.checkpoints(newest.job)
+    return tuple(reversed([checkpoint for checkpoint in series if checkpoint.created <= newest.created]))
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """One checkpoint to restore, and how."""
+
+    request: Request
+    context: Context
+    repository: Repository
+    checkpoint: Checkpoint
+    criu: Criu
+
+    @property
+    def sibling(self) -> bool:
+        """Whether CRIU makes the root a child of ours. In a namespace of its own, its init is the parent."""
+        return not self.request.detach and not self.request.new_pid_namespace
+
+
+def _restore_one(subject: _Subject) -> Restored:
+    tree = _tree(subject)
+    verdict = _verdict(subject, tree)
+    if verdict.blockers:
+        raise _refused(verdict)
+    if subject.request.dry_run:
+        command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
+        return Restored(subject.checkpoint, verdict, command)
+    with subject.repository.transaction() as transaction:
+        paths = Paths(transaction.path / "images", transaction.path)
+        paths.images.mkdir(mode=0o700)
+        materialise(subject.repository, subject.checkpoint, paths.images, progress=subject.context.progress)
+        with _files_rewound(subject, verdict):
+            return _run(subject, tree, verdict, paths)
+
+
+def _tree(subject: _Subject) -> ImageTree:
+    repository, checkpoint = subject.repository, subject.checkpoint
+    return read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
+
+
+def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
+    request = subject.request
+    details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
+    wanted = Wanted(
+        tree=tree,
+        created=subject.checkpoint.created,
+        append_sizes=details.get("append_sizes", {}),
+        grown=request.grown,
+        new_pid_namespace=request.new_pid_namespace,
+        has_terminal=request.terminal is not None and not request.detach,
+    )
+    return judge(wanted, survey(tree, new_pid_namespace=request.new_pid_namespace))
+
+
+def _refused(verdict: Verdict) -> PreflightRefused:
+    first, more = verdict.blockers[0], len(verdict.blockers) - 1
+    said = f"{first.what} (and {more} more)" if more else first.what
+    return PreflightRefused(said, hint=first.remedy, causes=tuple(str(finding) for finding in verdict.blockers))
+
+
+def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
+    options = replace(subject.checkpoint.options, tcp=subject.request.tcp or subject.checkpoint.options.tcp)
+    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit)
+
+
+def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> Restored:
+    """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
+    request, root = subject.request, tree.root.pid
+    with ExitStack() as undone_on_failure:
+        hold = undone_on_failure.enter_context(held(paths.work / "hold", "post-restore"))
+        new = None
+        if request.new_pid_namespace:
+            new = undone_on_failure.enter_context(namespace.pid_namespace(root, paths.work, hold.owner))
+        kept = undone_on_failure.enter_context(_outside_ends(verdict.outside_pipes, detach=request.detach))
+        command = (
+            *(entered(new.init, ("pid", "mnt")) if new else ()),
+            *_command(subject, replace(paths, script=hold.script), tuple(kept)),
+        )
+        began = leftovers.now()
+        outcome = follow(
+            command,
+            paths.work / "restore.log",
+            hold=hold,
+            in_hold=lambda: _all_there(tree, new.init if new else None),
+            terminal=request.terminal if verdict.needs_terminal else None,
+            keep=tuple(kept.values()),
+        )
+        if not outcome.ok:
+            if new is None:
+                leftovers.end((process.pid for process in tree.processes), began)
+            raise _failed(outcome)
+    return Restored(
+        subject.checkpoint,
+        verdict,
+        command,
+        pid=new.init if new else root,
+        waits_for=None if request.detach else new.parent if new else root,
+        restore_ms=(outcome.ended - outcome.started) * 1000,
+    )
+
+
+def _all_there(tree: ImageTree, init: int | None) -> None:
+    tasks = [(process.pid, thread.tid) for process in tree.processes for thread in process.threads]
+    missing = proc.missing_tasks(tasks, init)
+    if missing:
+        shown = ", ".join(str(tid) for tid in missing)
+        raise RestoreFailed(f"CRIU did not bring back all of the tree: {shown} missing; nothing is left behind")
+
+
+def _failed(outcome: Outcome) -> RestoreFailed:
+    told = explain(outcome.log)
+    if told.finding:
+        said, hint = told.finding.what, told.finding.remedy
+    else:
+        said = told.lines[0] if told.lines else f"CRIU ended with status {outcome.status} and said nothing"
+        hint = "run it again with -v to see CRIU's own lines"
+    return RestoreFailed(f"the restore failed: {said}; nothing is left behind", hint=hint, causes=told.lines)
+
+
+@contextmanager
+def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
+    with ExitStack() as stack:
+        for rewind in verdict.rewinds:
+            path = Path(rewind.path)
+            kept = path.with_name(f"{path.name}.after-{subject.checkpoint.id[:12]}")
+            stack.enter_context(put_back_on_failure(path, rewind.size, kept))
+        yield
+
+
+@contextmanager
+def _outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
+    """Values for --inherit-fd, each with our descriptor: our output for what the tree writes into, else /dev/null."""
+    ends: dict[str, int] = {}
+    try:
+        for pipe in pipes:
+            to_us = pipe.writes and not detach
+            descriptor = os.dup(1) if to_us else os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
+        yield ends
+    finally:
+        for descriptor in ends.values():
+            os.close(descriptor)

@@ -1,0 +1,31 @@
+"""Give a checkpoint a name within its job, or take it away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crckpt.model import CheckpointId, JobName
+from crckpt.ops.context import Context
+from crckpt.store import check_name
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Which checkpoint a tag was given to, or taken from."""
+
+    job: JobName
+    tag: str
+    id: CheckpointId
+
+
+def tag(context: Context, ref: str, name: str, *, remove: bool = False) -> Tagged:
+    """Tag the checkpoint that `ref` names. Raises UsageError for a name that cannot be one, NoSuchCheckpoint."""
+    check_name(name, "tag")
+    repository = context.repository()
+    with repository.shared():
+        checkpoint = repository.get(repository.resolve(ref))
+        if not remove:
+            repository.tag(checkpoint.id, name)
+        else:
+            repository.untag(checkpoint.job, name)
+    return Tagged(checkpoint.job, name, checkpoint.id)

@@ -1,0 +1,27 @@
+"""Which crckpt and which CRIU."""
+
+from __future__ import annotations
+
+import os
+
+from crckpt import __version__
+from crckpt.criu.find import candidates, remembered, version_of
+from crckpt.errors import HostCannot
+
+
+def version() -> str:
+    """Two lines: crckpt's version, and the version and path of the CRIU that it would use, as far as that is known.
+
+    No trial is made for this: a CRIU that never worked here is named as not tried yet.
+    """
+    lines = [f"crckpt {__version__}"]
+    present = [candidate for candidate in candidates(None, None) if os.access(candidate.path, os.X_OK)]
+    known = next((criu for candidate in present if (criu := remembered(candidate))), None)
+    if known:
+        return "\n".join([*lines, f"CRIU {known.version} ({known.path})"])
+    for candidate in present:
+        try:
+            return "\n".join([*lines, f"CRIU {version_of(candidate.path)} ({candidate.path}, not tried yet)"])
+        except HostCannot:
+            continue
+    return "\n".join([*lines, "CRIU not found (scripts/install-criu gets one)"])

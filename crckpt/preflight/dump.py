@@ -1,0 +1,229 @@
+"""What stands against a dump of a tree, what it would lose, and which options CRIU needs for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe import Observed
+from crckpt.host.proc import Descriptor, Process
+from crckpt.model import Options
+
+MEBIBYTE = 1 << 20
+_NESTED_REFUSED = ("pid", "user", "ipc", "uts", "time")
+_CAP_SYS_RESOURCE = 24  # linux/capability.h
+_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an option was picked."""
+
+    option: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a dump would do. With blockers it must not begin.
+
+    `enter` are kinds of namespaces to run CRIU in, `as_user` the (uid, gid) to run it as, with all our capabilities.
+    """
+
+    options: Options
+    reasons: tuple[Reason, ...]
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    enter: tuple[str, ...]
+    as_user: tuple[int, int] | None
+
+
+def refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> Finding | None:
+    """Why this process cannot be the root of a tree to dump, if it cannot."""
+    if process is None:
+        return cause("gone").told(pid=pid)
+    named = {"pid": pid, "comm": process.comm, "ppid": process.ppid}
+    unfit = {
+        "init": pid == 1,
+        "kernel-thread": process.is_kernel_thread,
+        "ourselves": pid == own_pid,
+        "ancestor": pid in own_ancestors,
+        "zombie": process.state == "zombie",
+    }
+    return next((cause(key).told(**named) for key, holds in unfit.items() if holds), None)
+
+
+def plan(
+    seen: Observed, tcp: Literal["keep", "close"] | None, *, stop: bool, locks_by_nftables: bool, names: dict[int, str]
+) -> Plan:
+    """Judge a tree. `names` maps PIDs of tracers to their comm; `tcp` and `stop` are what the user chose."""
+    reasons = tuple(_reasons(seen, tcp))
+    picked = {reason.option for reason in reasons}
+    options = Options(
+        tcp=tcp if seen.connections else None,
+        shell_job="--shell-job" in picked,
+        file_locks="--file-locks" in picked,
+        link_remap="--link-remap" in picked,
+        ext_unix_sk="--ext-unix-sk" in picked,
+        ghost_limit=_ghost_limit(seen),
+    )
+    return Plan(
+        options=options,
+        reasons=reasons,
+        blockers=tuple(_blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables)),
+        warnings=tuple(_warnings(seen, stop=stop)),
+        enter=_namespaces_to_enter(seen),
+        as_user=_user_to_run_as(seen),
+    )
+
+
+def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
+    root = seen.tree.root
+    if seen.connections and tcp:
+        yield Reason(
+            "--tcp-established" if tcp == "keep" else "--tcp-close", f"{len(seen.connections)} TCP connections"
+        )
+    if root.sid not in seen.tree.pids:
+        yield Reason("--shell-job", f"its session leader {root.sid} is outside the tree")
+    elif terminals := _outside_terminals(seen):
+        yield Reason("--shell-job", f"{terminals[0].target} belongs to a terminal outside the tree")
+    locks = [found for found in seen.descriptors if "\nlock:" in found.info]
+    if locks:
+        yield Reason("--file-locks", f"PID {locks[0].pid} holds a lock on {locks[0].target}")
+    linked = [path for path, _, links in _deleted(seen) if links]
+    if linked:
+        yield Reason("--link-remap", f"{linked[0]} has another name")
+    if any(_inode(found) in seen.datagram_sockets for found in seen.descriptors):
+        yield Reason("--ext-unix-sk", "unix datagram sockets may have peers outside the tree")
+    if limit := _ghost_limit(seen):
+        yield Reason(f"--ghost-limit {limit}", "large deleted files are open")
+
+
+def _blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool) -> Iterator[Finding]:
+    if seen.tree.root.ns_pids[-1] == 1:
+        yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
+    for process in seen.tree.processes:
+        if process.tracer:
+            yield cause("traced").told(
+                pid=process.pid, comm=process.comm, tracer=process.tracer, tracer_comm=names.get(process.tracer, "?")
+            )
+        yield from _nested(process, dict(seen.tree.root.namespaces))
+    yield from _foreign_limits(seen)
+    if tcp is None:
+        for link in seen.connections:
+            yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
+    if tcp == "keep" and seen.connections and not locks_by_nftables:
+        yield cause("network-lock").told()
+
+
+def _nested(process: Process, root: dict[str, int]) -> Iterator[Finding]:
+    if process.state == "zombie":
+        return
+    for kind, inode in process.namespaces:
+        if kind in _NESTED_REFUSED and root.get(kind, inode) != inode:
+            yield cause("nested-namespace").told(pid=process.pid, kind=kind)
+
+
+def _foreign_limits(seen: Observed) -> Iterator[Finding]:
+    if _CAP_SYS_RESOURCE in seen.own_capabilities or _user_to_run_as(seen) is not None:
+        return
+    for process in seen.tree.processes:
+        if process.state != "zombie" and _user(process) != (0, 0):
+            yield cause("foreign-limits").told(pid=process.pid, comm=process.comm, uid=process.uids[0])
+            return
+
+
+def _user_to_run_as(seen: Observed) -> tuple[int, int] | None:
+    """Limits of another user's process are readable with CAP_SYS_RESOURCE or as that user (prlimit(2))."""
+    users = {_user(process) for process in seen.tree.processes if process.state != "zombie"}
+    if _CAP_SYS_RESOURCE in seen.own_capabilities or len(users) != 1:
+        return None
+    user = users.pop()
+    return None if user in (None, (0, 0)) else user
+
+
+def _user(process: Process) -> tuple[int, int] | None:
+    """The process's (uid, gid); None if real, effective and saved ones differ."""
+    if len(set(process.uids[:3])) > 1 or len(set(process.gids[:3])) > 1:
+        return None
+    return process.uids[0], process.gids[0]
+
+
+def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
+    for pipe in _outside_pipes(seen):
+        end = "the output of crckpt restore (/dev/null with --detach)" if _writes(pipe) else "/dev/null"
+        yield cause("outside-pipe").told(fd=pipe.fd, pid=pipe.pid, end=end)
+    for found in seen.descriptors:
+        named = {"pid": found.pid, "fd": found.fd, "path": found.target}
+        if not stop and _is_deleted_file(found) and found.links:
+            yield cause("link-remap").told(**named)
+        if "eventfd-semaphore: 1" in found.info:
+            yield cause("eventfd-semaphore").told(**named)
+    if _namespaces_to_enter(seen) == ("mnt",):
+        yield cause("mount-namespace").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
+
+
+def _namespaces_to_enter(seen: Observed) -> tuple[str, ...]:
+    root = dict(seen.tree.root.namespaces)
+    return tuple(kind for kind, own in seen.own_namespaces if kind in ("pid", "mnt") and root.get(kind, own) != own)
+
+
+def _outside_pipes(seen: Observed) -> Iterator[Descriptor]:
+    """One descriptor of each pipe of which the tree holds one end only."""
+    pipes = [found for found in seen.descriptors if found.target.startswith("pipe:[")]
+    ends = {(found.target, _writes(found)) for found in pipes}
+    ends |= {(found.target, not _writes(found)) for found in pipes if _both_ways(found)}
+    told = set()
+    for found in pipes:
+        if (found.target, not _writes(found)) not in ends and found.target not in told:
+            told.add(found.target)
+            yield found
+
+
+def _outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
+    inside = {
+        f"/dev/pts/{line.split()[1]}"
+        for found in seen.descriptors
+        if found.target in _MASTERS
+        for line in found.info.splitlines()
+        if line.startswith("tty-index:")
+    }
+    return tuple(
+        found
+        for found in seen.descriptors
+        if found.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+        and found.target not in _MASTERS
+        and found.target.removesuffix(" (deleted)") not in inside
+    )
+
+
+def _ghost_limit(seen: Observed) -> int:
+    """Bytes for --ghost-limit, with room for growth until the freeze; 0 where CRIU's default of 1 MiB will do."""
+    largest = max((size for _, size, links in _deleted(seen) if not links), default=0)
+    return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE
+
+
+def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:
+    yield from ((found.target, found.size, found.links) for found in seen.descriptors if _is_deleted_file(found))
+    yield from (found for found in seen.deleted_maps if not found[0].startswith(("/memfd:", "/dev/zero", "/SYSV")))
+
+
+def _is_deleted_file(found: Descriptor) -> bool:
+    return found.target.endswith(" (deleted)") and stat.S_ISREG(found.mode) and not found.target.startswith("/memfd:")
+
+
+def _writes(found: Descriptor) -> bool:
+    return found.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _both_ways(found: Descriptor) -> bool:
+    return found.flags & os.O_ACCMODE == os.O_RDWR
+
+
+def _inode(found: Descriptor) -> int:
+    inner = found.target.partition("[")[2].rstrip("]")
+    return int(inner) if inner.isdigit() else -1

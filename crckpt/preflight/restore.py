@@ -1,0 +1,231 @@
+"""What stands against a restore on this host, by name, and what would no longer agree. Pure."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from crckpt.causes import Finding, cause
+from crckpt.host.proc import Owner
+from crckpt.images.regular import LINKED, RegularFile
+from crckpt.images.sockets import Address
+from crckpt.images.special import Pipe
+from crckpt.images.tree import ImageTree
+
+Grown = Literal["refuse", "keep", "rewind"]
+"""What to do with files that only grew since the checkpoint."""
+
+
+@dataclass(frozen=True)
+class FileNow:
+    """A file of this host, as it is now: sizes in bytes, `written` its modification time."""
+
+    size: int
+    mode: int
+    written: datetime
+    build_id: str
+
+
+@dataclass(frozen=True)
+class Now:
+    """What this host says of everything a checkpoint needs. A file that is missing stands as None."""
+
+    owners: tuple[Owner, ...]
+    files: dict[str, FileNow | None]
+    taken_addresses: frozenset[Address]
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """A file to cut back to the size in bytes that it had."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class OutsidePipe:
+    """A pipe of which the tree has one end only. `writes`: the tree writes into it."""
+
+    inode: int
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """With blockers a restore must not begin."""
+
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    rewinds: tuple[Rewind, ...]
+    outside_pipes: tuple[OutsidePipe, ...]
+    needs_terminal: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the checkpoint knows and what the user chose.
+
+    `append_sizes` are the sizes of files opened for appending, which CRIU does not record.
+    """
+
+    tree: ImageTree
+    created: datetime
+    append_sizes: dict[str, int]
+    grown: Grown
+    new_pid_namespace: bool
+    has_terminal: bool
+
+
+def numbers(tree: ImageTree) -> frozenset[int]:
+    """Every PID, thread id, group and session id that the tree will have."""
+    return frozenset(
+        number
+        for process in tree.processes
+        for number in (process.pid, process.pgid, process.sid, *(thread.tid for thread in process.threads))
+        if number > 0
+    )
+
+
+def paths(tree: ImageTree) -> tuple[RegularFile, ...]:
+    """The files that must be there, each path once. None for a tree that brings its own mount namespace."""
+    ids = tree.root.ids
+    if ids is not None and ids.namespaces.mnt != tree.inventory.root_ids.namespaces.mnt:
+        return ()
+    wanted: dict[str, RegularFile] = {}
+    for file in tree.regular_files:
+        path = required_path(file)
+        if path and (path not in wanted or wanted[path].size is None):
+            wanted[path] = file
+    return tuple(wanted.values())
+
+
+def required_path(file: RegularFile) -> str:
+    """Where CRIU will open it; empty where nothing needs to be there."""
+    path = file.path if file.remap is None else file.remap.path if file.remap.kind == LINKED else ""
+    return path if path.startswith("/") and not path.startswith("/proc/") and not file.external else ""
+
+
+def judge(wanted: Wanted, now: Now) -> Verdict:
+    """Compare what the checkpoint needs with what is."""
+    used = uses(wanted.tree)
+    blockers: list[Finding] = []
+    warnings: list[Finding] = []
+    rewinds: list[Rewind] = []
+    if not wanted.new_pid_namespace:
+        blockers.extend(_taken(owner) for owner in now.owners)
+    for file in paths(wanted.tree):
+        path = required_path(file)
+        for finding, rewind in _file(wanted, file, now.files.get(path), used.get(file.id, "opened")):
+            if rewind is not None:
+                rewinds.append(rewind)
+            (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
+    blockers.extend(
+        cause("port-taken").told(address=socket.source, port=socket.source.port)
+        for socket in wanted.tree.listening
+        if socket.source in now.taken_addresses
+    )
+    needs_terminal = _needs_terminal(wanted.tree)
+    if needs_terminal and not wanted.has_terminal:
+        blockers.append(cause("terminal").told())
+    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted.tree), needs_terminal)
+
+
+_HARMLESS = ("file-written", "log-kept")
+_KINDS = {
+    stat.S_IFREG: "regular file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+}
+
+
+def _taken(owner: Owner) -> Finding:
+    return cause("pid-taken").told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid)
+
+
+def _file(wanted: Wanted, file: RegularFile, now: FileNow | None, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
+    path = required_path(file)
+    named = {"path": path, "use": use, "created": f"{wanted.created.astimezone():%Y-%m-%d %H:%M:%S}"}
+    if now is None:
+        yield cause("file-missing").told(**named), None
+        return
+    if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
+        yield cause("file-kind").told(**named, was=_kind(file.mode), now=_kind(now.mode)), None
+        return
+    if file.mode is not None and file.mode != now.mode and file.remap is None:
+        yield cause("file-mode").told(**named, mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
+    if not stat.S_ISREG(now.mode):
+        return
+    size = file.size if file.size is not None else _appended_size(wanted, file, path)
+    if size is not None and size != now.size:
+        yield _resized(wanted, file, named | {"size": size, "now": now.size}, Rewind(path, size), grew=now.size > size)
+    elif file.build_id and now.build_id and file.build_id != now.build_id:
+        yield cause("file-replaced").told(**named, build_id=file.build_id), None
+    elif now.written > wanted.created:
+        yield cause("file-written").told(**named, when=f"{now.written.astimezone():%Y-%m-%d %H:%M:%S}"), None
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
+
+
+def _appended_size(wanted: Wanted, file: RegularFile, path: str) -> int | None:
+    """Appending moves the position to the file's end: one beyond the size seen before the freeze is right."""
+    seen = wanted.append_sizes.get(path)
+    return None if seen is None else max(seen, file.pos)
+
+
+def _resized(
+    wanted: Wanted, file: RegularFile, named: dict[str, object], rewind: Rewind, *, grew: bool
+) -> tuple[Finding, Rewind | None]:
+    if not grew:
+        return cause("file-shrunk").told(**named), None
+    if wanted.grown == "rewind":
+        return cause("file-rewound").told(**named), rewind
+    if not file.is_append_only:
+        return cause("file-grown").told(**named), None
+    return cause("log-kept" if wanted.grown == "keep" else "log-grown").told(**named), None
+
+
+def uses(tree: ImageTree) -> dict[int, str]:
+    """File id -> who uses it, and how."""
+    found: dict[int, str] = {}
+    for process in tree.processes:
+        who = f"{process.comm}, PID {process.pid}"
+        for descriptor in process.descriptors:
+            found.setdefault(descriptor.file.id, f"fd {descriptor.fd} of {who}")
+        for mapped in process.mapped:
+            found.setdefault(mapped.id, f"mapped by {who}")
+        for place, what in ((process.exe, "program"), (process.cwd, "directory"), (process.root, "root directory")):
+            if place is not None:
+                found.setdefault(place.id, f"{what} of {who}")
+    return found
+
+
+def _outside_pipes(tree: ImageTree) -> tuple[OutsidePipe, ...]:
+    ends: dict[int, set[int]] = {}
+    for file in tree.files:
+        if isinstance(file, Pipe):
+            ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)
+    return tuple(
+        OutsidePipe(inode, writes=os.O_WRONLY in found)
+        for inode, found in ends.items()
+        if len(found) == 1 and os.O_RDWR not in found
+    )
+
+
+def _needs_terminal(tree: ImageTree) -> bool:
+    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    return any(not terminal.is_master and terminal.index not in masters for terminal in tree.terminals)
+
+
+def epoch(seconds: float) -> datetime:
+    """A time of a file system as the moment it names."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,73 @@
+"""Extents: where the pages of an object lie, as arrays of (first, count, pack, page)."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Extents: TypeAlias = npt.NDArray[np.void]
+Numbers: TypeAlias = npt.NDArray[np.uint64]
+Places: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+EXTENT: Final = np.dtype([("first", "<u8"), ("count", "<u4"), ("pack", "<u4"), ("page", "<u8")])
+
+ZERO: Final = 0xFFFFFFFF
+"""The pack number of pages that are all zero and lie nowhere."""
+
+
+def extents_of(first: npt.NDArray[Any], pack: npt.NDArray[Any], page: npt.NDArray[Any]) -> Extents:
+    """One extent for each page, joined where they follow each other."""
+    single = np.empty(len(first), EXTENT)
+    single["first"], single["count"], single["pack"], single["page"] = first, 1, pack, page
+    return join(single)
+
+
+def join(extents: Extents) -> Extents:
+    """The same pages in the same order, in as few extents as can be."""
+    if len(extents) < 2:
+        return extents
+    before, after = extents[:-1], extents[1:]
+    follows = (after["first"] == before["first"] + before["count"]) & (after["pack"] == before["pack"])
+    follows &= (after["page"] == before["page"] + before["count"]) | (after["pack"] == ZERO)
+    starts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    joined = extents[starts]
+    counts = np.add.reduceat(extents["count"].astype(np.uint64), starts)
+    if counts.max() > np.iinfo(np.uint32).max:
+        return extents
+    joined["count"] = counts
+    return joined
+
+
+def together(parts: list[Extents]) -> Extents:
+    """Extents one after the other, joined at the seams."""
+    return join(np.concatenate(parts)) if parts else np.empty(0, EXTENT)
+
+
+def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
+    """The single numbers of the ranges that begin at `start` and are `count` long, in order."""
+    counts = count.astype(np.int64)
+    ends = np.cumsum(counts)
+    shift: Numbers = (start.astype(np.int64) - ends + counts).astype(np.uint64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(shift, counts) + np.arange(total).astype(np.uint64)
+
+
+def renumbered(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
+    """The same extents with pack numbers looked up in `numbers`."""
+    changed = extents.copy()
+    stored = changed["pack"] != ZERO
+    changed["pack"][stored] = numbers[changed["pack"][stored]]
+    return changed
+
+
+def covered(extents: Extents, pack: int, pages: int) -> Mask:
+    """Which of a pack's `pages` pages the extents use."""
+    inside = extents[extents["pack"] == pack]
+    steps = np.zeros(pages + 1, np.int64)
+    np.add.at(steps, inside["page"].astype(np.int64), 1)
+    np.add.at(steps, (inside["page"] + inside["count"]).astype(np.int64), -1)
+    return np.cumsum(steps)[:-1] > 0

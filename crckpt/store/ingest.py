@@ -1,0 +1,111 @@
+"""Take an image directory into the store: what is new becomes a pack, and a manifest makes the checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crckpt.model import PAGE_SIZE, CheckpointId, Host, JobName, Options, Statistics, Task
+from crckpt.store.manifest import Checkpoint
+from crckpt.store.names import check_name
+from crckpt.store.repository import Repository
+
+if TYPE_CHECKING:
+    from crckpt.store.packing import Packed
+
+DEFAULT_LEVEL = -1
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
+
+    `details` are bytes (JSON) that may be secret: they lie in the pack. Without `parent` the newest of the job is it.
+    """
+
+    job: JobName
+    created: datetime
+    host: Host
+    options: Options
+    tree: tuple[Task, ...]
+    frozen_ms: float
+    dump_ms: float
+    details: bytes
+    parent: CheckpointId | None = None
+    note: str | None = None
+    run_id: str | None = None
+    stopped: bool = False
+    config_digest: str | None = None
+
+
+def ingest(
+    repository: Repository,
+    images: Path,
+    new: NewCheckpoint,
+    *,
+    compress: int = DEFAULT_LEVEL,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Checkpoint:
+    """Store the images in the directory `images`; the checkpoint is durable when this returns.
+
+    `compress` is a zstd level, `progress` is told (bytes done, bytes in all). After a failure there is no checkpoint.
+    Raises IntegrityError if the images contradict each other, UsageError for a bad job name, OSError if the disk is
+    full.
+    """
+    from crckpt.store.fingerprints import remember
+    from crckpt.store.packing import Target, pack_images
+
+    check_name(new.job, "job")
+    began = time.monotonic()
+    with repository.shared(), repository.transaction() as begun:
+        parent = _parent(repository, new)
+        target = Target(begun.path / "pack", compress, progress)
+        packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target)
+        if packed.pack is not None:
+            repository.add_pack(packed.pack.path, packed.pack.digest)
+            remember(repository.layout, repository.facts, packed.pack.digest, packed.fingerprints)
+        return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000), begun)
+
+
+def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:
+    if new.parent is not None:
+        return repository.get(new.parent)
+    series = repository.checkpoints(new.job)
+    return series[-1] if series else None
+
+
+def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: Packed, commit_ms: float) -> Checkpoint:
+    return Checkpoint(
+        id=CheckpointId(""),
+        job=new.job,
+        created=new.created,
+        parent=parent.id if parent else None,
+        host=new.host,
+        options=new.options,
+        tree=new.tree,
+        note=new.note,
+        run_id=new.run_id,
+        stopped=new.stopped,
+        packs=packed.uses,
+        index=packed.index,
+        statistics=_statistics(new, packed, commit_ms),
+        config_digest=new.config_digest,
+    )
+
+
+def _statistics(new: NewCheckpoint, packed: Packed, commit_ms: float) -> Statistics:
+    return Statistics(
+        frozen_ms=new.frozen_ms,
+        dump_ms=new.dump_ms,
+        commit_ms=commit_ms,
+        raw_bytes=packed.raw,
+        new_bytes=packed.pack.pages * PAGE_SIZE if packed.pack else 0,
+        stored_bytes=packed.pack.size if packed.pack else 0,
+        pages=packed.counts.pages,
+        zero_pages=packed.counts.zero,
+        shared_pages=packed.counts.shared,
+    )

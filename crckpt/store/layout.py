@@ -1,0 +1,169 @@
+"""The store's directory: where things lie in it, how it is made, and whether it may be used."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from crckpt.errors import StoreUnusable
+from crckpt.host.files import PRIVATE_DIRECTORY, PRIVATE_FILE, ensure_private_directory, sync_directory, write_durably
+
+FORMAT: Final = 1
+
+_DIRECTORIES: Final = ("cache", "cache/fingerprints", "checkpoints", "locks", "packs", "refs", "refs/tags", "tmp")
+_HARMLESS: Final = frozenset({"lost+found"})
+_WRITABLE_BY_OTHERS: Final = 0o022
+_OPEN_TO_OTHERS: Final = 0o077
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths in the store at `root`."""
+
+    root: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """A directory for each checkpoint, named by its id."""
+        return self.root / "checkpoints"
+
+    @property
+    def packs(self) -> Path:
+        """Packs, in directories named by the first two digits of their digests."""
+        return self.root / "packs"
+
+    @property
+    def tags(self) -> Path:
+        """A directory for each job, in it a file for each tag that holds an id."""
+        return self.root / "refs/tags"
+
+    @property
+    def fingerprints(self) -> Path:
+        """Fingerprints of packs' pages; derived, may be deleted."""
+        return self.root / "cache/fingerprints"
+
+    @property
+    def transactions(self) -> Path:
+        """What is in flight."""
+        return self.root / "tmp"
+
+    @property
+    def locks(self) -> Path:
+        """Records of those who hold the lock."""
+        return self.root / "locks"
+
+    def pack(self, digest: str) -> Path:
+        """Where the pack of that digest lies."""
+        return self.packs / digest[:2] / f"{digest}.pack"
+
+    def manifest(self, checkpoint_id: str) -> Path:
+        """Where the manifest of that checkpoint lies."""
+        return self.checkpoints / checkpoint_id / "manifest.json"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What store.json says. `seed` is the secret that no program must know: with it, collisions cannot be made."""
+
+    id: str
+    seed: int
+
+
+def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
+    """The store at `root`; with `create` it is made if nothing is there.
+
+    Raises StoreUnusable if there is none, if its owner or mode lets others at it, or if its format is newer.
+    """
+    try:
+        if create and _is_blank(root):
+            _create(root)
+        _check(root)
+        return Layout(root), _facts(root)
+    except (PermissionError, NotADirectoryError) as error:
+        raise StoreUnusable(
+            f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
+        ) from error
+
+
+def _is_blank(root: Path) -> bool:
+    """Whether nothing is there, or only what a creation that was cut short has left."""
+    if not root.exists():
+        return True
+    if not root.is_dir() or (root / "store.json").exists():
+        return False
+    ours = {"lock", *_DIRECTORIES} | _HARMLESS
+    here = {entry.name for entry in root.iterdir()}
+    held = (entry for name in ("checkpoints", "packs") if name in here for entry in (root / name).iterdir())
+    return all(name in ours or name.startswith(".store.json.") for name in here) and not any(held)
+
+
+def _create(root: Path) -> None:
+    """Make the store; store.json comes last and makes it one. Two who do this at once make one store."""
+    root.mkdir(parents=True, exist_ok=True)
+    status = root.stat()
+    if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
+        root.chmod(PRIVATE_DIRECTORY)
+    _check_owner_and_mode(root)
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        os.fchmod(lock, PRIVATE_FILE)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "store.json").exists():
+            for name in _DIRECTORIES:
+                ensure_private_directory(root / name)
+            write_durably(root / "store.json", json.dumps(_new_facts(), sort_keys=True, indent=1).encode() + b"\n")
+            sync_directory(root.parent)
+    finally:
+        os.close(lock)
+
+
+def _new_facts() -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "id": str(uuid.uuid4()),
+        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "fingerprint_seed": secrets.randbits(64),
+    }
+
+
+def _check(root: Path) -> None:
+    if not root.exists():
+        raise StoreUnusable(f"there is no store at {root}", hint="crckpt dump makes one; --store names another")
+    if not root.is_dir() or not (root / "store.json").exists():
+        raise StoreUnusable(f"{root} is not a store of crckpt", hint="name an empty or a new directory with --store")
+    _check_owner_and_mode(root)
+
+
+def _check_owner_and_mode(root: Path) -> None:
+    status = root.stat()
+    if status.st_uid != os.geteuid():
+        raise StoreUnusable(
+            f"the store {root} belongs to uid {status.st_uid}, and we are uid {os.geteuid()}",
+            hint=f"chown -R {'root' if os.geteuid() == 0 else os.geteuid()} {root}",
+        )
+    if status.st_mode & _OPEN_TO_OTHERS:
+        raise StoreUnusable(
+            f"the store {root} holds programs' memory, and its mode {status.st_mode & 0o777:o} lets other users in",
+            hint=f"chmod 700 {root}",
+        )
+
+
+def _facts(root: Path) -> Facts:
+    try:
+        document = json.loads((root / "store.json").read_bytes())
+        found = document["format"]
+        if found == FORMAT:
+            return Facts(str(document["id"]), int(document["fingerprint_seed"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreUnusable(f"{root}/store.json is damaged", hint="put it back from a backup") from error
+    raise StoreUnusable(
+        f"the store {root} has format {found}; this crckpt knows format {FORMAT}",
+        hint=f"use a crckpt that knows store format {found}",
+    )

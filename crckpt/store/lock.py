@@ -1,0 +1,109 @@
+"""The store's lock: flock(2) on STORE/lock, freed by the kernel when its holder dies, and records that name holders."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import StoreLocked
+from crckpt.host.files import PRIVATE_FILE, open_private
+from crckpt.store.owner import Owner, read_owner, this_process
+
+TIMEOUT_S: Final = 10.0
+_RETRY_S: Final = 0.05
+
+
+class StoreLock:
+    """Held shared by those who read or add, alone by those who remove. Holding may be nested in one process."""
+
+    def __init__(self, root: Path) -> None:
+        """`root` is the store's directory."""
+        self._root = root
+        self._depth = 0
+        self._alone = False
+
+    @contextmanager
+    def held(self, *, alone: bool, timeout: float = TIMEOUT_S) -> Iterator[None]:
+        """Hold the lock for the block. Raises StoreLocked if others have it for `timeout` seconds."""
+        if self._depth == 0:
+            with self._locked(alone, timeout):
+                yield from self._nested()
+            return
+        if alone and not self._alone:
+            raise RuntimeError("the store's lock is held shared; it cannot be had alone inside that")
+        yield from self._nested()
+
+    def _nested(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def _locked(self, alone: bool, timeout: float) -> Iterator[None]:
+        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        try:
+            self._acquire(descriptor, alone, timeout)
+            self._alone = alone
+            with self._recorded():
+                yield
+        finally:
+            self._alone = False
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int, alone: bool, timeout: float) -> None:
+        how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise self._refusal() from None
+                time.sleep(_RETRY_S)
+            else:
+                return
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
+        path = self._root / "locks" / f"{os.getpid()}-{secrets.token_hex(4)}"
+        with suppress(OSError), os.fdopen(open_private(path), "wb") as file:
+            file.write(this_process(time.time()).encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+    def _refusal(self) -> StoreLocked:
+        owners = holders(self._root)
+        if not owners:
+            return StoreLocked(
+                f"the store {self._root} is locked", hint=f"see which process has it open: lsof {self._root}/lock"
+            )
+        names = tuple(f"PID {owner.pid} ({owner.command}) since {_clock(owner)}" for owner in owners)
+        pids = " ".join(str(owner.pid) for owner in owners)
+        return StoreLocked(
+            f"the store {self._root} is locked by {', '.join(names)}",
+            hint=f"wait until it is done, or end it: kill {pids}",
+            causes=names,
+        )
+
+
+def holders(root: Path) -> tuple[Owner, ...]:
+    """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
+    owners = (read_owner(path) for path in sorted((root / "locks").iterdir()))
+    return tuple(owner for owner in owners if owner is not None and owner.is_alive)
+
+
+def _clock(owner: Owner) -> str:
+    return f"{datetime.fromtimestamp(owner.since, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,27 @@
+"""What jobs, tags and ids look like."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from crckpt.errors import UsageError
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A job or a tag."""
+
+ID: Final = re.compile(r"[0-9a-f]{64}")
+"""A checkpoint's id or a pack's digest: a SHA-256."""
+
+SHORT: Final = 12
+"""Digits of an id that people are shown."""
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself if it can name a job or tag (`what`). Raises UsageError."""
+    if NAME.fullmatch(name):
+        return name
+    raise UsageError(
+        f"{name!r} cannot name a {what}",
+        hint="use up to 100 letters, digits, '.', '_' and '-', a letter or digit first",
+    )

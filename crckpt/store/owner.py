@@ -1,0 +1,65 @@
+"""Who holds a lock or a transaction, so that others can tell whether it still lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from crckpt.host import proc
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process, named for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+
+    `pid_namespace` is the inode of the namespace that `pid` counts in; `since` is when it began to hold (Unix time).
+    """
+
+    host: str
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    start: int
+    command: str
+    since: float
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs. What cannot be seen, in another PID namespace of this boot, counts as alive."""
+        if self.boot_id != proc.boot_id():
+            return False
+        if self.pid_namespace != proc.namespace("self", "pid"):
+            return True
+        process = proc.read_process(self.pid)
+        return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+
+def this_process(since: float) -> Owner:
+    """Ourselves."""
+    pid = os.getpid()
+    process = proc.read_process(pid)
+    assert process is not None
+    return Owner(
+        host=platform.node(),
+        boot_id=proc.boot_id(),
+        pid_namespace=proc.namespace("self", "pid"),
+        pid=pid,
+        start=process.start,
+        command=" ".join(proc.command_line(pid)),
+        since=since,
+    )
+
+
+def read_owner(path: Path) -> Owner | None:
+    """The owner recorded in a file; None if there is none or it cannot be understood."""
+    try:
+        return Owner(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

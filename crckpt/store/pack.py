@@ -1,0 +1,129 @@
+"""Reading packs. The format is specified in this package's docstring; the writer is in `pack_writer`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.names import SHORT
+
+MAGIC: Final = b"CRCKPAK1"
+FRAME_PAGES: Final = 64
+FRAME_SIZE: Final = FRAME_PAGES * PAGE_SIZE
+FOOTER: Final = struct.Struct("<QII8s")
+FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack whose frame table is known to be the one that its digest names. `size` is the file's, in bytes."""
+
+    path: Path
+    digest: str
+    size: int
+    table: npt.NDArray[np.void]
+
+    @property
+    def pages(self) -> int:
+        """How many pages it holds."""
+        return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
+
+    def stored(self, first: int, count: int = 1) -> memoryview:
+        """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
+        start, last = int(self.table["offset"][first]), first + count - 1
+        length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
+        content = _read(self.path, start, length)
+        if len(content) != length:
+            raise IntegrityError(f"{self.name}, frame {first}: the file is cut short")
+        return memoryview(content)
+
+    def check(self, frame: int, stored: memoryview) -> None:
+        """Raises IntegrityError if these are not the bytes of that frame."""
+        if hashlib.sha256(stored).digest() != self.table["sha256"][frame].tobytes():
+            raise IntegrityError(f"{self.name}, frame {frame}: its SHA-256 does not match")
+
+    def unpacked(self, frame: int, stored: memoryview) -> bytes:
+        """The pages of a frame from its stored bytes. Raises IntegrityError unless they are what was stored."""
+        self.check(frame, stored)
+        raw = int(self.table["raw"][frame])
+        try:
+            content = _decompressor().decompress(stored, max_output_size=raw)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
+        if len(content) != raw:
+            raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes where {raw} belong")
+        return content
+
+    def frames(self, first: int, count: int) -> list[bytes]:
+        """The pages of frames that follow each other, read at once. Raises IntegrityError."""
+        stored = self.stored(first, count)
+        start = int(self.table["offset"][first])
+        ends = [(int(entry["offset"]) - start, int(entry["stored"])) for entry in self.table[first : first + count]]
+        return [self.unpacked(first + at, stored[begin : begin + size]) for at, (begin, size) in enumerate(ends)]
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"pack {self.digest[:SHORT]}"
+
+
+def open_pack(path: Path, digest: str) -> Pack:
+    """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
+    name = f"pack {digest[:SHORT]}"
+    try:
+        size = path.stat().st_size
+        table = _table(path, size, name)
+    except FileNotFoundError:
+        raise IntegrityError(f"{name} is missing ({path})") from None
+    if hashlib.sha256(table).hexdigest() != digest:
+        raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
+    frames = np.frombuffer(table, FRAME)
+    _check_layout(frames, size - FOOTER.size - len(table), name)
+    return Pack(path, digest, size, frames)
+
+
+def _table(path: Path, size: int, name: str) -> bytes:
+    if size < len(MAGIC) + FOOTER.size or _read(path, 0, len(MAGIC)) != MAGIC:
+        raise IntegrityError(f"{name}: it does not begin as packs do")
+    offset, count, page_size, magic = FOOTER.unpack(_read(path, size - FOOTER.size, FOOTER.size))
+    whole = offset + count * FRAME.itemsize + FOOTER.size == size
+    if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
+        raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
+    return _read(path, offset, count * FRAME.itemsize)
+
+
+def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
+    starts = np.concatenate((frames["offset"], [np.uint64(end)]))
+    gapless = starts[0] == len(MAGIC) and np.array_equal(starts[1:], frames["offset"] + frames["stored"])
+    last = int(frames["raw"][-1])
+    if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
+        raise IntegrityError(f"{name}: its frame table contradicts itself")
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, length, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One for each thread: they must not be shared."""
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _local.decompressor
+    return found

@@ -1,0 +1,124 @@
+"""Refs: how people name checkpoints, and tags."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import NoSuchCheckpoint, UsageError
+from crckpt.host.files import ensure_private_directory, sync_directory, write_durably
+from crckpt.model import CheckpointId, JobName
+from crckpt.store.names import ID, NAME, SHORT, check_name
+
+_AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
+_TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
+_PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
+
+
+@dataclass(frozen=True)
+class Tag:
+    """`job:name` names the checkpoint `id`."""
+
+    job: JobName
+    name: str
+    id: CheckpointId
+
+
+@dataclass(frozen=True)
+class Known:
+    """What refs can name: each job's checkpoints, oldest first; all ids, also of unreadable manifests; tags."""
+
+    jobs: Mapping[JobName, Sequence[CheckpointId]]
+    ids: tuple[CheckpointId, ...]
+    tags: tuple[Tag, ...]
+
+
+def resolve(ref: str, known: Known) -> CheckpointId:
+    """The checkpoint that `ref` names: `JOB` (its newest), `JOB~N`, `JOB:TAG`, an id or 4 or more digits of one.
+
+    A job's name goes before an id. Raises NoSuchCheckpoint, UsageError if the digits fit several.
+    """
+    if (match := _AGE.fullmatch(ref)) is not None:
+        return _back(ref, known, JobName(match["job"]), int(match["back"]))
+    if (match := _TAG.fullmatch(ref)) is not None:
+        return _tagged(ref, known, match["job"], match["tag"])
+    if ref in known.jobs:
+        return known.jobs[JobName(ref)][-1]
+    return _by_digits(ref, known)
+
+
+def write_tag(directory: Path, tag: Tag) -> None:
+    """Make or move a tag, durably. Raises UsageError for a name that cannot be one."""
+    check_name(tag.job, "job")
+    check_name(tag.name, "tag")
+    ensure_private_directory(directory / tag.job)
+    write_durably(directory / tag.job / tag.name, f"{tag.id}\n".encode())
+
+
+def remove_tag(directory: Path, job: str, name: str) -> None:
+    """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
+    names_one = NAME.fullmatch(job) and NAME.fullmatch(name) and (directory / job / name).is_file()
+    if not names_one:
+        ours = (f"{tag.job}:{tag.name}" for tag in read_tags(directory))
+        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours))
+    (directory / job / name).unlink()
+    sync_directory(directory / job)
+
+
+def read_tags(directory: Path) -> tuple[Tag, ...]:
+    """All tags, in the order of their names."""
+    return tuple(tag for path in sorted(directory.iterdir()) if NAME.fullmatch(path.name) for tag in _tags_of(path))
+
+
+def _tags_of(directory: Path) -> Iterator[Tag]:
+    for path in sorted(directory.iterdir()):
+        # Names that begin with a dot are being written, or were when their writer died.
+        if NAME.fullmatch(path.name):
+            content = path.read_text(errors="replace").strip()
+            if ID.fullmatch(content):
+                yield Tag(JobName(directory.name), path.name, CheckpointId(content))
+
+
+def _back(ref: str, known: Known, job: JobName, back: int) -> CheckpointId:
+    series = known.jobs.get(job)
+    if series is None:
+        raise _unknown(ref, known)
+    if back >= len(series):
+        raise NoSuchCheckpoint(
+            f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
+            hint=f"the oldest is {job}~{len(series) - 1}",
+        )
+    return series[-1 - back]
+
+
+def _tagged(ref: str, known: Known, job: str, name: str) -> CheckpointId:
+    for tag in known.tags:
+        if (tag.job, tag.name) == (job, name) and tag.id in known.ids:
+            return tag.id
+    raise _unknown(ref, known)
+
+
+def _by_digits(ref: str, known: Known) -> CheckpointId:
+    fitting = sorted(found for found in known.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
+    if not fitting:
+        raise _unknown(ref, known)
+    if len(fitting) > 1:
+        shown = tuple(found[:SHORT] for found in fitting)
+        raise UsageError(
+            f"{ref} fits {len(fitting)} checkpoints: {', '.join(shown[:8])}", hint="give more digits", causes=shown
+        )
+    return fitting[0]
+
+
+def _unknown(ref: str, known: Known) -> NoSuchCheckpoint:
+    names = [*known.jobs, *(f"{tag.job}:{tag.name}" for tag in known.tags)]
+    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_near(ref, names) if names else "the store is empty")
+
+
+def _near(ref: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else "see what there is: crckpt list"

@@ -1,0 +1,172 @@
+"""The store as a whole: open it, lock it, list, name, tag and remove checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
+from crckpt.host.files import ensure_private_directory, make_private_directory, move_durably, sync_directory, write_new
+from crckpt.model import CheckpointId, JobName
+from crckpt.store.layout import Facts, Layout, open_layout
+from crckpt.store.lock import TIMEOUT_S, StoreLock
+from crckpt.store.manifest import Checkpoint, seal, unseal
+from crckpt.store.names import ID, SHORT
+from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
+from crckpt.store.retention import Collected, Unreadable, collect, remove_checkpoints
+from crckpt.store.transaction import Transaction, transaction
+
+if TYPE_CHECKING:
+    from crckpt.store.contents import Contents
+
+
+class Repository:
+    """A store. Every method takes the lock that it needs, unless the caller holds it; for one thread.
+
+    Methods raise StoreLocked if the lock cannot be had within the time given to `shared` or `exclusive`.
+    """
+
+    def __init__(self, layout: Layout, facts: Facts) -> None:
+        """Use `open`."""
+        self.layout = layout
+        self.facts = facts
+        self._lock = StoreLock(layout.root)
+        self._contents: Contents | None = None
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = False) -> Repository:
+        """The store at `path`; with `create`, a missing or empty directory is made one.
+
+        Raises StoreUnusable if it is none, if others may read or own it, or if its format is newer.
+        """
+        return cls(*open_layout(path.absolute(), create=create))
+
+    @property
+    def root(self) -> Path:
+        """The store's directory."""
+        return self.layout.root
+
+    def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
+        """Nothing is removed while the block runs. Raises StoreLocked after `timeout` seconds."""
+        return self._lock.held(alone=False, timeout=timeout)
+
+    def exclusive(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
+        """Nobody else uses the store while the block runs. Raises StoreLocked after `timeout` seconds."""
+        return self._lock.held(alone=True, timeout=timeout)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A private directory for what is in flight, removed when the block ends."""
+        with self.shared(), transaction(self.layout.transactions) as begun:
+            yield begun
+
+    def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
+        """All checkpoints, or those of a job, oldest first. Those that `unreadable` lists are left out."""
+        found, _ = self._read_all()
+        return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
+
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Checkpoints whose manifest is damaged or of a newer schema."""
+        return self._read_all()[1]
+
+    def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
+        """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
+        try:
+            manifest = self.layout.manifest(checkpoint_id).read_bytes()
+        except FileNotFoundError:
+            raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
+        return unseal(manifest, checkpoint_id)
+
+    def resolve(self, ref: str) -> CheckpointId:
+        """The checkpoint that `ref` names. Raises NoSuchCheckpoint, or UsageError if it fits several; see `refs`."""
+        with self.shared():
+            if ID.fullmatch(ref) and self.layout.manifest(ref).exists():
+                return CheckpointId(ref)
+            found, unreadable = self._read_all()
+            jobs: dict[JobName, list[CheckpointId]] = {}
+            for checkpoint in found:
+                jobs.setdefault(checkpoint.job, []).append(checkpoint.id)
+            ids = (*(checkpoint.id for checkpoint in found), *(bad.id for bad in unreadable))
+            return resolve(ref, Known(jobs, ids, self.tags()))
+
+    def tag(self, checkpoint_id: CheckpointId, name: str) -> Tag:
+        """Let `JOB:name` name the checkpoint; a tag of that name moves. Raises UsageError, and what `get` raises."""
+        with self.shared():
+            tag = Tag(self.get(checkpoint_id).job, name, checkpoint_id)
+            write_tag(self.layout.tags, tag)
+            return tag
+
+    def untag(self, job: str, name: str) -> None:
+        """Raises NoSuchCheckpoint if there is no such tag."""
+        with self.shared():
+            remove_tag(self.layout.tags, job, name)
+
+    def tags(self) -> tuple[Tag, ...]:
+        """All tags, by name."""
+        return read_tags(self.layout.tags)
+
+    def remove(self, ids: Iterable[CheckpointId]) -> None:
+        """Remove checkpoints and their tags; no other checkpoint changes. Their packs stay until `gc`.
+
+        Raises NoSuchCheckpoint, before anything is removed, if one does not exist.
+        """
+        with self.exclusive():
+            doomed = tuple(ids)
+            for checkpoint_id in doomed:
+                if not ID.fullmatch(checkpoint_id) or not (self.layout.checkpoints / checkpoint_id).is_dir():
+                    raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}")
+            remove_checkpoints(self.layout, doomed)
+
+    def gc(self, *, dry_run: bool = False) -> Collected:
+        """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only tell.
+
+        Raises IntegrityError, and removes nothing, if a manifest cannot be read.
+        """
+        with self.exclusive():
+            found, unreadable = self._read_all()
+            named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
+            return collect(self.layout, named, unreadable, dry_run=dry_run)
+
+    def contents(self, checkpoint: Checkpoint) -> Contents:
+        """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
+        from crckpt.store.contents import Contents
+
+        if self._contents is None or self._contents.checkpoint != checkpoint:
+            self._contents = Contents(self.layout, checkpoint)
+        return self._contents
+
+    def add_pack(self, path: Path, digest: str) -> None:
+        """Take in a finished pack file, whose content is durable. One that is there already stays."""
+        target = self.layout.pack(digest)
+        if target.exists() and target.stat().st_size == path.stat().st_size:
+            path.unlink()
+            return
+        ensure_private_directory(target.parent)
+        move_durably(path, target)
+
+    def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
+        """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there."""
+        checkpoint, manifest = seal(draft)
+        directory = begun.path / "checkpoint"
+        make_private_directory(directory)
+        write_new(directory / "manifest.json", manifest)
+        sync_directory(directory)
+        move_durably(directory, self.layout.checkpoints / checkpoint.id)
+        return checkpoint
+
+    def _read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
+        found: list[Checkpoint] = []
+        unreadable: list[Unreadable] = []
+        for name in (path.name for path in self.layout.checkpoints.iterdir()):
+            if ID.fullmatch(name):
+                try:
+                    found.append(self.get(CheckpointId(name)))
+                except NoSuchCheckpoint:
+                    continue
+                except (IntegrityError, StoreUnusable) as error:
+                    remedy = error.hint or f"give it up with: crckpt rm {name[:SHORT]}"
+                    unreadable.append(Unreadable(CheckpointId(name), error.message, remedy))
+        found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
+        return tuple(found), tuple(sorted(unreadable, key=lambda bad: bad.id))

@@ -1,0 +1,109 @@
+"""Removing: checkpoints that are given up, and then what nothing names any more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.errors import IntegrityError
+from crckpt.host.files import move_durably, sync_directory
+from crckpt.model import CheckpointId
+from crckpt.store.layout import Layout
+from crckpt.store.names import ID
+from crckpt.store.owner import read_owner
+from crckpt.store.refs import read_tags, remove_tag
+from crckpt.store.transaction import dead_transactions, transaction
+
+_SECTOR = 512
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A checkpoint whose manifest cannot be read, why, and what helps."""
+
+    id: CheckpointId
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What gc removed, or would remove: packs by digest, everything else by path in the store; `bytes` on disk."""
+
+    packs: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    bytes: int
+
+
+def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
+    """Remove checkpoints and the tags that name them; their packs stay until `collect`. Needs the lock alone."""
+    gone = tuple(dict.fromkeys(ids))
+    for tag in read_tags(layout.tags):
+        if tag.id in gone:
+            remove_tag(layout.tags, tag.job, tag.name)
+    with transaction(layout.transactions) as doomed:
+        for checkpoint_id in gone:
+            move_durably(layout.checkpoints / checkpoint_id, doomed.path / checkpoint_id)
+        sync_directory(layout.checkpoints)
+
+
+def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
+    """Remove packs that are not `named` by any manifest, and what the dead have left. Needs the lock alone.
+
+    Raises IntegrityError, and removes nothing, if a manifest is unreadable: nobody knows which packs it needs.
+    """
+    if unreadable:
+        bad = unreadable[0]
+        raise IntegrityError(
+            f"nothing was removed: {bad.why}, so that nobody knows which packs it needs",
+            hint=bad.remedy,
+            causes=tuple(found.why for found in unreadable),
+        )
+    packs = tuple(path for path in sorted(layout.packs.glob("??/*.pack")) if _is_unnamed(path, named))
+    kept = {path.stem for path in layout.packs.glob("??/*.pack")} - {path.stem for path in packs}
+    leftovers = _leftovers(layout, kept)
+    freed = sum(_size(path) for path in (*packs, *leftovers))
+    if not dry_run:
+        for path in (*leftovers, *packs):
+            _remove(path)
+    shown = tuple(str(path.relative_to(layout.root)) for path in leftovers)
+    return Collected(tuple(path.stem for path in packs), shown, freed)
+
+
+def _is_unnamed(pack: Path, named: frozenset[str]) -> bool:
+    """A file that is not called as packs are is somebody else's."""
+    return ID.fullmatch(pack.stem) is not None and pack.stem not in named
+
+
+def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
+    without_manifest = (path for path in layout.checkpoints.iterdir() if not (path / "manifest.json").exists())
+    records = (path for path in layout.locks.iterdir() if not _is_held(path))
+    orphans = (path for path in layout.fingerprints.iterdir() if path.name not in packs)
+    return (
+        *dead_transactions(layout.transactions),
+        *sorted(path for path in without_manifest if ID.fullmatch(path.name)),
+        *sorted(records),
+        *sorted(orphans),
+        *sorted(layout.tags.glob("*/.*")),
+    )
+
+
+def _is_held(record: Path) -> bool:
+    owner = read_owner(record)
+    return owner is not None and owner.is_alive
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.lstat().st_blocks * _SECTOR
+    return sum((Path(top) / name).lstat().st_blocks * _SECTOR for top, _, names in os.walk(path) for name in names)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

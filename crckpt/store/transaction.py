@@ -1,0 +1,43 @@
+"""Transactions: directories for what is in flight, each with the name of its owner."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.host.files import make_private_directory, open_private
+from crckpt.store.owner import read_owner, this_process
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A private directory on the store's file system, gone when the transaction ends."""
+
+    path: Path
+
+
+@contextmanager
+def transaction(directory: Path) -> Iterator[Transaction]:
+    """A new transaction in `directory`, removed with all that is in it when the block ends."""
+    path = directory / f"{os.getpid()}-{secrets.token_hex(4)}"
+    make_private_directory(path)
+    try:
+        with os.fdopen(open_private(path / "owner.json"), "wb") as file:
+            file.write(this_process(time.time()).encode())
+        yield Transaction(path)
+    finally:
+        # What cannot be removed now is removed by gc: it must not hide how the block ended.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def dead_transactions(directory: Path) -> tuple[Path, ...]:
+    """Those whose owner has ended. To be asked by whoever holds the store's lock alone: then no new one begins."""
+    paths = sorted(directory.iterdir())
+    owners = ((path, read_owner(path / "owner.json")) for path in paths)
+    return tuple(path for path, owner in owners if owner is None or not owner.is_alive)

@@ -1,0 +1,247 @@
+"""scripts/install-criu, run for real: Debian's packages, real trials, an interruption, two runs at once."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from trees import wait_for
+
+SCRIPT = Path(__file__).parents[2] / "scripts/install-criu"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def start(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start install-criu on `prefix`, trying only `candidates`, in a session of its own."""
+    return subprocess.Popen(
+        [str(SCRIPT), "--prefix", str(prefix), "--try", candidates, *more],
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    """Wait for a run."""
+    stdout, stderr = process.communicate(timeout=200)
+    return Outcome(process.returncode, stdout, stderr)
+
+
+def run(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None = None) -> Outcome:
+    """Run install-criu on `prefix`, trying only `candidates`."""
+    return finish(start(prefix, candidates, *more, env=env))
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A prefix that two runs, started at once, filled."""
+
+    prefix: Path
+    outcomes: tuple[Outcome, Outcome]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """Let two runs at once fill an empty prefix with sid's CRIU."""
+    folder = tmp_path_factory.mktemp("installed")
+    runs = [start(folder / "criu", "prefix,sid") for _ in range(2)]
+    first, second = (finish(process) for process in runs)
+    yield Installed(folder / "criu", (first, second))
+    shutil.rmtree(folder)
+
+
+def criu_that(folder: Path, body: str) -> dict[str, str]:
+    """Put a shell script called criu on a PATH of its own; return the environment for that."""
+    folder.mkdir()
+    script = folder / "criu"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_two_runs_at_once_share_one_installation(installed: Installed) -> None:
+    """Both succeed; one fetched, the other waited and found its result."""
+    path = f"{installed.prefix}/criu"
+    assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
+    said = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
+    assert "prefix: no: nothing in" in said[0].stderr
+    assert "sid: yes: CRIU" in said[0].stderr
+    assert "prefix: yes: CRIU" in said[1].stderr
+    assert "sid:" not in said[1].stderr
+
+
+def test_programs_of_the_prefix_use_only_its_own_libraries(installed: Installed) -> None:
+    """No library of this machine is mixed in, and nft talks to the kernel."""
+    loader = next((installed.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
+    for name in ("criu", "nft"):
+        program = installed.prefix / "root/usr/sbin" / name
+        argv = [str(loader), "--library-path", str(loader.parent), "--list", str(program)]
+        listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        lines = [line for line in listed.splitlines() if "linux-vdso" not in line]
+        assert len(lines) > 5
+        assert [line for line in lines if str(installed.prefix) not in line] == []
+    nft = subprocess.run([installed.prefix / "nft", "list", "tables"], capture_output=True, text=True, check=False)
+    assert (nft.returncode, nft.stderr) == (0, "")
+
+
+def test_prefix_works_where_it_is_moved(installed: Installed, tmp_path: Path) -> None:
+    """A prefix that was moved passes the trial in its new place."""
+    shutil.copytree(installed.prefix, tmp_path / "elsewhere/criu", symlinks=True)
+    outcome = run(tmp_path / "elsewhere/criu", "prefix")
+    assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/elsewhere/criu/criu\n"), outcome.stderr
+
+
+def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) -> None:
+    """CRCKPT_CRIU_PRELOAD goes to the loader: a missing library is its complaint, and criu still runs."""
+    env = os.environ | {"CRCKPT_CRIU_PRELOAD": "/nonexistent/tracker.so"}
+    argv = [str(installed.prefix / "criu"), "--version"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Version: ")
+    assert done.stderr.count("/nonexistent/tracker.so") == 1
+
+
+def test_criu_on_path_that_works_is_chosen(installed: Installed, tmp_path: Path) -> None:
+    """The one on PATH comes first, and nothing is put into the prefix."""
+    env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
+    outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
+    assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/bin/criu\n"), outcome.stderr
+    assert "path: yes: CRIU" in outcome.stderr
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_criu_that_passes_check_and_cannot_restore_is_rejected(installed: Installed, tmp_path: Path) -> None:
+    """The reason is given, the next candidate is tried, and neither process nor file of the trial stays."""
+    trace, temporary = tmp_path / "trace", tmp_path / "tmp"
+    temporary.mkdir()
+    body = f"""echo "$@" >> {trace}
+[ "$1" = restore ] && {{ echo 'Error (cr-restore.c:1): no restore today' >&2; exit 1; }}
+exec {installed.prefix}/criu "$@" """
+    env = criu_that(tmp_path / "bin", body) | {"TMPDIR": str(temporary)}
+    outcome = run(installed.prefix, "path,prefix", env=env)
+    assert (outcome.status, outcome.stdout) == (0, f"{installed.prefix}/criu\n"), outcome.stderr
+    first, second = outcome.stderr.splitlines()
+    assert first.startswith("path: no: CRIU 4")
+    assert first.endswith("restore: no restore today")
+    assert second.startswith("prefix: yes")
+    assert_no_trace(trace, temporary)
+
+
+def test_criu_that_fails_to_dump_leaves_no_process(installed: Installed, tmp_path: Path) -> None:
+    """After a failed dump the trial's process is ended; without another candidate it is status 20 and a hint."""
+    trace, temporary = tmp_path / "trace", tmp_path / "tmp"
+    temporary.mkdir()
+    body = f"""echo "$@" >> {trace}
+[ "$1" = dump ] && exit 3
+exec {installed.prefix}/criu "$@" """
+    env = criu_that(tmp_path / "bin", body) | {"TMPDIR": str(temporary)}
+    outcome = run(tmp_path / "prefix", "path", env=env)
+    assert (outcome.status, outcome.stdout) == (20, "")
+    assert "dump: exit status 3" in outcome.stderr
+    assert outcome.stderr.endswith("next: scripts/install-criu\n")
+    assert_no_trace(trace, temporary)
+
+
+def assert_no_trace(trace: Path, temporary: Path) -> None:
+    """Assert that the process that was dumped is gone, and the trial's files with it."""
+    words = next(line for line in trace.read_text().splitlines() if line.startswith("dump ")).split()
+    assert not Path("/proc", words[words.index("--tree") + 1]).exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_killed_run_leaves_the_old_prefix(installed: Installed) -> None:
+    """SIGKILL while packages are unpacked: the old CRIU still works, and the next run clears up."""
+    folder = installed.prefix.parent
+    process = start(installed.prefix, "sid")
+    try:
+        wait_for(lambda: any(folder.glob(".criu.tmp-*/new/root/usr")), 60, "packages to be unpacked")
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
+    assert list(folder.glob(".criu.tmp-*")) != []
+    assert run(installed.prefix, "prefix").status == 0
+    assert sorted(path.name for path in folder.iterdir()) == [".criu.lock", "criu"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """It clears up itself, says nothing and ends with the signal's status."""
+    process = start(tmp_path / "criu", "sid,testing")
+    wait_for(lambda: any(tmp_path.glob(".criu.tmp-*/new/apt/lists")), 60, "the download to begin")
+    process.send_signal(number)
+    outcome = finish(process)
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (128 + number, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == [".criu.lock"]
+
+
+def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
+    """Even where the machine's apt is told to accept such repositories."""
+    mirror = repository(tmp_path)
+    lax = tmp_path / "lax.conf"
+    lax.write_text('Acquire::AllowInsecureRepositories "true";\nAPT::Get::AllowUnauthenticated "true";\n')
+    outcome = run(tmp_path / "p/criu", "sid", "--mirror", mirror, env={"APT_CONFIG": str(lax)})
+    assert (outcome.status, outcome.stdout) == (20, "")
+    assert "sid: no: apt-get: E: The repository" in outcome.stderr
+    assert "is not signed." in outcome.stderr
+    assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
+
+
+def test_repository_signed_by_another_key_is_refused(tmp_path: Path) -> None:
+    """A good signature is not enough: it must be Debian's."""
+    mirror = repository(tmp_path)
+    release = tmp_path / "mirror/dists/sid/Release"
+    home = tmp_path / "gnupg"
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--batch", "--quiet", "--homedir", str(home), "--passphrase", ""]
+    try:
+        subprocess.run([*gpg, "--quick-generate-key", "stranger", "ed25519", "sign"], check=True, capture_output=True)
+        signed = [*gpg, "--output", str(release.with_name("InRelease")), "--clear-sign", str(release)]
+        subprocess.run(signed, check=True, capture_output=True)
+    finally:
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
+    release.unlink()
+    outcome = run(tmp_path / "p/criu", "sid", "--mirror", mirror)
+    assert (outcome.status, outcome.stdout) == (20, "")
+    assert "sid: no: apt-get: E: The repository" in outcome.stderr
+    assert "is not signed." in outcome.stderr
+
+
+def repository(folder: Path) -> str:
+    """Make an empty repository with sid's name; return its address."""
+    release = folder / "mirror/dists/sid/Release"
+    release.parent.mkdir(parents=True)
+    date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
+    release.write_text(f"Origin: Debian\nSuite: unstable\nCodename: sid\nComponents: main\nDate: {date}\n")
+    return f"file:{folder}/mirror"
+
+
+def test_without_the_right_to_checkpoint_it_says_so() -> None:
+    """An ordinary user is told what to type, and nothing is tried."""
+    argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-", "--try", "path"]
+    with SCRIPT.open() as text:
+        done = subprocess.run(argv, stdin=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (20, "")
+    assert done.stderr == "Only root, or CAP_CHECKPOINT_RESTORE, may checkpoint.\n  next: sudo scripts/install-criu\n"
+
+
+def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
+    """The candidates that there are get named."""
+    outcome = run(tmp_path / "criu", "path,woody")
+    assert outcome.status == 2
+    assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr

@@ -1,0 +1,121 @@
+"""vagrant/: the machines' description parses, and provision.sh makes a machine on which crckpt works.
+
+The machine is this one seen through a throwaway overlay in a mount namespace: what it installs is in memory and ends
+with the namespace.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+
+ENTER_OVERLAY = """
+set -e
+mount -t tmpfs -o mode=755 overlay "$1/room"
+mkdir "$1"/room/{upper,work,root}
+mount -t overlay -o "lowerdir=/,upperdir=$1/room/upper,workdir=$1/room/work" overlay "$1/room/root"
+cd "$1/room/root"
+mount -t proc proc proc
+mount --rbind /sys sys
+mount --rbind /dev dev
+mount -t tmpfs tmpfs run
+mkdir .before .results .project
+mount --bind "$1/results" .results
+mount --bind "$3" .project
+mount -o remount,bind,ro .project
+pivot_root . .before
+cd /
+umount --lazy /.before  # CRIU must see no mounts but this root's
+rm -rf /opt/crckpt /usr/local/bin/crckpt /usr/local/lib/crckpt
+dpkg --force-depends --purge nftables > /dev/null 2>&1
+exec bash -c "$2"
+"""
+
+PROVISION_TWICE = """
+for run in first second; do
+  began=$(date +%s%N)
+  /.project/vagrant/provision.sh > /.results/$run 2>&1
+  echo "{\\"status\\": $?, \\"milliseconds\\": $((($(date +%s%N) - began) / 1000000))}" > /.results/$run.json
+done
+cd /tmp && /usr/local/bin/crckpt --version > /.results/version 2>&1
+readlink -f /usr/local/bin/crckpt > /.results/command
+"""
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """What two runs of provision.sh on one machine said, and the machine after them."""
+
+    outputs: tuple[str, str]
+    statuses: tuple[int, int]
+    milliseconds: tuple[int, int]
+    version: str
+    command: str
+    folder: Path
+    here_before: tuple[int | None, ...]
+
+
+def footprint() -> tuple[int | None, ...]:
+    """When what provision.sh makes was last changed on this machine itself; None where it is not."""
+    paths = (Path("/opt/crckpt"), Path("/usr/local/bin/crckpt"), Path("/usr/local/lib/crckpt/criu"))
+    return tuple(path.lstat().st_mtime_ns if path.is_symlink() or path.exists() else None for path in paths)
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    """Run provision.sh twice in the overlay."""
+    folder = tmp_path_factory.mktemp("provision")
+    results = folder / "results"
+    for name in ("room", "results"):
+        (folder / name).mkdir()
+    here_before = footprint()
+    inside = ["bash", "-c", ENTER_OVERLAY, "overlay", str(folder), PROVISION_TWICE, str(PROJECT)]
+    subprocess.run(["unshare", "--mount", "--propagation=private", *inside], check=True, timeout=280)
+    first, second = (json.loads((results / f"{run}.json").read_text()) for run in ("first", "second"))
+    return Provisioned(
+        outputs=((results / "first").read_text(), (results / "second").read_text()),
+        statuses=(first["status"], second["status"]),
+        milliseconds=(first["milliseconds"], second["milliseconds"]),
+        version=(results / "version").read_text(),
+        command=(results / "command").read_text().strip(),
+        folder=folder,
+        here_before=here_before,
+    )
+
+
+def test_vagrantfile_is_ruby() -> None:
+    """Ruby parses it."""
+    done = subprocess.run(
+        ["ruby", "-c", str(PROJECT / "vagrant/Vagrantfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("Syntax OK\n", "")
+
+
+def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
+    """The command is linked, it runs from anywhere, and it finds the CRIU that was installed."""
+    assert provisioned.statuses[0] == 0, provisioned.outputs[0]
+    assert provisioned.command == "/opt/crckpt/bin/crckpt"
+    assert provisioned.version.startswith("crckpt "), provisioned.version
+    assert "CRIU" in provisioned.version
+    assert "packages: installing nftables" in provisioned.outputs[0]
+    assert "dumps and restores a process" in provisioned.outputs[0]
+
+
+def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
+    """Everything is found as it should be, in a few seconds."""
+    assert provisioned.statuses[1] == 0, provisioned.outputs[1]
+    assert "packages: all installed" in provisioned.outputs[1]
+    assert "prefix: yes: CRIU" in provisioned.outputs[1] or "path: yes: CRIU" in provisioned.outputs[1]
+    assert "crckpt: already installed from this source" in provisioned.outputs[1]
+    assert provisioned.milliseconds[1] < 10_000
+
+
+def test_this_machine_is_as_before(provisioned: Provisioned) -> None:
+    """The overlay is gone and nothing of it stayed here."""
+    assert footprint() == provisioned.here_before
+    assert str(provisioned.folder) not in Path("/proc/mounts").read_text()
+    assert list((provisioned.folder / "room").iterdir()) == []

@@ -1,0 +1,97 @@
+"""Real trees, checkpointed and brought back through the command line, and checked from the inside and the outside."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from trees import CASES, TRAINING, Case, Tree, started
+
+Crckpt = Callable[..., str]
+AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
+
+
+@pytest.fixture
+def crckpt(tmp_path: Path) -> Crckpt:
+    """Run the command with a store of this test's own; fails unless it ends with 0."""
+    environment = os.environ | {"CRCKPT_STORE": str(tmp_path / "store")}
+
+    def call(*words: str) -> str:
+        argv = [sys.executable, "-m", "crckpt", *words]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+    """A ready tree of each kind in turn."""
+    case: Case = request.param
+    if case.missing():
+        pytest.skip(f"not installed: {', '.join(case.missing())}")
+    with started(case) as tree:
+        yield tree
+
+
+def test_a_checkpointed_tree_goes_on(tree: Tree, crckpt: Crckpt) -> None:
+    """A dump without --stop is a pause and nothing else."""
+    before, facts = tree.counters(), tree.facts()
+    crckpt("dump", str(tree.pid), "job", *_tcp(tree.case))
+    tree.wait_growth(before)
+    _has_lost_nothing(tree, facts)
+
+
+def test_a_stopped_tree_comes_back(tree: Tree, crckpt: Crckpt) -> None:
+    """Counters, memory and everything that the case is about are as they were."""
+    tree.case.probe(tree.workdir)
+    before, facts = tree.counters(), tree.facts()
+    _stop_and_restore(tree, crckpt)
+    tree.wait_growth(before)
+    _has_lost_nothing(tree, facts)
+
+
+@pytest.mark.parametrize("tree", [case for case in CASES if case.name in AGAIN], indirect=True, ids=AGAIN)
+def test_a_restored_tree_can_be_checkpointed_again(tree: Tree, crckpt: Crckpt) -> None:
+    """The second checkpoint of a tree that crckpt itself has started is worth as much as the first."""
+    facts = tree.facts()
+    for _ in range(2):
+        before = tree.counters()
+        _stop_and_restore(tree, crckpt)
+        tree.wait_growth(before)
+    _has_lost_nothing(tree, facts)
+
+
+def test_training_ends_with_the_same_weights(crckpt: Crckpt) -> None:
+    """Two checkpoints and a restore in the middle change no bit of what a training computes."""
+    with started(TRAINING) as undisturbed, started(TRAINING) as tree:
+        crckpt("dump", str(tree.pid), "training")
+        before = tree.counters()
+        _stop_and_restore(tree, crckpt, "training")
+        assert "weights" not in tree.facts()[""], "the training was over before its checkpoint"
+        tree.wait_growth(before)
+        tree.wait_verified()
+        undisturbed.wait_verified()
+        assert tree.facts() == undisturbed.facts()
+
+
+def _stop_and_restore(tree: Tree, crckpt: Crckpt, job: str = "job") -> None:
+    crckpt("dump", str(tree.pid), job, "--stop", *_tcp(tree.case))
+    tree.wait_gone()
+    crckpt("restore", job, "--detach", *_tcp(tree.case))
+
+
+def _tcp(case: Case) -> tuple[str, ...]:
+    return ("--tcp", case.tcp) if case.tcp else ()
+
+
+def _has_lost_nothing(tree: Tree, facts: Mapping[str, Mapping[str, object]]) -> None:
+    tree.case.probe(tree.workdir)
+    tree.wait_verified()
+    kept = {name: {key: found[key] for key in facts[name]} for name, found in tree.facts().items()}
+    assert kept == facts

@@ -1,0 +1,365 @@
+"""The real trees that tests checkpoint: what to start, how it says that it goes on, and how to look at it from outside.
+
+The programs lie in tests/programs; `selfcheck.py` there tells how they report. Programs that are not ours (redis, tmux)
+are asked through their own clients.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+
+PROGRAMS: Final = Path(__file__).resolve().parent.parent / "programs"
+PYTHON: Final = "/usr/bin/python3"
+READY_S: Final = 30.0
+NOBODY: Final = 65534
+REDIS_KEYS: Final = 100_000
+SGD_STEPS: Final = 4_000
+
+_COUNT_KEYS: Final = """
+redis.call('SELECT', 1)
+local counter = redis.call('INCR', 'counter')
+redis.call('SELECT', 0)
+local digest = ''
+for i = 1, 100000 do digest = redis.sha1hex(digest .. redis.call('GET', 'key:' .. i)) end
+return counter .. ' ' .. redis.call('DBSIZE') .. ' ' .. digest
+"""
+_SET_KEYS: Final = "for i = 1, 100000 do redis.call('SET', 'key:' .. i, 'value ' .. i * 7) end"
+_SHELL_COUNTS: Final = "i=0; while :; do echo $((i += 1)); read -t 0.03; done"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process of a tree says about itself; `facts` must never change."""
+
+    pid: int
+    counter: int
+    ok: bool
+    error: str
+    ready: bool
+    verified: bool
+    facts: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of tree. `{workdir}`, `{programs}` and `{port}` (a free one) in `argv` are filled in."""
+
+    name: str
+    argv: tuple[str, ...]
+    tcp: str | None = None
+    needs: tuple[str, ...] = ()
+    user: int = 0
+    observe: Callable[[Path], Mapping[str, Part]] = field(default_factory=lambda: statuses)
+    settle: Callable[[Path], None] = lambda _: None
+    probe: Callable[[Path], None] = lambda _: None
+
+    def missing(self) -> tuple[str, ...]:
+        """Programs that this case needs and the machine lacks."""
+        return tuple(program for program in self.needs if shutil.which(program) is None)
+
+
+class Tree:
+    """A running tree: our child at first, somebody else's after a restore."""
+
+    def __init__(self, case: Case, workdir: Path) -> None:
+        """Start the case's program in a session of its own, without any of our descriptors."""
+        self.case = case
+        self.workdir = workdir
+        argv = [word.format(workdir=workdir, programs=PROGRAMS, port=_free_port()) for word in case.argv]
+        null = subprocess.DEVNULL
+        environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "SHELL": "/bin/bash"}
+        environment |= {"OPENBLAS_NUM_THREADS": "1", "UV_USE_IO_URING": "0"}
+        self._process = subprocess.Popen(
+            argv, stdin=null, stdout=null, stderr=null, cwd=workdir, env=environment, start_new_session=True
+        )
+        self.pid = self._process.pid
+        self._all: tuple[int, ...] = (self.pid,)
+
+    def __enter__(self) -> Self:
+        """Wait until the whole tree is ready."""
+        try:
+            self.case.settle(self.workdir)
+            wait_for(self._is_ready, READY_S, f"{self.case.name} to be ready")
+            self._all = self.pids()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the tree, whoever its parent is now."""
+        self.end()
+
+    def parts(self) -> Mapping[str, Part]:
+        """What each process says now; the root's part is the empty name."""
+        return self.case.observe(self.workdir)
+
+    def counters(self) -> dict[str, int]:
+        """Each part's counter."""
+        return {name: part.counter for name, part in self.parts().items()}
+
+    def facts(self) -> dict[str, Mapping[str, object]]:
+        """Each part's facts."""
+        return {name: part.facts for name, part in self.parts().items()}
+
+    def wait_gone(self, timeout: float = 10) -> None:
+        """Wait until the PIDs that the tree had when it was ready are free again."""
+        wait_for(
+            lambda: self._reaped() and not any(Path(f"/proc/{pid}").exists() for pid in self._all),
+            timeout,
+            f"{self._all} to be gone",
+        )
+
+    def wait_growth(self, since: Mapping[str, int], by: int = 3, timeout: float = 10) -> None:
+        """Wait until every counter is `by` beyond `since`; AssertionError if one falls back or a part is unsound."""
+
+        def grown() -> bool:
+            parts = self.sound_parts()
+            for name, part in parts.items():
+                assert part.counter >= since[name], f"part {name or 'root'} fell back to {part.counter}"
+            return all(part.counter >= since[name] + by for name, part in parts.items())
+
+        wait_for(grown, timeout, f"{self.case.name} to go on from {dict(since)}")
+
+    def wait_verified(self, timeout: float = 20) -> None:
+        """Ask for the checks that can be made once, and wait until every part has made them."""
+        (self.workdir / "verify").touch()
+        wait_for(
+            lambda: all(part.verified for part in self.sound_parts().values()), timeout, f"{self.case.name} to verify"
+        )
+
+    def sound_parts(self) -> Mapping[str, Part]:
+        """Like `parts`, but AssertionError with the words of the first part that found something wrong."""
+        parts = self.parts()
+        for name, part in parts.items():
+            assert part.ok, f"{self.case.name}, part {name or 'root'}: {part.error}"
+        return parts
+
+    def pids(self) -> tuple[int, ...]:
+        """The root and all its descendants."""
+        try:
+            root = psutil.Process(self.pid)
+            return (self.pid, *(child.pid for child in root.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            return ()
+
+    def end(self) -> None:
+        """SIGKILL every process of the tree and wait for the root's end."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait_gone()
+
+    def _reaped(self) -> bool:
+        return self._process.poll() is not None
+
+    def _is_ready(self) -> bool:
+        assert not self._reaped(), f"{self.case.name} ended with {self._process.returncode}"
+        parts = self.sound_parts()
+        return bool(parts) and all(part.ready and part.counter > 5 for part in parts.values())
+
+
+def wait_for(holds: Callable[[], bool], timeout: float, what: str) -> None:
+    """Look every 20 ms until `holds`; AssertionError naming `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def open_workdir() -> Iterator[Path]:
+    """A directory that every user can reach; its end is the end of programs that a failed test left behind."""
+    workdir = Path(tempfile.mkdtemp(prefix="crckpt-tree-"))
+    try:
+        workdir.chmod(0o755)
+        yield workdir
+    finally:
+        shutil.rmtree(workdir)
+
+
+@contextmanager
+def started(case: Case) -> Iterator[Tree]:
+    """A ready tree of this kind in a fresh working directory; ended afterwards."""
+    with open_workdir() as workdir:
+        if case.user:
+            # The programs may lie where this user cannot go.
+            shutil.copytree(PROGRAMS, workdir / "programs")
+            os.chown(workdir, case.user, case.user)
+        with Tree(case, workdir) as tree:
+            yield tree
+
+
+def statuses(workdir: Path) -> Mapping[str, Part]:
+    """All parts that the root names; empty until each has said something."""
+    try:
+        root = _status(workdir / "status.json")
+        names = {"": root, **{name: _status(workdir / f"status-{name}.json") for name in root["parts"]}}
+    except FileNotFoundError:
+        return {}
+    return {name: _part(status) for name, status in names.items()}
+
+
+def _status(link: Path) -> dict[str, list[str]]:
+    status = json.loads(str(link.readlink()))
+    assert isinstance(status, dict)
+    return status
+
+
+def _part(status: Mapping[str, object]) -> Part:
+    return Part(**{name: value for name, value in status.items() if name != "parts"})  # type: ignore[arg-type]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _python(name: str, *arguments: str) -> tuple[str, ...]:
+    return (PYTHON, f"{{programs}}/{name}.py", "{workdir}", *arguments)
+
+
+def _ask_redis(workdir: Path, *words: str) -> str:
+    return _output("redis-cli", "-s", f"{workdir}/redis.sock", *words)
+
+
+def _ask_tmux(workdir: Path, *words: str) -> str:
+    return _output("tmux", "-S", f"{workdir}/tmux.sock", *words)
+
+
+def _output(*argv: str) -> str:
+    done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    return done.stdout
+
+
+def _fill_redis(workdir: Path) -> None:
+    wait_for((workdir / "redis.sock").exists, READY_S, "redis to listen")
+    _ask_redis(workdir, "EVAL", _SET_KEYS, "0")
+
+
+def _look_at_redis(workdir: Path) -> Mapping[str, Part]:
+    counter, size, digest = _ask_redis(workdir, "EVAL", _COUNT_KEYS, "0").split()
+    ok = int(size) == REDIS_KEYS
+    return {"": Part(0, int(counter), ok, f"{size} keys", True, True, {"digest": digest, "keys": size})}
+
+
+def _greeted_by_redis(workdir: Path) -> None:
+    port = _ask_redis(workdir, "CONFIG", "GET", "port").split()[1]
+    assert _output("redis-cli", "-p", port, "GET", "key:10").strip() == "value 70"
+
+
+def _open_session(workdir: Path) -> None:
+    wait_for((workdir / "tmux.sock").exists, READY_S, "tmux to listen")
+    _ask_tmux(workdir, "new-session", "-d", "-s", "counting", "bash", "-c", _SHELL_COUNTS)
+
+
+def _look_at_session(workdir: Path) -> Mapping[str, Part]:
+    lines = [int(line) for line in _ask_tmux(workdir, "capture-pane", "-p", "-t", "counting").split()]
+    last = max(lines, default=0)
+    consecutive = lines == list(range(last - len(lines) + 1, last + 1))
+    names = _ask_tmux(workdir, "list-panes", "-a", "-F", "#{session_name} #{pane_pid} #{pane_tty}")
+    return {"": Part(0, last, consecutive, f"lines {lines}", True, True, {"panes": names})}
+
+
+def _greeted_on_unix(workdir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as guest:
+        guest.settimeout(5)
+        guest.connect(str(workdir / "stream.sock"))
+        assert guest.recv(100).startswith(b"hello ")
+
+
+def _greeted_on_tcp(workdir: Path) -> None:
+    for host, port in zip(("127.0.0.1", "::1"), (workdir / "ports").read_text().split(), strict=True):
+        with socket.create_connection((host, int(port)), timeout=5) as guest:
+            assert guest.recv(100).startswith(b"hello ")
+
+
+def _log_is_whole(workdir: Path) -> None:
+    lines = (workdir / "growing.log").read_text().splitlines()
+    assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+
+
+def _locks_are_held(workdir: Path) -> None:
+    assert not _gets(workdir / "flock.lock", lambda fd: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)), "flock is free"
+    for name in ("posix", "ofd", "child"):
+        path = workdir / f"{name}.lock"
+        assert not _gets(path, lambda fd: fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 149)), f"{name} is free"
+        assert _gets(path, lambda fd: fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 150)), f"{name} grew"
+
+
+def _gets(path: Path, lock: Callable[[int], None]) -> bool:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        lock(fd)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+CASES: Final = (
+    Case("counter", _python("counter")),
+    Case("growing-log", _python("growing_log"), probe=_log_is_whole),
+    Case("threads", _python("threads")),
+    Case("family", _python("family")),
+    Case("pipes", _python("pipes")),
+    Case("unix-sockets", _python("unix_sockets"), probe=_greeted_on_unix),
+    Case("tcp-listen", _python("tcp_listen"), probe=_greeted_on_tcp),
+    Case("tcp-pair", _python("tcp_pair"), tcp="keep"),
+    Case("events", _python("events")),
+    Case("maps", _python("maps")),
+    Case("sysv-ipc", ("unshare", "--ipc", *_python("sysv_ipc")), needs=("unshare",)),
+    Case("deleted-files", _python("deleted_files")),
+    Case("locks", _python("locks"), probe=_locks_are_held),
+    Case("signals", _python("signals")),
+    Case("asyncio", _python("asyncio_tasks")),
+    Case(
+        "nobody",
+        (
+            *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+            *(PYTHON, "{workdir}/programs/counter.py", "{workdir}"),
+        ),
+        needs=("setpriv",),
+        user=NOBODY,
+    ),
+    Case(
+        "tmux",
+        ("tmux", "-S", "{workdir}/tmux.sock", "-f", "/dev/null", "-D"),
+        needs=("tmux", "bash"),
+        observe=_look_at_session,
+        settle=_open_session,
+    ),
+    Case(
+        "redis",
+        (
+            *("redis-server", "--save", "", "--appendonly", "no", "--unixsocket", "{workdir}/redis.sock"),
+            *("--bind", "127.0.0.1", "--port", "{port}", "--dir", "{workdir}"),
+        ),
+        needs=("redis-server", "redis-cli"),
+        observe=_look_at_redis,
+        settle=_fill_redis,
+        probe=_greeted_by_redis,
+    ),
+    Case("node", ("node", "{programs}/ticks.js", "{workdir}"), needs=("node",)),
+    Case(
+        "jvm",
+        ("java", "-XX:+UseSerialGC", "-Xmx64m", "-XX:-UsePerfData", "{programs}/Ticks.java", "{workdir}"),
+        needs=("java", "javac"),
+    ),
+)
+TRAINING: Final = Case("sgd", (sys.executable, "{programs}/sgd.py", "{workdir}", str(SGD_STEPS)))

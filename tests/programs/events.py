@@ -1,0 +1,78 @@
+"""epoll over an eventfd, two timerfds, a signalfd and an inotify watch; all must go on firing where they were."""
+
+import os
+import select
+import signal
+import struct
+import sys
+from pathlib import Path
+
+import native
+from selfcheck import Program
+
+PERIOD_S = 0.05
+HOUR_S = 3600.0
+UNREAD = 7
+
+
+class Events:
+    """The descriptors, and how often each has fired."""
+
+    def __init__(self, workdir: Path) -> None:
+        """Open them all and register them with one epoll."""
+        self.watched = workdir / "watched"
+        self.watched.mkdir()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+        self.unread = os.eventfd(UNREAD, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.periodic = native.timerfd(PERIOD_S, PERIOD_S)
+        self.hour = native.timerfd(HOUR_S, 0)
+        self.signals = native.signalfd(signal.SIGUSR1)
+        self.unread_signal = native.signalfd(signal.SIGUSR2)
+        self.notify, self.watch = native.inotify(str(self.watched), native.IN_CREATE)
+        self.fired = {self.periodic: 0, self.signals: 0, self.notify: 0}
+        self.epoll = select.epoll()
+        for fd in self.fired:
+            self.epoll.register(fd, select.EPOLLIN)
+        self.epoll.register(self.unread, select.EPOLLIN | select.EPOLLET)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    def step(self, program: Program) -> None:
+        """Send one signal, take what has fired."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for fd, _ in self.epoll.poll(0):
+            if fd in self.fired:
+                self.fired[fd] += 1
+                self._check(program, fd, os.read(fd, 4096))
+        left = native.timerfd_left(self.hour)
+        program.expect(HOUR_S / 2 < left <= HOUR_S, f"the long timer has {left} s left")
+        program.ready = self.fired[self.periodic] > 1
+
+    def _check(self, program: Program, fd: int, event: bytes) -> None:
+        if fd == self.signals:
+            number, _, _, sender = struct.unpack_from("<IiiI", event)
+            program.expect((number, sender) == (signal.SIGUSR1, os.getpid()), f"signal {number} from {sender}")
+        if fd == self.notify:
+            watch, mask = struct.unpack_from("<iI", event)
+            program.expect((watch, mask) == (self.watch, native.IN_CREATE), f"watch {watch} saw {mask:#x}")
+
+
+def main() -> None:
+    """Poll; when asked, see that all three sources fire again and that what was unread is still there."""
+    events = Events(Path(sys.argv[1]))
+    program = Program(Path(sys.argv[1]))
+    before: dict[int, int] = {}
+
+    def verify() -> bool:
+        if not before:
+            before.update(events.fired)
+            program.expect(os.eventfd_read(events.unread) == UNREAD, "the eventfd's count differs")
+            (number,) = struct.unpack_from("<I", os.read(events.unread_signal, 4096))
+            program.expect(number == signal.SIGUSR2, f"signal {number} was unread")
+            (events.watched / "new").touch()
+        return all(now > before[fd] for fd, now in events.fired.items())
+
+    program.run(lambda: events.step(program), verify)
+
+
+if __name__ == "__main__":
+    main()

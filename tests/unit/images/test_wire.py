@@ -1,0 +1,127 @@
+"""The protobuf codec: what it writes it reads again, and damage is always an IntegrityError."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crckpt.errors import IntegrityError
+from crckpt.images import wire
+from crckpt.images.wire import Message, encode, fields
+
+U64 = st.integers(0, 2**64 - 1)
+NUMBERS = st.integers(1, 2**29 - 1)
+FIELDS = st.one_of(
+    st.tuples(NUMBERS, st.just(wire.VARINT), U64),
+    st.tuples(NUMBERS, st.just(wire.FIXED64), U64),
+    st.tuples(NUMBERS, st.just(wire.FIXED32), st.integers(0, 2**32 - 1)),
+    st.tuples(NUMBERS, st.just(wire.BYTES), st.binary(max_size=300)),
+)
+
+
+@given(st.lists(FIELDS))
+def test_fields_reads_what_encode_wrote(items: list[tuple[int, int, int | bytes]]) -> None:
+    assert list(fields(encode(items))) == items
+
+
+@given(U64)
+def test_varint_round_trip(value: int) -> None:
+    data = wire.varint(value)
+    assert wire.read_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_signed_numbers_round_trip(value: int) -> None:
+    assert wire.unzigzag(wire.zigzag(value)) == value
+    assert wire.signed(wire.read_varint(wire.varint(value), 0)[0]) == value
+
+
+@pytest.mark.parametrize(("written", "means"), [(0, 0), (1, -1), (2, 1), (3, -2), (4294967294, 2147483647)])
+def test_zigzag_is_that_of_protobuf(written: int, means: int) -> None:
+    assert wire.unzigzag(written) == means
+    assert wire.zigzag(means) == written
+
+
+@given(st.lists(U64))
+def test_repeated_numbers_packed_or_not(values: list[int]) -> None:
+    packed = b"".join(map(wire.varint, values))
+    assert Message(encode([(4, wire.BYTES, packed)]), "x").uints(4) == tuple(values)
+    assert Message(encode([(4, wire.VARINT, value) for value in values]), "x").uints(4) == tuple(values)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_an_integrity_error(data: bytes) -> None:
+    with contextlib.suppress(IntegrityError):
+        list(fields(data))
+
+
+@given(st.lists(FIELDS, min_size=1), st.data())
+def test_a_message_cut_inside_a_field_is_refused(
+    items: list[tuple[int, int, int | bytes]], data: st.DataObject
+) -> None:
+    start, whole = len(encode(items[:-1])), encode(items)
+    cut = data.draw(st.integers(start + 1, len(whole) - 1))
+    with pytest.raises(IntegrityError, match=r"here\.img: cut short"):
+        list(fields(whole[:cut], "here.img"))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x00\x01", "0 is no field number"),
+        (b"\x0b", "wire type 3 is unknown"),
+        (b"\x0f", "wire type 7 is unknown"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "longer than 64 bits"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "longer than 64 bits"),
+        (b"\x0a\x05abc", "5 bytes announced and 3 left"),
+    ],
+)
+def test_what_is_no_protobuf_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(IntegrityError, match=rf"core-1\.img: .*{why}"):
+        list(fields(data, "core-1.img"))
+
+
+def test_a_message_answers_by_field_number() -> None:
+    message = Message(
+        encode(
+            [
+                (1, wire.VARINT, 5),
+                (1, wire.VARINT, 6),
+                (2, wire.BYTES, b"na\xff"),
+                (3, wire.VARINT, -7),
+                (4, wire.VARINT, wire.zigzag(-8)),
+                (5, wire.BYTES, encode([(1, wire.VARINT, 9)])),
+                (5, wire.BYTES, encode([(1, wire.VARINT, 10)])),
+            ]
+        ),
+        "x.img",
+    )
+    assert message.required(1) == message.optional(1) == 6
+    assert message.text(2) == "na\udcff"
+    assert message.texts(2) == ("na\udcff",)
+    assert (message.signed(3), message.sint(4)) == (-7, -8)
+    assert [part.uint(1) for part in message.messages(5)] == [9, 10]
+    assert message.message(5).uint(1) == 10
+
+
+def test_absent_fields_have_defaults() -> None:
+    message = Message(b"", "x.img")
+    assert 1 not in message
+    assert (message.uint(1), message.uint(1, 3), message.optional(1), message.flag(1)) == (0, 3, None, False)
+    assert (message.text(1), message.text(1, "t"), message.octets(1), message.uints(1)) == ("", "t", b"", ())
+    assert message.message(1).message(1).messages(1) == ()
+    with pytest.raises(IntegrityError, match=r"x\.img: field 1 is missing"):
+        message.required(1)
+
+
+def test_a_field_of_another_type_is_refused() -> None:
+    message = Message(encode([(1, wire.VARINT, 5), (2, wire.BYTES, b"text")]), "x.img")
+    with pytest.raises(IntegrityError, match=r"x\.img: field 2 is not a number"):
+        message.uint(2)
+    with pytest.raises(IntegrityError, match=r"x\.img: field 1 is not a string"):
+        message.text(1)
+    with pytest.raises(IntegrityError, match=r"x\.img: field 1 is not a string or message"):
+        message.messages(1)
