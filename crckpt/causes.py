@@ -121,6 +121,11 @@ _ONLY_PREFLIGHT = (
     _cause(
         "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
     ),
+    _cause(
+        "pid-unreaped",
+        "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
+        "end the parent, or use --new-pid-namespace",
+    ),
     _cause("file-missing", "{path} is missing ({use})", "put it back"),
     _cause(
         "file-grown",

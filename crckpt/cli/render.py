@@ -103,6 +103,10 @@ def short(identity: str) -> str:
     return identity[:12]
 
 
+_WHOLE = ("id", "created", "frozen", "raw", "new", "stored", "size")
+"""Columns that are never folded."""
+
+
 def table(
     columns: Iterable[str], rows: Iterable[Iterable[RenderableType]], *, right: frozenset[str] = frozenset()
 ) -> RenderableType:

@@ -45,6 +45,8 @@ def pid_namespace(root: int, work: Path, owner: Path) -> Iterator[PidNamespace]:
             os.kill(child.pid, signal.SIGKILL)
         child.wait()
         raise
+    else:
+        child.let_go()
     finally:
         os.close(listening)
 

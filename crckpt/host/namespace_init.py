@@ -51,9 +51,9 @@ class _Root:
 
     def wait(self) -> int:
         """Block until it has ended; as exit status of ours."""
-        pidfd = os.pidfd_open(self.pid)
-        select.select([pidfd], [], [])
-        self.reap()
+        with suppress(ProcessLookupError):  # it ended, and was reaped, a moment ago
+            select.select([os.pidfd_open(self.pid)], [], [])
+            self.reap()
         if self.status is None:
             return 1
         return self.status if self.status >= 0 else 128 - self.status
@@ -70,7 +70,7 @@ def main(pid: int, ready: str, owner: str) -> int:
     descriptor = os.open(ready, os.O_RDWR)
     os.write(descriptor, b".")
     os.close(descriptor)
-    while not _exists(pid):
+    while root.status is None and not _exists(pid):
         if not _is_awaited(lock):
             return 1
         select.select([], [], [], _LOOK_S)

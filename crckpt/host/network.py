@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from crckpt.errors import HostCannot
-from crckpt.host import run
+from crckpt.host import proc, run
 
 # A private prefix of CRIU brings its nft along.
 _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
+
+# Of a cut name: what is shorter could be the lock of another run.
+_LOCK_NAME = len("CRIU-") + 16
+
+# include/net/tcp_states.h
+_STATES = (
+    "NONE",
+    "ESTABLISHED",
+    "SYN_SENT",
+    "SYN_RECV",
+    "FIN_WAIT1",
+    "FIN_WAIT2",
+    "TIME_WAIT",
+    "CLOSE",
+    "CLOSE_WAIT",
+    "LAST_ACK",
+    "LISTEN",
+    "CLOSING",
+    "NEW_SYN_RECV",
+    "BOUND_INACTIVE",
+)
 
 
 @dataclass(frozen=True)
@@ -27,21 +51,15 @@ class Connection:
 
 
 def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
-    """Every TCP socket with a peer that these processes hold."""
-    import psutil
-
-    found: list[Connection] = []
-    for pid in pids:
-        try:
-            sockets = psutil.Process(pid).net_connections(kind="tcp")
-        except psutil.NoSuchProcess:
-            continue
-        found.extend(
-            Connection(pid, entry.fd, _shown(entry.laddr), _shown(entry.raddr), entry.status)
-            for entry in sockets
-            if entry.raddr
-        )
-    return tuple(found)
+    """Every TCP socket with a peer that these processes hold, each in its own network namespace."""
+    return tuple(
+        Connection(pid, descriptors[row[9]], _shown(row[1]), _shown(row[2]), _STATES[int(row[3], 16)])
+        for pid in pids
+        if (descriptors := _socket_descriptors(pid))
+        for table in ("tcp", "tcp6")
+        for row in _rows(pid, table)
+        if row[9] in descriptors and not row[2].endswith(":0000")
+    )
 
 
 def can_listen(address: str, port: int) -> bool:
@@ -85,21 +103,47 @@ def can_filter() -> bool:
 
 def lock_exists(run_id: str) -> bool:
     """Whether packets of a checkpoint's connections are still dropped by CRIU's table."""
-    tool = nft()
-    return tool is not None and run.run([tool, "list", "table", "inet", f"CRIU-{run_id}"]).ok
+    return _lock_of(run_id) is not None
 
 
 def lift_lock(run_id: str) -> bool:
     """Remove the network lock of that run of CRIU. False if there is none. Raises HostCannot if that fails."""
-    if not lock_exists(run_id):
+    table = _lock_of(run_id)
+    if table is None:
         return False
-    argv = [str(nft()), "delete", "table", "inet", f"CRIU-{run_id}"]
+    argv = [str(nft()), "delete", "table", "inet", table]
     done = run.run(argv)
     if not done.ok:
         raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.spelled(argv))
     return True
 
 
-def _shown(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _lock_of(run_id: str) -> str | None:
+    """CRIU cuts the name to what a buffer of its own holds: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
+    tool = nft()
+    listed = run.run([tool, "list", "tables", "inet"]).output.splitlines() if tool else []
+    names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
+    return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)
+
+
+def _socket_descriptors(pid: int) -> dict[str, int]:
+    """Inode of each socket -> a descriptor of the process that leads to it."""
+    return {
+        found.target.removeprefix("socket:[").removesuffix("]"): found.fd
+        for found in proc.descriptors(pid)
+        if found.target.startswith("socket:[")
+    }
+
+
+def _rows(pid: int, table: str) -> Iterator[list[str]]:
+    """sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ... (net/ipv4/tcp_ipv4.c)."""
+    with suppress(OSError):
+        yield from (line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
+
+
+def _shown(address: str) -> str:
+    """The kernel writes addresses as hexadecimal words of four bytes in this machine's order."""
+    words, port = address.split(":")
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    host = ip_address(packed)
+    return f"[{host}]:{int(port, 16)}" if host.version == 6 else f"{host}:{int(port, 16)}"

@@ -80,6 +80,7 @@ class Owner:
     number: int
     role: str
     pid: int
+    ppid: int
     comm: str
     state: str
 
@@ -165,7 +166,7 @@ def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
         )
         for number, role in uses:
             if number in wanted and (number not in found or _ROLES.index(role) >= _ROLES.index(found[number].role)):
-                found[number] = Owner(number, role, pid, process.comm, process.state)
+                found[number] = Owner(number, role, pid, process.ppid, process.comm, process.state)
     return tuple(found[number] for number in sorted(found))
 
 

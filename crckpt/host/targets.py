@@ -11,6 +11,8 @@ from crckpt.host import proc, run
 
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
+_PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
+
 
 def resolve(target: str) -> int:
     """The PID of the root that `target` names: a PID, `pidfile:PATH`, `unit:NAME` or `cgroup:PATH`.
@@ -42,17 +44,40 @@ def _of_pidfile(name: str) -> int:
 
 
 def _of_unit(name: str) -> int:
-    shown = run.run(["systemctl", "show", "--property=MainPID", "--value", "--", name])
+    shown = run.run(["systemctl", "show", f"--property={_PROPERTIES}", "--", name])
     if not shown.ok:
+        said = shown.output.strip().partition("\n")[0]
         raise UsageError(
-            f"systemd does not tell of unit {name}: {shown.output.strip()}", hint=f"systemctl status {name}"
+            f"systemd does not tell of unit {name!r}: {said}", hint="give a PID, pidfile:PATH or cgroup:PATH"
         )
-    pids = {line for line in shown.output.split() if line.isdecimal() and line != "0"}
-    if not pids:
-        raise UsageError(f"unit {name} has no main process now", hint=f"systemctl start {name}")
-    if len(pids) > 1:  # a pattern
-        raise UsageError(f"unit {name} names {len(pids)} units", hint="name one of them: systemctl list-units")
-    return int(pids.pop())
+    # One block of lines a unit: a name may be a pattern that matches several.
+    units = [_properties(block) for block in shown.output.split("\n\n") if "Id=" in block]
+    if len(units) != 1:
+        ids = ", ".join(sorted(unit["Id"] for unit in units)[:8]) or "none"
+        raise UsageError(f"unit:{name} must name one unit, and it names {ids}", hint="look: systemctl list-units")
+    pid = int(units[0].get("MainPID", "0"))
+    if pid == 0:
+        raise _no_main_process(units[0])
+    return pid
+
+
+def _properties(block: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def _no_main_process(unit: dict[str, str]) -> UsageError:
+    name, cgroup = unit["Id"], unit.get("ControlGroup")
+    hint = f"give its cgroup: cgroup:{cgroup}" if cgroup else "name a service, or give a PID"
+    if unit["LoadState"] == "not-found":
+        return UsageError(f"there is no unit {name}", hint="look for it: systemctl list-units --all")
+    if "MainPID" not in unit:
+        return UsageError(f"unit {name} is no service: it has no main process", hint=hint)
+    if cgroup:
+        return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
+    return UsageError(
+        f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
+        hint=f"systemctl start {run.spelled([name])}",
+    )
 
 
 def _of_cgroup(name: str) -> int:

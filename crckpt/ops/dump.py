@@ -26,7 +26,9 @@ from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest
 
-_REAPED_WITHIN_S = 5.0
+# The system's init may take its time; any other parent reaps at once, or nobody knows when.
+_REAPED_BY_INIT_WITHIN_S = 5.0
+_REAPED_BY_PARENT_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Subject:
         words = dump_command(
             self.criu.path,
             pid,
-            paths,
+            _seen_from(enter, paths),
             self.planned.options,
             leave_running=not self.request.stop,
             unprivileged=self.planned.as_user is not None,
@@ -122,6 +124,16 @@ class _Subject:
     ) -> Dumped:
         pid = self.seen.tree.root.pid
         return Dumped(self.job, pid, self.planned, command, self.criu, self.request.stop, checkpoint, unreaped)
+
+
+def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
+    """The paths for a CRIU in another mount namespace, where /tmp may be another and /var/lib read-only (systemd)."""
+    if enter != ("mnt",) or not paths.work.is_absolute():
+        return paths
+    # /proc/PID/root leads into the files of PID, wherever it is followed; /proc itself is shared with the PIDs.
+    ours = Path(f"/proc/{os.getpid()}/root")
+    images, work = (ours / path.relative_to("/") for path in (paths.images, paths.work))
+    return Paths(images, work, ours / paths.script.relative_to("/") if paths.script else None)
 
 
 def _look(request: Request) -> tuple[observe.Observed, JobName]:
@@ -188,8 +200,15 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
         except Interrupted:
             if not saved:
                 raise
-    unreaped = proc.wait_until_gone(subject.seen.tree.pids, _REAPED_WITHIN_S)
-    return subject.result(command, saved[0], unreaped)
+    return subject.result(command, saved[0], _unreaped(subject.seen.tree))
+
+
+def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
+    """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
+    others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
+    within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
+    return (*proc.wait_until_gone((tree.root.pid,), within), *left)
 
 
 def _succeeded(outcome: Outcome) -> Outcome:

@@ -147,7 +147,8 @@ _KINDS = {
 
 
 def _taken(owner: Owner) -> Finding:
-    return cause("pid-taken").told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid)
+    key = "pid-unreaped" if owner.state == "zombie" else "pid-taken"
+    return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
 
 
 def _file(wanted: Wanted, file: RegularFile, now: FileNow | None, use: str) -> Iterator[tuple[Finding, Rewind | None]]:

@@ -1,4 +1,57 @@
-"""The store."""
+"""The store: immutable checkpoints in deduplicated, compressed, verified packs. This is its format, format 1.
+
+Directory (all directories have mode 0700, all files 0600, the owner is who runs crckpt)::
+
+    store.json                          {"format": 1, "id": UUID, "created": time, "fingerprint_seed": 64-bit number}
+    checkpoints/ID/manifest.json        what a checkpoint is; a signature may lie beside it as manifest.sig
+    packs/AB/DIGEST.pack                pages; AB are the first two digits of DIGEST
+    refs/tags/JOB/TAG                   the ID that JOB:TAG names, and a newline
+    cache/fingerprints/DIGEST           derived from a pack; may be deleted
+    tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
+    lock, locks/                        flock(2) on `lock`; in `locks` who holds it, for people
+
+A reader that finds another `format`, or another `schema` in a manifest, refuses.
+
+Page. Everything is stored as pages of 4096 bytes: memory, small image files, details, indexes. The last page of an
+object is filled up with zeros; its size in bytes is kept beside its extents. A page of zeros is not stored.
+
+Pack. Numbers are little endian, without padding::
+
+    "CRCKPAK1"
+    frames, one after the other     each a zstd frame with content size and checksum; 64 pages, the last frame 1 to 64
+    frame table, 48 bytes a frame   offset u64, stored bytes u32, raw bytes u32, SHA-256 of the stored bytes
+    footer                          offset of the table u64, frames u32, page size u32, "CRCKPAK1"
+
+DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered.
+
+Extent. 24 bytes: first u64, count u32, pack u32, page u64: the pages numbered `first` and following, `count` of them,
+lie in the pack of that number in the manifest's list, from its page `page` on. Pack 0xFFFFFFFF: they are zero.
+Extents of an object stand in the order of its pages.
+
+Index. One for each checkpoint, itself an object: length u32, JSON of that length, the extents of all files. The JSON
+is {"files": [{"name", "kind", "bytes", "pagemap", "extents": how many}, ...]}. The kinds:
+
+    file      an image file as it was; its pages are numbered from 0
+    pages     pages-N.img; its pages are numbered by address / 4096, as the image file `pagemap` says, in its order
+    details   bytes that the caller gave: JSON that may be secret, and is no image
+
+Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
+
+Manifest. JSON: schema 1, job, created, parent, host, options, tree, note, run_id, stopped, config_digest, statistics,
+packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}. ID is the
+SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
+
+Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 bytes each; then the SHA-256 of seed
+(u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal.
+
+Order of writing. The pack is written in tmp, synced, renamed into packs, and the directory synced; then the manifest
+is written in a directory in tmp, both are synced, the directory is renamed into checkpoints, and that is synced. So a
+checkpoint exists if and only if its manifest does. Nothing is modified afterwards. Every checkpoint is complete: it
+refers to packs, never to other checkpoints.
+
+Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or is named by no manifest is
+removed by gc, which refuses to remove anything as long as a manifest cannot be read.
+"""
 
 from crckpt.store.ingest import NewCheckpoint, ingest
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse

@@ -85,7 +85,7 @@ class Contents:
     def _frame(self, pack: int, frame: int) -> bytes:
         key = pack, frame
         if key not in self._frames:
-            self._frames[key] = self.pack(pack).frames(frame, 1)[0]
+            self._frames[key] = self.pack(pack).unpacked(frame, self.pack(pack).stored(frame))
             if len(self._frames) > _KEPT_FRAMES:
                 self._frames.popitem(last=False)
         self._frames.move_to_end(key)

@@ -59,15 +59,20 @@ class Source:
         return -(-self.size // PAGE_SIZE)
 
     def batches(self) -> Iterator[tuple[Numbers, Bytes]]:
-        """Numbers (addresses for PAGES) and contents of the pages, in order. Raises IntegrityError if files shrink."""
+        """Numbers (addresses for PAGES) and contents of the pages, in order. Raises IntegrityError if files shrink.
+
+        The contents are good until the next batch: its memory is used again.
+        """
+        buffer = np.empty((min(self.pages, BATCH_PAGES), PAGE_SIZE), np.uint8)
         for start in range(0, self.pages, BATCH_PAGES):
             end = min(start + BATCH_PAGES, self.pages)
-            pages = np.zeros((end - start, PAGE_SIZE), np.uint8)
+            pages = buffer[: end - start]
             self._fill(pages.reshape(-1).data, start, end)
             yield np.arange(start, end, dtype=np.uint64) if self.table is None else self.table.address[start:end], pages
 
     def _fill(self, into: memoryview, start: int, end: int) -> None:
         offset, length = start * PAGE_SIZE, min(end * PAGE_SIZE, self.size) - start * PAGE_SIZE
+        into[length:] = bytes(len(into) - length)
         if not self.files:
             into[:length] = self.content[offset : offset + length]
         elif self.table is None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
 from crckpt.store.contents import Contents
-from crckpt.store.extents import EXTENT, ZERO, Extents, Numbers, Places
+from crckpt.store.extents import ZERO, Extents, Numbers, Places
 from crckpt.store.fingerprints import as_array, recall
 from crckpt.store.layout import Facts, Layout
 from crckpt.store.manifest import Checkpoint
@@ -85,6 +85,6 @@ class KnownPages:
             return
         for file in files:
             extents = file.extents[file.extents["pack"] != ZERO]
-            moved = np.sort(extents, order="first", kind="stable").astype(EXTENT, copy=True)
+            moved = extents[np.argsort(extents["first"], kind="stable")]
             moved["pack"] = numbers[moved["pack"]]
             self._files[file.key] = moved[moved["pack"] != ZERO]

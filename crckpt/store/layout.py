@@ -106,7 +106,7 @@ def _is_blank(root: Path) -> bool:
 
 def _create(root: Path) -> None:
     """Make the store; store.json comes last and makes it one. Two who do this at once make one store."""
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     status = root.stat()
     if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
         root.chmod(PRIVATE_DIRECTORY)

@@ -67,6 +67,10 @@ class Repository:
         found, _ = self._read_all()
         return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
 
+    def ids(self) -> tuple[CheckpointId, ...]:
+        """The ids of all checkpoints, readable or not."""
+        return tuple(CheckpointId(path.name) for path in self._directories() if (path / "manifest.json").exists())
+
     def unreadable(self) -> tuple[Unreadable, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema."""
         return self._read_all()[1]
@@ -144,6 +148,7 @@ class Repository:
             path.unlink()
             return
         ensure_private_directory(target.parent)
+        sync_directory(self.layout.packs)
         move_durably(path, target)
 
     def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
@@ -159,14 +164,17 @@ class Repository:
     def _read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
         found: list[Checkpoint] = []
         unreadable: list[Unreadable] = []
-        for name in (path.name for path in self.layout.checkpoints.iterdir()):
-            if ID.fullmatch(name):
-                try:
-                    found.append(self.get(CheckpointId(name)))
-                except NoSuchCheckpoint:
-                    continue
-                except (IntegrityError, StoreUnusable) as error:
-                    remedy = error.hint or f"give it up with: crckpt rm {name[:SHORT]}"
-                    unreadable.append(Unreadable(CheckpointId(name), error.message, remedy))
+        for path in self._directories():
+            checkpoint_id = CheckpointId(path.name)
+            try:
+                found.append(self.get(checkpoint_id))
+            except NoSuchCheckpoint:
+                continue
+            except (IntegrityError, StoreUnusable) as error:
+                remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
+                unreadable.append(Unreadable(checkpoint_id, error.message, remedy))
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
-        return tuple(found), tuple(sorted(unreadable, key=lambda bad: bad.id))
+        return tuple(found), tuple(unreadable)
+
+    def _directories(self) -> list[Path]:
+        return sorted(path for path in self.layout.checkpoints.iterdir() if ID.fullmatch(path.name))

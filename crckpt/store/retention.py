@@ -15,7 +15,7 @@ from crckpt.store.layout import Layout
 from crckpt.store.names import ID
 from crckpt.store.owner import read_owner
 from crckpt.store.refs import read_tags, remove_tag
-from crckpt.store.transaction import dead_transactions, transaction
+from crckpt.store.transaction import dead_transactions
 
 _SECTOR = 512
 
@@ -44,10 +44,13 @@ def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
     for tag in read_tags(layout.tags):
         if tag.id in gone:
             remove_tag(layout.tags, tag.job, tag.name)
-    with transaction(layout.transactions) as doomed:
-        for checkpoint_id in gone:
-            move_durably(layout.checkpoints / checkpoint_id, doomed.path / checkpoint_id)
-        sync_directory(layout.checkpoints)
+    # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
+    doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
+    for path, aside in doomed:
+        move_durably(path, aside)
+    sync_directory(layout.checkpoints)
+    for _, aside in doomed:
+        shutil.rmtree(aside)
 
 
 def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:

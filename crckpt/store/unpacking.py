@@ -113,14 +113,20 @@ def _pieces(contents: Contents, number: int, file: StoredFile) -> npt.NDArray[np
 
 
 def _write(work: _Work, descriptors: list[int], files: list[StoredFile]) -> int:
-    frames = [memoryview(content) for content in work.pack.frames(work.first, work.count)]
+    pieces = iter(work.pieces.tolist())
+    piece = next(pieces)
     done = 0
-    for _, frame, start, count, file, to in work.pieces.tolist():
-        offset = to * PAGE_SIZE
-        length = min(count * PAGE_SIZE, files[file].bytes - offset)
-        part = frames[frame - work.first][start * PAGE_SIZE : start * PAGE_SIZE + length]
-        while part:
-            written = os.pwrite(descriptors[file], part, offset)
-            part, offset = part[written:], offset + written
-        done += length
+    for frame, content in enumerate(work.pack.frames(work.first, work.count), work.first):
+        while piece is not None and piece[1] == frame:
+            _, _, start, count, file, to = piece
+            length = min(count * PAGE_SIZE, files[file].bytes - to * PAGE_SIZE)
+            _write_at(descriptors[file], memoryview(content)[start * PAGE_SIZE :][:length], to * PAGE_SIZE)
+            done += length
+            piece = next(pieces, None)
     return done
+
+
+def _write_at(descriptor: int, content: memoryview, offset: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from crckpt.errors import CrckptError, IntegrityError, StoreUnusable
+from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.repository import Repository
@@ -50,18 +50,13 @@ def verify(
     from crckpt.store.audit import audit_contents, audit_packs
 
     with repository.shared():
-        wanted = _all_ids(repository) if ids is None else tuple(dict.fromkeys(ids))
+        wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         checkpoints, damages = _manifests(repository, wanted)
         packs = audit_packs(repository.layout, checkpoints, progress)
         for checkpoint in checkpoints:
             damages += audit_contents(repository.layout, checkpoint, packs)
         damages += packs.damages()
         return Verified(wanted, packs.count, packs.bytes, tuple(damages))
-
-
-def _all_ids(repository: Repository) -> tuple[CheckpointId, ...]:
-    readable = (checkpoint.id for checkpoint in repository.checkpoints())
-    return (*readable, *(bad.id for bad in repository.unreadable()))
 
 
 def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[list[Checkpoint], list[Damage]]:
@@ -71,9 +66,5 @@ def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[l
         try:
             checkpoints.append(repository.get(checkpoint_id))
         except (IntegrityError, StoreUnusable) as error:
-            damages.append(_unreadable(checkpoint_id, error))
+            damages.append(Damage("manifest", checkpoint_id, error.message, (checkpoint_id,)))
     return checkpoints, damages
-
-
-def _unreadable(checkpoint_id: CheckpointId, error: CrckptError) -> Damage:
-    return Damage("manifest", checkpoint_id, error.message, (checkpoint_id,))

@@ -1,32 +1,12 @@
 """Real trees, checkpointed and brought back through the command line, and checked from the inside and the outside."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pytest
+from conftest import Crckpt
 from trees import CASES, TRAINING, Case, Tree, started
 
-Crckpt = Callable[..., str]
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
-
-
-@pytest.fixture
-def crckpt(tmp_path: Path) -> Crckpt:
-    """Run the command with a store of this test's own; fails unless it ends with 0."""
-    environment = os.environ | {"CRCKPT_STORE": str(tmp_path / "store")}
-
-    def call(*words: str) -> str:
-        argv = [sys.executable, "-m", "crckpt", *words]
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=120
-        )
-        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    return call
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -42,7 +22,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
 def test_a_checkpointed_tree_goes_on(tree: Tree, crckpt: Crckpt) -> None:
     """A dump without --stop is a pause and nothing else."""
     before, facts = tree.counters(), tree.facts()
-    crckpt("dump", str(tree.pid), "job", *_tcp(tree.case))
+    crckpt.run("dump", str(tree.pid), "job", *_tcp(tree.case))
     tree.wait_growth(before)
     _has_lost_nothing(tree, facts)
 
@@ -70,7 +50,7 @@ def test_a_restored_tree_can_be_checkpointed_again(tree: Tree, crckpt: Crckpt) -
 def test_training_ends_with_the_same_weights(crckpt: Crckpt) -> None:
     """Two checkpoints and a restore in the middle change no bit of what a training computes."""
     with started(TRAINING) as undisturbed, started(TRAINING) as tree:
-        crckpt("dump", str(tree.pid), "training")
+        crckpt.run("dump", str(tree.pid), "training")
         before = tree.counters()
         _stop_and_restore(tree, crckpt, "training")
         assert "weights" not in tree.facts()[""], "the training was over before its checkpoint"
@@ -81,9 +61,9 @@ def test_training_ends_with_the_same_weights(crckpt: Crckpt) -> None:
 
 
 def _stop_and_restore(tree: Tree, crckpt: Crckpt, job: str = "job") -> None:
-    crckpt("dump", str(tree.pid), job, "--stop", *_tcp(tree.case))
+    crckpt.run("dump", str(tree.pid), job, "--stop", *_tcp(tree.case))
     tree.wait_gone()
-    crckpt("restore", job, "--detach", *_tcp(tree.case))
+    crckpt.run("restore", job, "--detach", *_tcp(tree.case))
 
 
 def _tcp(case: Case) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -86,6 +87,8 @@ class Tree:
         self._process = subprocess.Popen(
             argv, stdin=null, stdout=null, stderr=null, cwd=workdir, env=environment, start_new_session=True
         )
+        # As a shell does: who waits for the PID to be free must not have to wait for us.
+        threading.Thread(target=self._process.wait, daemon=True).start()
         self.pid = self._process.pid
         self._all: tuple[int, ...] = (self.pid,)
 

@@ -1,0 +1,239 @@
+"""Every command once, on a real tree, as text and as JSON: its keys are what scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Crckpt
+from trees import CASES, Tree, started, wait_for
+
+CRIU = "/usr/local/lib/crckpt/criu/criu"
+
+SUMMARY = {"id", "job", "created", "parent", "stopped", "note", "processes", "statistics"}
+STATISTICS = {
+    "frozen_ms",
+    "dump_ms",
+    "commit_ms",
+    "raw_bytes",
+    "new_bytes",
+    "stored_bytes",
+    "pages",
+    "zero_pages",
+    "shared_pages",
+}
+KEYS = {
+    "dump": {
+        "job",
+        "pid",
+        "dry_run",
+        "stopped",
+        "criu",
+        "command",
+        "reasons",
+        "warnings",
+        "unreaped",
+        "checkpoint",
+    },
+    "restore": {
+        "checkpoint",
+        "dry_run",
+        "pid",
+        "restore_ms",
+        "command",
+        "warnings",
+        "passed_over",
+        "program_status",
+    },
+    "show": SUMMARY | {"tags", "options", "host", "tree", "files", "sockets"},
+    "verify": {"checkpoints", "packs", "bytes", "damages", "intact"},
+    "tag": {"job", "tag", "id"},
+    "rm": {"removed", "lifted_locks"},
+    "gc": {"packs", "leftovers", "bytes", "dry_run"},
+    "export": {"id", "directory", "command"},
+    "import": SUMMARY,
+    "doctor": {"able", "facts"},
+}
+
+
+@pytest.fixture
+def family() -> Iterator[Tree]:
+    """A tree of several processes."""
+    with started(next(case for case in CASES if case.name == "family")) as tree:
+        yield tree
+
+
+def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
+    """One document per command, with a schema; renaming a key breaks somebody's script."""
+    images = str(tmp_path / "images")
+    pid = str(family.pid)
+    calls = {
+        "dump": ("dump", pid, "job", "--note", "by hand"),
+        "show": ("show", "job"),
+        "verify": ("verify", "--all"),
+        "tag": ("tag", "job", "kept"),
+        "export": ("export", "job:kept", images),
+        "import": ("import", images, "again"),
+        "restore": ("restore", "job", "--dry-run", "--new-pid-namespace"),
+        "rm": ("rm", "again"),
+        "gc": ("gc", "--dry-run"),
+        "doctor": ("doctor",),
+    }
+    for name, words in calls.items():
+        document = crckpt.run(*words, "--json").document
+        assert {key: document[key] for key in ("schema", "command", "status")} == {
+            "schema": 1,
+            "command": name,
+            "status": "ok",
+        }
+        assert set(document["result"]) == KEYS[name], name
+    listing = crckpt.run("list", "--json").document["result"]
+    assert [set(entry) for entry in listing] == [SUMMARY | {"tags"}]
+    assert listing[0]["tags"] == ["kept"]
+    assert listing[0]["note"] == "by hand"
+    assert set(listing[0]["statistics"]) == STATISTICS
+
+
+def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> None:
+    """What a person looks for is there, in text and in JSON."""
+    crckpt.run("dump", str(family.pid), "job")
+    shown = crckpt.run("show", "job").out
+    document = crckpt.run("show", "job", "--json").document["result"]
+    pids = {process["pid"] for process in document["tree"]}
+    assert pids == set(family.pids())
+    assert all(str(pid) in shown for pid in pids)
+    assert "family.py" in shown
+    assert all(process["memory_bytes"] > 0 for process in document["tree"])
+
+
+def test_a_second_checkpoint_costs_only_what_changed(crckpt: Crckpt, family: Tree) -> None:
+    """Pages that the one before has cost nothing."""
+    first, second = (
+        crckpt.run("dump", str(family.pid), "job", "--json").document["result"]["checkpoint"]["statistics"]
+        for _ in range(2)
+    )
+    assert second["stored_bytes"] < first["stored_bytes"] / 3
+
+
+def test_rm_leaves_the_others_whole_and_gc_gives_space_back(crckpt: Crckpt, family: Tree) -> None:
+    """An older checkpoint can go although the newer one shares its pages."""
+    for _ in range(2):
+        crckpt.run("dump", str(family.pid), "job")
+    crckpt.run("rm", "job~1")
+    crckpt.run("gc")
+    crckpt.run("verify", "--all")
+    assert len(crckpt.run("list", "--json").document["result"]) == 1
+    before, facts = family.counters(), family.facts()
+    crckpt.run("dump", str(family.pid), "job", "--stop")
+    family.wait_gone()
+    crckpt.run("rm", "job~1")
+    crckpt.run("gc")
+    crckpt.run("restore", "job", "--detach")
+    family.wait_growth(before)
+    assert family.facts() == facts
+
+
+def test_dry_run_touches_nothing(crckpt: Crckpt, family: Tree) -> None:
+    """No store is made, and the tree is not stopped."""
+    said = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
+    assert "--leave-running" in said
+    assert not crckpt.store.exists()
+
+
+def test_a_flipped_bit_is_found_and_named(crckpt: Crckpt, family: Tree) -> None:
+    """`verify` ends with 13 and says which checkpoint; `restore` refuses."""
+    crckpt.run("dump", str(family.pid), "job")
+    pack = next((crckpt.store / "packs").glob("*/*.pack"))
+    content = bytearray(pack.read_bytes())
+    content[len(content) // 2] ^= 1
+    pack.write_bytes(content)
+    identity = crckpt.run("list", "--json").document["result"][0]["id"]
+    said = crckpt.run("verify", "--json", status=13).document["result"]
+    assert [damage["checkpoints"] for damage in said["damages"]] == [[identity]]
+    assert pack.stem[:12] in crckpt.run("verify", status=13).out
+    crckpt.run("restore", "job", "--new-pid-namespace", "--detach", status=13)
+
+
+def test_exported_images_restore_without_crckpt(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
+    """Bare `criu restore -D` takes them: nobody is locked in."""
+    before, facts = family.counters(), family.facts()
+    crckpt.run("dump", str(family.pid), "job", "--stop")
+    family.wait_gone()
+    crckpt.run("export", "job", str(tmp_path / "images"))
+    subprocess.run([CRIU, "restore", "-d", "-D", str(tmp_path / "images")], check=True, stdin=subprocess.DEVNULL)
+    family.wait_growth(before)
+    assert family.facts() == facts
+
+
+def test_imported_images_restore_with_crckpt(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
+    """Images of a bare `criu dump` become a checkpoint like any other."""
+    before = family.counters()
+    images = tmp_path / "images"
+    images.mkdir()
+    subprocess.run([CRIU, "dump", "-t", str(family.pid), "-D", str(images)], check=True, stdin=subprocess.DEVNULL)
+    family.wait_gone()
+    crckpt.run("import", str(images), "job")
+    crckpt.run("restore", "job", "--detach")
+    family.wait_growth(before)
+
+
+def test_tags_move_and_go(crckpt: Crckpt, family: Tree) -> None:
+    """JOB:TAG means what it was given to last."""
+    ids = [
+        crckpt.run("dump", str(family.pid), "job", "--tag", "here", "--json").document["result"]["checkpoint"]["id"]
+        for _ in range(2)
+    ]
+    assert crckpt.run("show", "job:here", "--json").document["result"]["id"] == ids[1]
+    crckpt.run("tag", "job~1", "here")
+    assert crckpt.run("show", "job:here", "--json").document["result"]["id"] == ids[0]
+    crckpt.run("tag", "job", "here", "--remove")
+    assert "did you mean job?" in crckpt.run("show", "job:here", status=12).err
+
+
+def test_the_store_is_private(crckpt: Crckpt, family: Tree) -> None:
+    """A checkpoint is a process's memory: nobody else may read it, whatever the umask."""
+    before = os.umask(0)
+    try:
+        crckpt.run("dump", str(family.pid), "job", "--tag", "here")
+    finally:
+        os.umask(before)
+    for path in (crckpt.store, *crckpt.store.rglob("*")):
+        assert path.stat().st_mode & 0o7777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_command_lines_stay_out_of_the_manifest(crckpt: Crckpt, tmp_path: Path) -> None:
+    """They may hold secrets; they lie in the pack, compressed, under the store's own mode."""
+    target = subprocess.Popen(
+        ["/usr/bin/sleep", "1000.00000042"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n", 5, "sleep to start")
+        crckpt.run("dump", str(target.pid))
+        manifest = next((crckpt.store / "checkpoints").glob("*/manifest.json")).read_text()
+        assert json.loads(manifest)["job"] == "sleep"
+        assert "00000042" not in manifest
+        assert "1000.00000042" in crckpt.run("show", "sleep").out
+    finally:
+        target.kill()
+        target.wait()
+
+
+def test_version_names_both(crckpt: Crckpt) -> None:
+    """crckpt's and CRIU's."""
+    lines = crckpt.run("--version").out.splitlines()
+    assert lines[0].startswith("crckpt ")
+    assert lines[1].startswith("CRIU 4.")
+
+
+def test_every_command_has_a_help(crckpt: Crckpt) -> None:
+    """`--help` ends with 0 and names the command."""
+    for name in (*KEYS, "list"):
+        assert name in crckpt.run(name, "--help").out

@@ -1,0 +1,72 @@
+"""Units under a real systemd: boots one in private namespaces and runs under_systemd.py inside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+LAB = PROJECT / "scripts/lab/systemd"
+INSIDE = PROJECT / "tests/lab/under_systemd.py"
+CANNOT = 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def lab_works() -> None:
+    """Skip with the lab's own words where it says that this machine cannot."""
+    done = run_lab("true")
+    if done.returncode == CANNOT:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_units_are_dumped_and_restored() -> None:
+    """Every test of under_systemd.py passes inside, and none is skipped."""
+    options = ["-p", "no:cacheprovider", "-o", "pythonpath=tests/integration", "--timeout=60", "-q", "-rA"]
+    done = run_lab("env", "PYTHONDONTWRITEBYTECODE=1", sys.executable, "-m", "pytest", *options, str(INSIDE))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SKIPPED" not in done.stdout
+    assert "PASSED" in done.stdout
+
+
+def test_lab_passes_on_output_and_status() -> None:
+    """In this directory, with words as they are, under systemd."""
+    done = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
+    assert (done.returncode, done.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
+
+
+def test_interrupted_lab_leaves_nothing(tmp_path: Path) -> None:
+    """No process, cgroup, mount or file; a daemon that it started ends too."""
+    show = "systemd-run -q sleep 1000; findmnt -no OPTIONS /; exec sleep 1000"
+    with subprocess.Popen(
+        [str(LAB), "bash", "-c", show], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as lab:
+        assert lab.stdout is not None
+        assert str(tmp_path) in lab.stdout.readline()
+        (directory,) = tmp_path.iterdir()
+        cgroups = list(Path("/sys/fs/cgroup").rglob(directory.name))
+        assert cgroups, "the lab has no cgroup of its own"
+        lab.send_signal(signal.SIGTERM)
+        assert lab.wait(20) == 130
+    # A cgroup cannot be removed while a process lives in it.
+    assert not any(cgroup.exists() for cgroup in cgroups)
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def run_lab(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command under the lab's systemd, in the project's directory."""
+    return subprocess.run(
+        [str(LAB), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=PROJECT,
+    )

@@ -1,0 +1,248 @@
+"""Units of a real systemd, dumped and restored. test_systemd_unit.py runs this inside scripts/lab/systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import Part, statuses, wait_for
+
+UNITS = Path(__file__).parent / "units"
+PROGRAMS = Path(__file__).parent.parent / "programs"
+READY_S = 20.0
+GROWTH_S = 10.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A started unit whose program is a family of five that reports below /var/lib."""
+
+    name: str
+
+    @property
+    def workdir(self) -> Path:
+        """Where the program reports."""
+        return Path("/var/lib") / self.name
+
+    def shows(self, what: str) -> str:
+        """What systemd says of the unit."""
+        return _output("systemctl", "show", "--value", f"--property={what}", self.name)
+
+    @property
+    def pid(self) -> int:
+        """The main process; 0 if systemd knows none."""
+        return int(self.shows("MainPID"))
+
+    def parts(self) -> Mapping[str, Part]:
+        """What each of the five says; none of them may have found anything wrong."""
+        parts = statuses(self.workdir)
+        assert all(part.ok for part in parts.values()), [part.error for part in parts.values()]
+        return parts
+
+    def counters(self) -> dict[str, int]:
+        """How far each of the five has counted."""
+        return {name: part.counter for name, part in self.parts().items()}
+
+    def goes_on_from(self, counters: Mapping[str, int]) -> None:
+        """Wait until each of the five counts on from there; none may fall back."""
+
+        def grown() -> bool:
+            now = self.counters()
+            assert all(now[name] >= before for name, before in counters.items()), f"{now} fell back from {counters}"
+            return all(now[name] >= before + 3 for name, before in counters.items())
+
+        wait_for(grown, GROWTH_S, f"{self.name} to go on from {counters}")
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[str], Service]]:
+    """A function that installs and starts tests/lab/units/NAME.service; afterwards its processes are ended."""
+    services: list[Service] = []
+
+    def start(name: str) -> Service:
+        service = Service(name)
+        services.append(service)
+        text = (UNITS / f"{name}.service").read_text().replace("@PROGRAMS@", str(PROGRAMS))
+        Path(f"/etc/systemd/system/{name}.service").write_text(text)
+        _output("systemctl", "daemon-reload")
+        _output("systemctl", "start", name)
+        wait_for(lambda: _all_ready(service), READY_S, f"{name} to be ready")
+        return service
+
+    yield start
+    for service in services:
+        pids = [part.pid for part in statuses(service.workdir).values()]
+        _output("systemctl", "stop", service.name)
+        for pid in pids:  # a restored tree is no longer the unit's
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "the tree to be gone")
+        shutil.rmtree(service.workdir)
+
+
+def test_dumped_unit_runs_on(started: Callable[[str], Service]) -> None:
+    """`unit:NAME` is the tree of the unit's main process."""
+    counter = started("counter")
+    before, pid = counter.counters(), counter.pid
+    result = crckpt("dump", "unit:counter", "job")
+    assert result["pid"] == pid
+    assert result["checkpoint"]["processes"] == 5
+    assert result["warnings"] == []
+    counter.goes_on_from(before)
+    assert (counter.shows("ActiveState"), counter.pid) == ("active", pid)
+
+
+def test_cgroup_names_the_same_tree(started: Callable[[str], Service]) -> None:
+    """`cgroup:PATH` takes the path as /proc/PID/cgroup tells it."""
+    counter = started("counter")
+    before = counter.counters()
+    result = crckpt("dump", f"cgroup:{_cgroup(counter.pid)}", "job")
+    assert _cgroup(counter.pid) == "/system.slice/counter.service"
+    assert result["pid"] == counter.pid
+    assert result["checkpoint"]["processes"] == 5
+    counter.goes_on_from(before)
+
+
+def test_stopped_unit_comes_back_outside_of_systemd(started: Callable[[str], Service]) -> None:
+    """After `--stop` the unit has failed and is not started again; the restored tree lives where crckpt was run."""
+    counter = started("counter")
+    pid = counter.pid
+    crckpt("dump", "unit:counter", "job", "--stop")
+    stopped = counter.counters()
+    wait_for(lambda: counter.shows("ActiveState") == "failed", 5, "systemd to see that the unit has ended")
+    assert counter.shows("Result") == "signal"
+    assert "it is failed (failed)" in refused(2, "dump", "unit:counter")["message"]
+
+    assert crckpt("restore", "job", "--detach")["pid"] == pid
+    counter.goes_on_from(stopped)
+    assert _cgroup(pid) == _cgroup(os.getpid())
+    assert (counter.pid, counter.shows("NRestarts"), counter.shows("ActiveState")) == (0, "0", "failed")
+
+
+def test_mount_namespace_of_its_own_is_said(started: Callable[[str], Service]) -> None:
+    """A store below /tmp serves a unit whose /tmp is another and whose other files are read-only."""
+    isolated = started("isolated")
+    before = isolated.counters()
+    (warning,) = crckpt("dump", "unit:isolated", "job")["warnings"]
+    assert "mount namespace of its own" in warning
+    assert "PrivateTmp=no" in warning
+    isolated.goes_on_from(before)
+
+    crckpt("dump", "unit:isolated", "job", "--stop")
+    stopped = isolated.counters()
+    crckpt("restore", "job", "--detach")
+    isolated.goes_on_from(stopped)
+
+
+def test_unit_without_main_process(started: Callable[[str], Service]) -> None:
+    """The hint names the cgroup, and that works."""
+    forked = started("forked")
+    error = refused(2, "dump", "unit:forked")
+    assert error["message"] == "systemd knows no main process of unit forked.service"
+    before = forked.counters()
+    target = error["hint"].removeprefix("give its cgroup: ")
+    assert crckpt("dump", target, "job")["pid"] == forked.parts()[""].pid
+    forked.goes_on_from(before)
+
+
+def test_unit_that_writes_to_the_journal_is_refused_and_runs_on(started: Callable[[str], Service]) -> None:
+    """Its stdout is a unix socket whose other end is journald's."""
+    chatty = started("chatty")
+    before = chatty.counters()
+    assert "unix socket" in refused(21, "dump", "unit:chatty")["message"]
+    chatty.goes_on_from(before)
+
+
+def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
+    """They are listed; none is picked."""
+    roots = {started("counter").pid, started("isolated").pid}
+    message = refused(2, "dump", "cgroup:/system.slice")["message"]
+    assert roots <= {int(word) for word in message.rpartition(":")[2].split(",")}
+
+
+@pytest.mark.parametrize(
+    ("target", "message", "hint"),
+    [
+        ("unit:unknown", "there is no unit unknown.service", "systemctl list-units"),
+        (
+            "unit:debug-shell",
+            "debug-shell.service has no process now: it is inactive (dead)",
+            "systemctl start debug-shell",
+        ),
+        ("unit:basic.target", "unit basic.target is no service", "name a service"),
+        ("unit:init.scope", "unit init.scope is no service", "cgroup:/init.scope"),
+        ("unit:systemd-journald*", "must name one unit", "systemctl list-units"),
+        ("unit:", "systemd does not tell of unit ''", "give a PID"),
+        ("cgroup:/unknown.slice", "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
+    ],
+)
+def test_target_that_is_no_tree(target: str, message: str, hint: str) -> None:
+    """One sentence, and what to type next."""
+    error = refused(2, "dump", target)
+    assert message in error["message"]
+    assert hint in error["hint"]
+
+
+@pytest.mark.parametrize("target", ["unit:lab", "cgroup:/system.slice/lab.service"])
+def test_our_own_unit(target: str) -> None:
+    """crckpt cannot freeze the unit that it runs in."""
+    assert "is an ancestor of crckpt" in refused(24, "dump", target)["message"]
+
+
+def test_init_is_never_dumped() -> None:
+    """Not even when its cgroup is named."""
+    assert refused(24, "dump", "cgroup:/init.scope")["message"] == "process 1 is the system itself"
+
+
+def test_empty_cgroup() -> None:
+    """It exists, and nobody lives there."""
+    Path("/sys/fs/cgroup/empty.slice").mkdir()
+    assert refused(2, "dump", "cgroup:/empty.slice")["message"] == "no process lives in cgroup /empty.slice"
+
+
+def crckpt(*words: str) -> dict[str, Any]:
+    """The result of a command that must succeed."""
+    done = ask(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    return result
+
+
+def refused(status: int, *words: str) -> dict[str, Any]:
+    """The error of a command that must end with `status`."""
+    done = ask(*words)
+    assert done.returncode == status, done.stdout + done.stderr
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    return error
+
+
+def ask(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run crckpt with a store below /tmp."""
+    argv = [sys.executable, "-m", "crckpt", *words, "--json", "--store", "/tmp/store"]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _all_ready(service: Service) -> bool:
+    parts = service.parts()
+    return bool(parts) and all(part.ready for part in parts.values())
+
+
+def _cgroup(pid: int) -> str:
+    (line,) = (line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line.startswith("0::"))
+    return line.removeprefix("0::")
+
+
+def _output(*argv: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()

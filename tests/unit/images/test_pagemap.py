@@ -1,0 +1,82 @@
+"""Page maps: what CRIU writes is read, and what is not known is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.framing import Image, Record, write_image
+from crckpt.images.pagemap import IN_PARENT, LAZY, PRESENT, Entry, PageMap, read_pagemap, write_pagemap
+from crckpt.images.wire import VARINT, encode
+from crckpt.model import PAGE_SIZE
+
+FLAGS = (PRESENT, PRESENT | LAZY, IN_PARENT, IN_PARENT | LAZY)
+entries = st.builds(
+    lambda address, pages, flags: Entry(address * PAGE_SIZE, pages, flags),
+    st.integers(0, (1 << 51) - 1),
+    st.integers(0, 1 << 50),
+    st.sampled_from(FLAGS),
+)
+
+
+def image(*payloads: list[tuple[int, int, int | bytes]]) -> bytes:
+    """A page map image of these records, a head with pages_id 7 before them."""
+    head = Record(encode([(1, VARINT, 7)]))
+    return write_image(Image(magics.PAGEMAP, (head, *(Record(encode(payload)) for payload in payloads))))
+
+
+@given(st.integers(0, (1 << 32) - 1), st.lists(entries, max_size=20))
+def test_what_is_written_is_read(pages_id: int, listed: list[Entry]) -> None:
+    pagemap = PageMap(pages_id, tuple(listed))
+    assert read_pagemap(write_pagemap(pagemap)) == pagemap
+
+
+def test_real_maps_are_written_as_they_were(images: dict[str, bytes]) -> None:
+    names = [name for name in images if name.startswith("pagemap-")]
+    assert len(names) > 3
+    for name in names:
+        assert write_pagemap(read_pagemap(images[name], name)) == images[name]
+
+
+def test_present_counts_the_pages_in_the_file() -> None:
+    pagemap = PageMap(3, (Entry(0, 2, PRESENT), Entry(8192, 5, IN_PARENT), Entry(65536, 4, PRESENT | LAZY)))
+    assert (pagemap.present, pagemap.pages_name) == (6, "pages-3.img")
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        pytest.param([(1, VARINT, 4096), (2, VARINT, 3)], Entry(4096, 3, PRESENT), id="before flags"),
+        pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (3, VARINT, 1)], Entry(4096, 3, IN_PARENT), id="in_parent"),
+        pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (3, VARINT, 0)], Entry(4096, 3, PRESENT), id="not in_parent"),
+        pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (4, VARINT, 4)], Entry(4096, 3, PRESENT), id="32-bit count"),
+        pytest.param([(5, VARINT, 9), (4, VARINT, 4), (2, VARINT, 0), (1, VARINT, 0)], Entry(0, 9, 4), id="any order"),
+    ],
+)
+def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], expected: Entry) -> None:
+    assert read_pagemap(image(payload)).entries == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("payload", "word"),
+    [
+        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1), (6, VARINT, 1)], "field 6", id="new field"),
+        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 12), (5, VARINT, 1)], "flags 0xc", id="new flag"),
+        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 2), (5, VARINT, 1)], "not in these images", id="lazy only"),
+        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 5), (5, VARINT, 1)], "not in these images", id="two places"),
+        pytest.param([(1, VARINT, 4097), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "no pages", id="not aligned"),
+        pytest.param([(1, VARINT, 4096), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1 << 52)], "no pages", id="beyond"),
+        pytest.param([(2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "field 1 is missing", id="no address"),
+    ],
+)
+def test_what_is_not_understood_is_refused(payload: list[tuple[int, int, int | bytes]], word: str) -> None:
+    with pytest.raises(IntegrityError, match=word):
+        read_pagemap(image(payload), "pagemap-1.img")
+
+
+def test_a_map_without_head_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="the head is missing"):
+        read_pagemap(write_image(Image(magics.PAGEMAP, ())))

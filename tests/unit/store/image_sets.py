@@ -1,0 +1,120 @@
+"""Image directories to store, made here, and what to do with them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
+from crckpt.model import PAGE_SIZE, Host, JobName, Options, Task
+from crckpt.store import Checkpoint, NewCheckpoint, Repository, ingest, materialise
+
+HOST = Host("here", "6.18", "x86_64", PAGE_SIZE, ("avx2", "sse4_2"), "4.2.1", "0" * 64)
+TREE = (Task(100, 1, "program", (100, 101)), Task(102, 100, "child", (102,)))
+
+
+@dataclass(frozen=True)
+class Area:
+    """Pages from an address on; without content they lie in the set before."""
+
+    address: int
+    pages: tuple[bytes, ...]
+    inherited: int = 0
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """What a dump leaves: page maps by their names with the areas of each, and other files."""
+
+    maps: Mapping[str, Sequence[Area]] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def page(number: int) -> bytes:
+    """A page that differs from that of any other number; number 0 is all zeros. A third of it does not compress."""
+    if number == 0:
+        return bytes(PAGE_SIZE)
+    return random.Random(number).randbytes(1400) + number.to_bytes(4, "big") * 674
+
+
+def area(address: int, *numbers: int) -> Area:
+    """An area with the pages of these numbers. `address` counts in pages."""
+    return Area(address * PAGE_SIZE, tuple(page(number) for number in numbers))
+
+
+def inherited(address: int, pages: int) -> Area:
+    """An area whose pages lie in the set before. `address` counts in pages."""
+    return Area(address * PAGE_SIZE, (), pages)
+
+
+def write_set(directory: Path, images: ImageSet, parent: str | None = None) -> Path:
+    """Write a set as CRIU does; `parent` is where the symlink of that name leads."""
+    directory.mkdir()
+    for number, (name, areas) in enumerate(images.maps.items(), 1):
+        entries = (
+            Entry(part.address, part.inherited or len(part.pages), IN_PARENT if part.inherited else PRESENT)
+            for part in areas
+        )
+        (directory / name).write_bytes(write_pagemap(PageMap(number, tuple(entries))))
+        (directory / f"pages-{number}.img").write_bytes(b"".join(b"".join(part.pages) for part in areas))
+    for name, content in images.files.items():
+        (directory / name).write_bytes(content)
+    if parent is not None:
+        (directory / "parent").symlink_to(parent)
+    return directory
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """The files of a directory by name."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if not path.is_symlink()}
+
+
+def opened(base: Path) -> Repository:
+    """The store in `base`, made if it is not there."""
+    return Repository.open(base / "store", create=True)
+
+
+def described(job: str = "job", details: bytes = b"{}", created: datetime | None = None) -> NewCheckpoint:
+    """A description of a checkpoint to be made, now if not said."""
+    return NewCheckpoint(
+        job=JobName(job),
+        created=created or datetime.now(UTC),
+        host=HOST,
+        options=Options(tcp="keep", external=("pipe:[1]",)),
+        tree=TREE,
+        frozen_ms=1.5,
+        dump_ms=2.5,
+        details=details,
+        note="a note",
+        run_id="cafe",
+    )
+
+
+def store(repository: Repository, base: Path, images: ImageSet, new: NewCheckpoint | None = None) -> Checkpoint:
+    """Write a set below `base` and store it."""
+    number = sum(1 for path in base.iterdir() if path.name.startswith("images-"))
+    return ingest(repository, write_set(base / f"images-{number}", images), new or described())
+
+
+def restored(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, bytes]:
+    """The files that the store gives back."""
+    number = sum(1 for path in base.iterdir() if path.name.startswith("out-"))
+    directory = base / f"out-{number}"
+    directory.mkdir()
+    materialise(repository, checkpoint, directory)
+    return files_of(directory)
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Turn one bit of a file around; doing it again puts it back."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def packs(repository: Repository) -> list[Path]:
+    """The pack files of a store."""
+    return sorted((repository.root / "packs").glob("*/*.pack"))

@@ -1,0 +1,191 @@
+"""What goes into the store comes out of it, byte for byte, whatever becomes of other checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from image_sets import Area, ImageSet, area, described, files_of, opened, page, restored, store, write_set
+
+from crckpt.model import CheckpointId
+from crckpt.store import details_of, file_names, ingest, materialise, read_file, verify
+
+# Few different pages, so that equal ones are met at the same place, elsewhere, and in other objects.
+numbers = st.integers(0, 12)
+areas = st.lists(
+    st.builds(lambda address, some: area(address, *some), st.integers(0, 300), st.lists(numbers, max_size=80)), max_size=6
+)
+MAPS = ("pagemap-100.img", "pagemap-102.img", "pagemap-shmem-7.img")
+contents = st.one_of(
+    st.binary(max_size=200),
+    st.builds(lambda some, tail: b"".join(map(page, some)) + tail, st.lists(numbers, max_size=70), st.binary(max_size=50)),
+)
+FILES = ("core-100.img", "files.img", "ghost-file-1.img", "pages-9.img", "tmpfs-dev-1.tar.gz.img")
+sets = st.builds(
+    ImageSet, st.dictionaries(st.sampled_from(MAPS), areas), st.dictionaries(st.sampled_from(FILES), contents)
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(sets, min_size=1, max_size=3))
+def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        repository = opened(base)
+        kept = [store(repository, base, images) for images in series]
+        for number, checkpoint in enumerate(kept):
+            assert restored(repository, checkpoint, base) == files_of(base / f"images-{number}")
+        assert verify(repository).damages == ()
+
+
+class Lives(RuleBasedStateMachine):
+    """Any order of dumps, removals and collections: what is kept comes back, and nothing else stays for long."""
+
+    kept: Bundle[CheckpointId] = Bundle("kept")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp())
+        self.repository = opened(self.base)
+        self.expected: dict[CheckpointId, dict[str, bytes]] = {}
+
+    @rule(target=kept, images=sets, job=st.sampled_from(("one", "two")))
+    def dump(self, images: ImageSet, job: str) -> CheckpointId:
+        checkpoint = store(self.repository, self.base, images, described(job))
+        self.expected[checkpoint.id] = files_of(self.base / f"images-{len(self.expected_ever) - 1}")
+        return checkpoint.id
+
+    @property
+    def expected_ever(self) -> list[Path]:
+        return [path for path in self.base.iterdir() if path.name.startswith("images-")]
+
+    @rule(doomed=consumes(kept))
+    def remove(self, doomed: CheckpointId) -> None:
+        self.repository.remove([doomed])
+        del self.expected[doomed]
+
+    @rule()
+    def collect(self) -> None:
+        self.repository.gc()
+        named = {use.digest for checkpoint in self.repository.checkpoints() for use in checkpoint.packs}
+        assert {path.stem for path in (self.repository.root / "packs").glob("*/*")} == named
+
+    @rule()
+    def forget_fingerprints(self) -> None:
+        shutil.rmtree(self.repository.root / "cache/fingerprints")
+        (self.repository.root / "cache/fingerprints").mkdir(mode=0o700)
+
+    @precondition(lambda self: bool(self.expected))
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.expected)))
+        assert restored(self.repository, self.repository.get(chosen), self.base) == self.expected[chosen]
+
+    @invariant()
+    def all_are_listed(self) -> None:
+        assert {checkpoint.id for checkpoint in self.repository.checkpoints()} == self.expected.keys()
+
+    def teardown(self) -> None:
+        assert verify(self.repository).damages == ()
+        shutil.rmtree(self.base)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(
+    max_examples=10, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_more_files_and_frames_than_are_worked_on_at_once(tmp_path: Path) -> None:
+    numbers = [number % 1500 + 1 for number in range(5000)]
+    files = {f"core-{number}.img": b"%d" % number * 40 for number in range(300)}
+    ghost = {"ghost-file-1.img": b"".join(map(page, range(900, 0, -1))) + b"the end"}
+    images = ImageSet({"pagemap-100.img": [area(10, *numbers)]}, {**files, **ghost})
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, images)
+    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
+    assert checkpoint.statistics.new_bytes < 4096 * (1500 + 300 + 30)
+
+
+def test_areas_that_overlap_keep_both_contents(tmp_path: Path) -> None:
+    images = ImageSet({"pagemap-100.img": [area(10, 1, 2, 3), area(11, 4, 5)]})
+    repository = opened(tmp_path)
+    first, second = store(repository, tmp_path, images), store(repository, tmp_path, images)
+    assert restored(repository, first, tmp_path) == restored(repository, second, tmp_path) == files_of(tmp_path / "images-0")
+
+
+def test_zeros_are_holes(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(0, *[0] * 2000, 1)]}))
+    directory = tmp_path / "out"
+    directory.mkdir()
+    materialise(repository, checkpoint, directory)
+    status = (directory / "pages-1.img").stat()
+    assert status.st_size == 2001 * 4096
+    assert status.st_blocks * 512 < 100_000
+
+
+def test_single_files_and_details_are_read_without_the_rest(tmp_path: Path) -> None:
+    files = {"files.img": bytes(range(256)) * 30, "empty.img": b"", "details": b"a file of that name"}
+    images = ImageSet({"pagemap-100.img": [area(5, 1, 0, 2)]}, files)
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, images, described(details=b'{"secret": 1}'))
+    expected = files_of(tmp_path / "images-0")
+    assert {name: read_file(repository, checkpoint, name) for name in file_names(repository, checkpoint)} == expected
+    assert details_of(repository, checkpoint) == b'{"secret": 1}'
+    assert restored(repository, checkpoint, tmp_path) == expected
+
+
+def test_details_are_in_no_file_that_can_be_read_without_the_pack(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet(), described(details=b"--password=hunter2"))
+    manifest = (repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes()
+    assert b"hunter2" not in manifest
+    assert details_of(repository, checkpoint) == b"--password=hunter2"
+
+
+def test_files_are_private_and_never_written_over(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
+    directory = tmp_path / "out"
+    directory.mkdir()
+    materialise(repository, checkpoint, directory)
+    assert stat.S_IMODE((directory / "core-1.img").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        materialise(repository, checkpoint, directory)
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = write_set(tmp_path / "images", ImageSet({"pagemap-1.img": [area(0, *range(5000))]}, {"a.img": b"a" * 5}))
+    told: list[tuple[int, int]] = []
+    checkpoint = ingest(repository, images, described(), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (checkpoint.statistics.raw_bytes, checkpoint.statistics.raw_bytes)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    unpacked: list[tuple[int, int]] = []
+    (tmp_path / "out").mkdir()
+    materialise(repository, checkpoint, tmp_path / "out", progress=lambda done, total: unpacked.append((done, total)))
+    size = sum(os.path.getsize(images / name) for name in os.listdir(images))
+    assert unpacked[-1] == (size, size)
+
+
+def test_real_images_come_back(tmp_path: Path) -> None:
+    real = Path(__file__).parents[2] / "data/images/tree"
+    images = {path.name: path.read_bytes() for path in real.iterdir() if not path.name.startswith("pagemap-")}
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet(files=images))
+    assert restored(repository, checkpoint, tmp_path) == images
+
+
+def test_an_area_can_be_empty(tmp_path: Path) -> None:
+    images = ImageSet({"pagemap-100.img": [Area(4096, ()), area(2, 3)], "pagemap-shmem-1.img": []})
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, images)
+    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
