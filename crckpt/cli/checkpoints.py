@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, duration, emit, escaped, moment, short, size, summary, table
+from crckpt.cli.render import Shown, count, duration, emit, escaped, moment, short, size, summary, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +111,9 @@ def collect_garbage(
 
     def text(console: Console) -> None:
         verb = "would free" if dry_run else "freed"
-        console.print(f"{verb} {size(result.bytes)}: {len(result.packs)} packs, {len(result.leftovers)} leftovers")
+        console.print(
+            f"{verb} {size(result.bytes)}: {count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
+        )
 
     emit("gc", Shown({**_fields(result), "dry_run": dry_run}, text), as_json=as_json)
 

@@ -9,7 +9,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, emit, escaped, short, size, summary
+from crckpt.cli.render import Shown, count, emit, escaped, short, size, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def import_images(
 
     def text(console: Console) -> None:
         console.print(
-            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {len(checkpoint.tree)} processes, "
+            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
             f"{size(checkpoint.statistics.stored_bytes)} stored"
         )
 

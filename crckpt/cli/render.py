@@ -88,6 +88,12 @@ def size(count: int) -> str:
     raise AssertionError
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things: 1 process, 2 processes."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def duration(milliseconds: float) -> str:
     """Time for people: 840 ms, 12.3 s."""
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
@@ -113,8 +119,9 @@ def table(
     """A plain table; columns named in `right` are aligned to the right."""
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    titles = tuple(columns)
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
+    for column in titles:
         drawn.add_column(
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in _WHOLE
         )
@@ -177,7 +184,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             return
         numbers = checkpoint.statistics
         console.print(
-            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {len(checkpoint.tree)} processes, "
+            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
             f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images, "
             f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored"
         )

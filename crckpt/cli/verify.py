@@ -8,7 +8,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, emit, escaped, short, size
+from crckpt.cli.render import Shown, count, emit, escaped, short, size
 from crckpt.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def verify(
             touched = ", ".join(short(identity) for identity in damage.checkpoints)
             console.print(f"[red]damaged[/] {escaped(damage.what)}; touches {touched or 'no checkpoint'}")
         if not result.damages:
-            console.print(f"{len(result.checkpoints)} checkpoints are whole ({size(result.bytes)} read)")
+            console.print(
+                f"{count(len(result.checkpoints), 'checkpoint')} whole, to the last byte ({size(result.bytes)} read)"
+            )
         else:
             console.print("what is not named above is whole; remove what is damaged with: crckpt rm REF")
 

@@ -218,7 +218,9 @@ def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
 def command_line(pid: int) -> tuple[str, ...]:
     """The arguments a process was started with (it may have changed them); empty if it has ended."""
     with suppress(OSError):
-        return tuple(os.fsdecode(word) for word in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1])
+        # Programs that rename themselves leave empty words behind their new name.
+        words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return tuple(os.fsdecode(word) for word in words)
     return ()
 
 

@@ -13,21 +13,23 @@ _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Interrupts:
-    """Whether an interruption is put off, and which one has come meanwhile."""
+    """Whether an interruption is put off, and which one has come meanwhile. Only the first one counts."""
 
     def __init__(self) -> None:
         self.put_off = False
         self.pending: signal.Signals | None = None
+        self.is_over = False
 
     def arrive(self, number: int, _frame: FrameType | None) -> None:
-        self.pending = signal.Signals(number)
+        # A second ^C must not cut short what the first one has begun to clean up.
+        self.pending = None if self.is_over else signal.Signals(number)
         if not self.put_off:
             self.deliver()
 
     def deliver(self) -> None:
         if self.pending is None:
             return
-        name, self.pending = self.pending.name, None
+        name, self.pending, self.is_over = self.pending.name, None, True
         raise Interrupted(f"interrupted by {name}")
 
 
@@ -35,7 +37,7 @@ _interrupts = _Interrupts()
 
 
 def interruptible() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread."""
     for number in _ASKING:
         signal.signal(number, _interrupts.arrive)
 

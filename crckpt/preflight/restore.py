@@ -117,7 +117,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
-        blockers.extend(_taken(owner) for owner in now.owners)
+        blockers.extend(_taken(owner) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
         path = required_path(file)
         for finding, rewind in _file(wanted, file, now.files.get(path), used.get(file.id, "opened")):
@@ -144,6 +144,12 @@ _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
 }
+
+
+def _distinct(owners: tuple[Owner, ...]) -> Iterator[Owner]:
+    """One owner of each process: that its PID is taken says enough of its threads."""
+    taken = {owner.number for owner in owners if owner.role == "PID"}
+    yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
 
 
 def _taken(owner: Owner) -> Finding:

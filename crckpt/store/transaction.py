@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crckpt.host.files import make_private_directory, open_private
+from crckpt.host.signals import interrupts_put_off
 from crckpt.store.owner import read_owner, this_process
 
 
@@ -26,14 +27,22 @@ class Transaction:
 def transaction(directory: Path) -> Iterator[Transaction]:
     """A new transaction in `directory`, removed with all that is in it when the block ends."""
     path = directory / f"{os.getpid()}-{secrets.token_hex(4)}"
-    make_private_directory(path)
     try:
+        make_private_directory(path)
         with os.fdopen(open_private(path / "owner.json"), "wb") as file:
             file.write(this_process(time.time()).encode())
         yield Transaction(path)
-    finally:
-        # What cannot be removed now is removed by gc: it must not hide how the block ended.
-        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:
+        with interrupts_put_off():
+            _remove(path)
+            raise
+    with interrupts_put_off():
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def dead_transactions(directory: Path) -> tuple[Path, ...]:

@@ -89,6 +89,8 @@ class Tree:
         )
         # As a shell does: who waits for the PID to be free must not have to wait for us.
         threading.Thread(target=self._process.wait, daemon=True).start()
+        # Reaped as soon as it ends, while the test waits for something else: its PID must come free.
+        threading.Thread(target=self._process.wait, daemon=True).start()
         self.pid = self._process.pid
         self._all: tuple[int, ...] = (self.pid,)
 
@@ -161,11 +163,12 @@ class Tree:
             return ()
 
     def end(self) -> None:
-        """SIGKILL every process of the tree and wait for the root's end."""
-        for pid in self.pids():
+        """SIGKILL every process of the tree and wait until none runs. Whoever is their parent now reaps them later."""
+        pids = self.pids()
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.wait_gone()
+        wait_for(lambda: not any(runs(pid) for pid in pids), READY_S, f"{pids} to end")
 
     def _reaped(self) -> bool:
         return self._process.poll() is not None
@@ -174,6 +177,14 @@ class Tree:
         assert not self._reaped(), f"{self.case.name} ended with {self._process.returncode}"
         parts = self.sound_parts()
         return bool(parts) and all(part.ready and part.counter > 5 for part in parts.values())
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process and it has not ended (a zombie has)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_for(holds: Callable[[], bool], timeout: float, what: str) -> None:

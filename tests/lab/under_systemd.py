@@ -81,12 +81,7 @@ def started() -> Iterator[Callable[[str], Service]]:
 
     yield start
     for service in services:
-        pids = [part.pid for part in statuses(service.workdir).values()]
-        _output("systemctl", "stop", service.name)
-        for pid in pids:  # a restored tree is no longer the unit's
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        wait_for(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "the tree to be gone")
+        _end(service)
         shutil.rmtree(service.workdir)
 
 
@@ -230,6 +225,15 @@ def ask(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crckpt with a store below /tmp."""
     argv = [sys.executable, "-m", "crckpt", *words, "--json", "--store", "/tmp/store"]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _end(service: Service) -> None:
+    pids = [part.pid for part in statuses(service.workdir).values()]
+    _output("systemctl", "stop", service.name)
+    for pid in pids:  # a restored tree is no longer the unit's
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "the tree to be gone")
 
 
 def _all_ready(service: Service) -> bool:

@@ -1,0 +1,116 @@
+"""Files that survive, and logs that are cut back and put back."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import files
+
+
+@pytest.fixture(autouse=True)
+def wide_umask() -> Iterator[None]:
+    """Modes must not depend on it."""
+    before = os.umask(0o777)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of which the first 4 bytes belong to a checkpoint."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old new lines")
+    path.chmod(0o644)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_private_directories(tmp_path: Path) -> None:
+    files.make_private_directory(tmp_path / "new")
+    assert mode(tmp_path / "new") == 0o700
+    with pytest.raises(FileExistsError):
+        files.make_private_directory(tmp_path / "new")
+    files.ensure_private_directory(tmp_path / "new")
+    files.ensure_private_directory(tmp_path / "other")
+    assert mode(tmp_path / "other") == 0o700
+
+
+def test_private_files(tmp_path: Path) -> None:
+    files.write_new(tmp_path / "new", b"content")
+    assert ((tmp_path / "new").read_bytes(), mode(tmp_path / "new")) == (b"content", 0o600)
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "new", b"other")
+    assert (tmp_path / "new").read_bytes() == b"content"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_durably(path, b"first")
+    files.write_durably(path, b"second")
+    assert (path.read_bytes(), mode(path)) == (b"second", 0o600)
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        files.write_durably(tmp_path / "directory", b"x")
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"], "a failure must leave no temporary file"
+
+
+def test_moving(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below").chmod(0o700)
+    files.move_durably(tmp_path / "a", tmp_path / "below/b")
+    assert os.listdir(tmp_path / "below") == ["b"]
+
+
+def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
+    with files.put_back_on_failure(log, 4, tmp_path / "kept"):
+        assert log.read_bytes() == b"old "
+    assert (log.read_bytes(), mode(log)) == (b"old ", 0o644)
+    assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
+
+
+def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), files.put_back_on_failure(log, 4, tmp_path / "kept"):
+        raise KeyboardInterrupt
+    assert log.read_bytes() == b"old new lines"
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
+    """The same checkpoint may be restored, and its logs cut back, more than once."""
+    for _ in range(3):
+        with files.put_back_on_failure(log, 4, tmp_path / "kept"):
+            pass
+        with log.open("ab") as file:
+            file.write(b"more")
+    with pytest.raises(ValueError, match="x"), files.put_back_on_failure(log, 4, tmp_path / "kept"):
+        raise ValueError("x")
+    assert {name: (tmp_path / name).read_bytes() for name in sorted(os.listdir(tmp_path))} == {
+        "kept": b"new lines",
+        "kept.2": b"more",
+        "kept.3": b"more",
+        "log": b"old more",
+    }
+
+
+def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IsADirectoryError),
+        files.put_back_on_failure(tmp_path, 4, tmp_path / "kept"),
+    ):
+        pytest.fail("there was nothing to cut")
+    assert os.listdir(tmp_path) == []
+
+
+def test_status_of(tmp_path: Path) -> None:
+    assert files.status_of(str(tmp_path)) is not None
+    assert files.status_of(str(tmp_path / "none")) is None
+    assert files.status_of(f"{tmp_path}/{'x' * 300}") is None

@@ -1,0 +1,142 @@
+"""Connections as the kernel shows them, addresses that are free, and the packet filter's tables."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import network, proc, run
+
+
+@pytest.fixture
+def loopback() -> Iterator[socket.socket]:
+    """A listener on 127.0.0.1."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
+    assert network.tcp_connections([os.getpid()]) == ()
+    port = loopback.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client, loopback.accept()[0] as server:
+        theirs = client.getsockname()[1]
+        assert set(network.tcp_connections([os.getpid()])) == {
+            network.Connection(
+                os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"
+            ),
+            network.Connection(
+                os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"
+            ),
+        }
+        server.close()
+        (left,) = network.tcp_connections([os.getpid()])
+        assert (left.fd, left.status) == (client.fileno(), "CLOSE_WAIT")
+
+
+def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("::1", port)):
+            (found,) = network.tcp_connections([os.getpid()])
+            assert found.remote == f"[::1]:{port}"
+
+
+def test_a_process_that_has_ended_has_no_connections() -> None:
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    assert network.tcp_connections([process.pid]) == ()
+    assert network.unix_datagram_sockets(process.pid) == frozenset()
+
+
+CONNECTED = """
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+with socket.create_server(("127.0.0.1", 4321)) as listener, socket.create_connection(("127.0.0.1", 4321)):
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_connections_in_another_network_namespace_are_seen() -> None:
+    process = subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", CONNECTED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            pytest.skip("no network namespace can be made here, or `ip` is missing")
+        (found,) = network.tcp_connections([process.pid])
+        assert (found.remote, found.status) == ("127.0.0.1:4321", "ESTABLISHED")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_a_taken_port(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        port = listener.getsockname()[1]
+        assert not network.can_listen(address, port)
+    assert network.can_listen(address, port)
+
+
+def test_an_address_that_is_not_ours() -> None:
+    assert not network.can_listen("192.0.2.1", 80)
+
+
+def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.socket) -> None:
+    port = loopback.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):
+        loopback.accept()[0].close()
+        loopback.close()
+    assert network.can_listen("127.0.0.1", port), "a connection in TIME_WAIT must not stand against a restore"
+
+
+@pytest.mark.parametrize("name", ["", "\0plain", "\0with a space", "\0line\nfeed", "\0a\n0: 2 0 0 0002 01 nonsense x"])
+def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as after,
+    ):
+        datagram.bind(f"\0{secrets.token_hex(4)}{name}")
+        found = network.unix_datagram_sockets(os.getpid())
+        inodes = [os.fstat(sock.fileno()).st_ino for sock in (datagram, stream, after)]
+        assert [inode in found for inode in inodes] == [True, False, True]
+
+
+def test_a_network_lock_is_found_and_lifted() -> None:
+    if not network.can_filter():
+        pytest.skip("no nft, or the kernel does not let us look at its packet filter")
+    run_id = f"test-{secrets.token_hex(8)}"
+    assert not network.lift_lock(run_id)
+    made = run.run([str(network.nft()), "add", "table", "inet", f"CRIU-{run_id}"])
+    if not made.ok:
+        pytest.skip(f"no table can be made here: {made.output}")
+    assert network.lock_exists(run_id)
+    assert network.lift_lock(run_id)
+    assert not network.lock_exists(run_id)
+
+
+def test_without_nft_there_is_no_lock_to_lift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+    if network.nft() is not None:
+        pytest.skip("the nft that came with CRIU is there")
+    assert (network.can_filter(), network.lock_exists("x"), network.lift_lock("x")) == (False, False, False)
+
+
+def test_our_descriptor_is_named_for_each_connection(loopback: socket.socket) -> None:
+    """A socket under two numbers is one connection."""
+    port = loopback.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client, client.dup() as again:
+        (found,) = network.tcp_connections([os.getpid()])
+        assert found.fd in (client.fileno(), again.fileno())
+        assert {entry.fd for entry in proc.descriptors(os.getpid())} >= {client.fileno(), again.fileno()}

@@ -1,0 +1,39 @@
+"""Page tracking is tried for real, and leaves nothing behind whatever comes of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_soft_dirty_answers_the_same_each_time() -> None:
+    pagemap.tracks_by_soft_dirty()
+    before = descriptors(), mappings()
+    answers = {pagemap.tracks_by_soft_dirty() for _ in range(20)}
+    assert len(answers) == 1
+    assert descriptors() == before[0]
+    assert mappings() <= before[1] + 1
+
+
+def test_write_protection_works_or_says_why_not() -> None:
+    before = descriptors()
+    try:
+        works = [pagemap.tracks_by_write_protection() for _ in range(20)]
+    except HostCannot as error:
+        assert descriptors() == before
+        pytest.skip(error.message)
+    assert all(works), "the kernel took the requests and then did not tell of a written page"
+    assert descriptors() == before
