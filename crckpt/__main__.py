@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from crckpt.errors import Interrupted
+from crckpt.host.signals import interruptible
+
 
 def main() -> None:
     """Run the command line and exit."""
@@ -12,9 +15,15 @@ def main() -> None:
 
         sys.stdout.write(version() + "\n")
         return
-    from crckpt.cli.app import run
+    # Before the imports that take their time: an interruption always ends in a sentence.
+    interruptible()
+    try:
+        from crckpt.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        sys.exit(run(sys.argv[1:]))
+    except Interrupted as error:
+        sys.stderr.write(f"crckpt: {error.message}\n")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import typer
 
 from crckpt.cli import checkpoints, doctor, dump, exchange, restore, show, verify
 from crckpt.cli.render import error_document, error_text
-from crckpt.errors import CrckptError, UsageError
-from crckpt.host.signals import interruptible
+from crckpt.errors import CrckptError, StoreUnusable, UsageError
 
 app = typer.Typer(
     name="crckpt",
@@ -38,11 +37,25 @@ app.command("import", short_help="Take plain CRIU images into the store.")(excha
 app.command("doctor", short_help="Say what this host can do, and what is missing.")(doctor.doctor)
 
 
+_COMMANDS = frozenset(command.name for command in app.registered_commands)
+
+
+def _say_version(wanted: bool) -> None:
+    """Alone on the command line it is answered before typer is loaded."""
+    if wanted:
+        from crckpt.ops.version import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    _version: bool = typer.Option(False, "--version", "-V", help="Print crckpt's and CRIU's version."),
+    _version: bool = typer.Option(
+        False, "--version", "-V", callback=_say_version, is_eager=True, help="Print crckpt's and CRIU's version."
+    ),
 ) -> None:
-    """`--version` is answered before typer is loaded; it stands here for `--help`."""
+    """Options before the command."""
 
 
 # What typer raises for what was typed wrongly; it has no public name for it.
@@ -53,19 +66,24 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
     as_json = "--json" in arguments
     command = next((word for word in arguments if not word.startswith("-")), "")
-    interruptible()
     try:
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
     except _TYPED_WRONGLY as error:
         said = error.format_message() if hasattr(error, "format_message") else str(error)
-        hint = f"crckpt {command} --help".replace("  ", " ")
+        if not said:
+            return UsageError.exit_code  # only `crckpt`: its help has been shown
+        hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
         return _failed(command, UsageError(said, hint=hint), as_json=as_json)
     except BrokenPipeError:
         # Whoever read our output (head, less) has gone: that is no failure. Nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        from crckpt.ops.failures import as_ours
+
+        return _failed(command, as_ours(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
     except Exception:
         return _bug(command, as_json=as_json)
     return code if isinstance(code, int) else 0

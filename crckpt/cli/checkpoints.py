@@ -111,9 +111,8 @@ def collect_garbage(
 
     def text(console: Console) -> None:
         verb = "would free" if dry_run else "freed"
-        console.print(
-            f"{verb} {size(result.bytes)}: {count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
-        )
+        what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
+        console.print(f"{verb} {size(result.bytes)}: {what}")
 
     emit("gc", Shown({**_fields(result), "dry_run": dry_run}, text), as_json=as_json)
 

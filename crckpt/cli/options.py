@@ -19,7 +19,7 @@ Store = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 CriuPath = Annotated[
     Path | None,
-    typer.Option("--criu", envvar="CRCKPT_CRIU", help="The CRIU to try first.", show_default="one that works here"),
+    typer.Option("--criu", help="The CRIU to try first (then CRCKPT_CRIU).", show_default="one that works here"),
 ]
 ConfigPath = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""A new pid namespace for a restored tree, and signals for a program that we are the parent of."""
+"""A new pid namespace for a restored tree."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, run
-from crckpt.host.namespace_init import PASSED_ON
 
 
 @dataclass(frozen=True)
@@ -49,22 +47,6 @@ def pid_namespace(root: int, work: Path, owner: Path) -> Iterator[PidNamespace]:
         child.let_go()
     finally:
         os.close(listening)
-
-
-@contextmanager
-def signals_passed_on(pid: int) -> Iterator[None]:
-    """Signals that come to us in this block go to `pid` as well."""
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _init_of(child: run.Child, ready: int, output: Path) -> int:

@@ -219,8 +219,8 @@ def command_line(pid: int) -> tuple[str, ...]:
     """The arguments a process was started with (it may have changed them); empty if it has ended."""
     with suppress(OSError):
         # Programs that rename themselves leave empty words behind their new name.
-        words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return tuple(os.fsdecode(word) for word in words)
+        text = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0")
+        return tuple(os.fsdecode(word) for word in text.split(b"\0")) if text else ()
     return ()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from crckpt.errors import Interrupted
+from crckpt.host.namespace_init import PASSED_ON
 
+_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -56,6 +59,29 @@ def interrupts_let_in() -> Iterator[None]:
     with _put_off(value=False):
         _interrupts.deliver()
         yield
+
+
+def interrupts_too_late() -> None:
+    """What was to be interrupted is done: an interruption that came meanwhile is forgotten."""
+    _interrupts.pending = None
+
+
+def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:
+    """From now on signals that come to us go to `pid`; an interruption that came meanwhile goes there at once.
+
+    A program on our terminal gets those that are typed there (^C, ^\\) from the terminal itself.
+    """
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in PASSED_ON:
+        typed = on_our_terminal and number in _TYPED
+        signal.signal(number, signal.SIG_IGN if typed else pass_on)
+    if _interrupts.pending is not None:
+        late, _interrupts.pending = _interrupts.pending, None
+        pass_on(late, None)
 
 
 def _deliver_unless_put_off() -> None:

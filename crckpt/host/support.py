@@ -120,7 +120,7 @@ def _tools() -> Iterator[Fact]:
 
 
 def _space(store: Path) -> Fact:
-    there = next(path for path in (store, *store.parents) if os.access(path, os.F_OK))
+    there = next(path for path in (store, *store.parents) if os.access(path, os.F_OK, effective_ids=True))
     usage = shutil.disk_usage(there)
     detail = f"{usage.free / _GIBIBYTE:.1f} GiB free of {usage.total / _GIBIBYTE:.1f} for {store}"
     if os.statvfs(there).f_flag & os.ST_NOEXEC:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,15 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from crckpt.criu.explain import run_id
-from crckpt.errors import CrckptError, DumpFailed, StoreUnusable, TreeStopped
+from crckpt.errors import CrckptError, DumpFailed, Interrupted, TreeStopped
 from crckpt.host import network, proc
 from crckpt.host.signals import interrupts_put_off
-
-_FULL = {
-    errno.ENOSPC: "no space is left",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file grew too large",
-}
+from crckpt.ops.failures import as_ours
+from crckpt.store import Repository
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,9 @@ class TreeState:
     def sentence(self) -> str:
         """The state, to end a message with."""
         if self.kind == "running":
-            return "no checkpoint was made; the tree runs on"
+            return "the tree runs on"
         what = "stopped" if self.kind == "stopped" else "gone"
-        return f"no checkpoint was made; processes of the tree are {what}: {' '.join(str(pid) for pid in self.pids)}"
+        return f"processes of the tree are {what}: {' '.join(str(pid) for pid in self.pids)}"
 
     @property
     def way_out(self) -> str:
@@ -43,8 +38,18 @@ class TreeState:
 
 
 @contextmanager
-def tree_state_said(tree: proc.Tree, log: Path) -> Iterator[None]:
-    """If the block fails: lift the network lock that CRIU left, and end the error's message with the tree's state.
+def untouched_said() -> Iterator[None]:
+    """If the block, which does nothing to the tree, is interrupted or the system refuses something: say so."""
+    try:
+        yield
+    except (Interrupted, OSError) as error:
+        ours = as_ours(error, DumpFailed, "the dump")
+        raise type(ours)(f"{ours.message}; nothing was begun, the tree runs on", hint=ours.hint) from error
+
+
+@contextmanager
+def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Iterator[None]:
+    """If the block fails: lift the network lock that CRIU left, and end the error's message with what became of it.
 
     A full disk becomes StoreUnusable; whatever it was becomes TreeStopped if the tree does not run any more.
     """
@@ -52,8 +57,12 @@ def tree_state_said(tree: proc.Tree, log: Path) -> Iterator[None]:
         yield
     except (CrckptError, OSError) as error:
         with interrupts_put_off():
-            _lift_lock_named_in(log)
-            raise _with_state(_as_ours(error), state_of(tree)) from error
+            name = run_id(log.read_text(errors="replace")) if log.exists() else None
+            made, state = _made_by(name, repository), state_of(tree)
+            # An ended tree whose checkpoint is there needs the lock until its restore.
+            if name and (state.kind != "lost" or not made):
+                network.lift_lock(name)
+            raise _with_state(as_ours(error, DumpFailed, "the dump"), made, state) from error
 
 
 def state_of(tree: proc.Tree) -> TreeState:
@@ -72,26 +81,13 @@ def state_of(tree: proc.Tree) -> TreeState:
     return TreeState("stopped", tuple(stopped)) if stopped else TreeState("running")
 
 
-def _lift_lock_named_in(log: Path) -> None:
-    name = run_id(log.read_text(errors="replace")) if log.exists() else None
-    if name:
-        network.lift_lock(name)
+def _made_by(run: str | None, repository: Repository) -> str:
+    """What a failure after the commit leaves: the checkpoint that this run of CRIU made; empty if there is none."""
+    return next((made.id[:12] for made in repository.checkpoints() if run and made.run_id == run), "")
 
 
-def _as_ours(error: CrckptError | OSError) -> CrckptError:
-    if isinstance(error, CrckptError):
-        return error
-    if error.errno in _FULL:
-        where = f" ({error.filename})" if error.filename else ""
-        return StoreUnusable(
-            f"{_FULL[error.errno]} for the checkpoint{where}",
-            hint="free space (crckpt rm, crckpt gc), or use --store on a larger disk",
-        )
-    return DumpFailed(f"the dump failed: {error}")
-
-
-def _with_state(error: CrckptError, state: TreeState) -> CrckptError:
-    said = f"{error.message}; {state.sentence}"
+def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:
+    said = f"{error.message}; {f'checkpoint {made}' if made else 'no checkpoint'} was made; {state.sentence}"
     if state.kind != "running":
         return TreeStopped(said, hint=state.way_out or error.hint, causes=error.causes)
     return type(error)(said, hint=error.hint, causes=error.causes)

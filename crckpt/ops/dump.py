@@ -6,23 +6,25 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from crckpt.causes import Finding
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
-from crckpt.criu.explain import explain, run_id
+from crckpt.criu.explain import run_id
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
-from crckpt.errors import DumpFailed, Interrupted, PreflightRefused, UsageError
+from crckpt.errors import DumpFailed, Interrupted, UsageError
 from crckpt.host import machine, observe, proc, targets
+from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
-from crckpt.ops.aftermath import tree_state_said
+from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
+from crckpt.ops.failures import explained, refused
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest
 
@@ -64,9 +66,32 @@ class Dumped:
 def dump(request: Request, context: Context) -> Dumped:
     """Checkpoint the tree that `request.target` names.
 
-    Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on) or
-    TreeStopped.
+    Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on),
+    TreeStopped or Interrupted; what comes when the checkpoint is made interrupts nothing.
     """
+    done: Dumped | None = None
+    try:
+        with ExitStack() as stack:
+            with untouched_said():
+                subject = _subject(request, context)
+                if request.dry_run:
+                    return subject.result(subject.command(Paths(Path("IMAGES"), Path("WORK"))))
+                repository = context.repository(create=True)
+                stack.enter_context(repository.shared())
+                paths = _paths(stack.enter_context(repository.transaction()).path)
+            stack.enter_context(interrupts_put_off())
+            with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
+                save = _held_until_committed if request.stop else _left_running
+                done = save(subject, repository, paths)
+        if request.stop:
+            done = replace(done, unreaped=_unreaped(subject.seen.tree))
+    except Interrupted:
+        if done is None:
+            raise
+    return done
+
+
+def _subject(request: Request, context: Context) -> _Subject:
     need_root("to checkpoint a process")
     seen, job = _look(request)
     criu = context.criu()
@@ -78,20 +103,14 @@ def dump(request: Request, context: Context) -> Dumped:
         names={process.tracer: _comm(process.tracer) for process in seen.tree.processes if process.tracer},
     )
     if planned.blockers:
-        raise _refused(planned.blockers)
-    subject = _Subject(request, context, seen, job, criu, planned)
-    if request.dry_run:
-        return subject.result(subject.command(Paths(Path("IMAGES"), Path("WORK"))))
-    repository = context.repository(create=True)
-    with repository.shared(), repository.transaction() as transaction:
-        paths = Paths(transaction.path / "images", transaction.path)
-        paths.images.mkdir(mode=0o700)
-        with tree_state_said(seen.tree, paths.work / "dump.log"):
-            return (
-                _held_until_committed(subject, repository, paths)
-                if request.stop
-                else _left_running(subject, repository, paths)
-            )
+        raise refused(planned.blockers)
+    return _Subject(request, context, seen, job, criu, planned)
+
+
+def _paths(work: Path) -> Paths:
+    images = work / "images"
+    images.mkdir(mode=0o700)
+    return Paths(images, work)
 
 
 @dataclass(frozen=True)
@@ -119,11 +138,9 @@ class _Subject:
         user = as_user(self.planned.as_user, self.seen.own_capabilities)
         return (*entered(root.pid, enter), *user, *words)
 
-    def result(
-        self, command: tuple[str, ...], checkpoint: Checkpoint | None = None, unreaped: tuple[int, ...] = ()
-    ) -> Dumped:
+    def result(self, command: tuple[str, ...], checkpoint: Checkpoint | None = None) -> Dumped:
         pid = self.seen.tree.root.pid
-        return Dumped(self.job, pid, self.planned, command, self.criu, self.request.stop, checkpoint, unreaped)
+        return Dumped(self.job, pid, self.planned, command, self.criu, self.request.stop, checkpoint)
 
 
 def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
@@ -144,7 +161,7 @@ def _look(request: Request) -> tuple[observe.Observed, JobName]:
     against = refusal(process, pid, own.pid, proc.ancestors(own.pid))
     if process is None or against is not None:
         assert against is not None
-        raise UsageError(against.what, hint=against.remedy) if process is None else _refused((against,))
+        raise UsageError(against.what, hint=against.remedy) if process is None else refused((against,))
     job = check_name(request.job, "job") if request.job is not None else _job_of(process.comm)
     if request.tag is not None:
         check_name(request.tag, "tag")
@@ -160,12 +177,6 @@ def _comm(pid: int) -> str:
     return process.comm if process else "?"
 
 
-def _refused(blockers: tuple[Finding, ...]) -> PreflightRefused:
-    first, more = blockers[0], len(blockers) - 1
-    said = f"{first.what} (and {more} more)" if more else first.what
-    return PreflightRefused(said, hint=first.remedy, causes=tuple(finding.what for finding in blockers))
-
-
 def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details = _details(subject)
@@ -177,7 +188,8 @@ def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Du
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
     created = ended - timedelta(milliseconds=frozen_ms / 2)
     new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - outcome.started) * 1000)
-    return subject.result(command, _committed(subject, repository, paths, new))
+    with interrupts_let_in():
+        return subject.result(command, _committed(subject, repository, paths, new))
 
 
 def _held_until_committed(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
@@ -195,12 +207,8 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
             new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
             saved.append(_committed(subject, repository, paths, new))
 
-        try:
-            _succeeded(follow(command, log, hold=hold, in_hold=commit))
-        except Interrupted:
-            if not saved:
-                raise
-    return subject.result(command, saved[0], _unreaped(subject.seen.tree))
+        _succeeded(follow(command, log, hold=hold, in_hold=commit))
+    return subject.result(command, saved[0])
 
 
 def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
@@ -212,14 +220,9 @@ def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
 
 
 def _succeeded(outcome: Outcome) -> Outcome:
-    if outcome.ok:
-        return outcome
-    told = explain(outcome.log)
-    if told.finding:
-        raise DumpFailed(f"the dump failed: {told.finding.what}", hint=told.finding.remedy, causes=told.lines)
-    how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
-    said = told.lines[0] if told.lines else f"CRIU ended with {how} and said nothing"
-    raise DumpFailed(f"the dump failed: {said}", hint="run it again with -v to see CRIU's own lines", causes=told.lines)
+    if not outcome.ok:
+        raise explained(outcome, DumpFailed, "the dump")
+    return outcome
 
 
 def _new(

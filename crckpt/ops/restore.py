@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from crckpt.criu.command import Paths, restore_command
-from crckpt.criu.engine import Outcome, follow
-from crckpt.criu.explain import explain
+from crckpt.criu.engine import follow
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
-from crckpt.errors import CrckptError, IntegrityError, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
+from crckpt.host.signals import interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Context, entered, need_root
+from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.survey import survey
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, details_of, file_names, materialise, read_file
@@ -72,6 +73,9 @@ def restore(request: Request, context: Context) -> Restored:
                 done = _restore_one(_Subject(request, context, repository, checkpoint, criu))
             except (IntegrityError, PreflightRefused, RestoreFailed) as error:
                 failures.append((checkpoint, error))
+            except (Interrupted, OSError) as error:
+                ours = as_ours(error, RestoreFailed, "the restore")
+                raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
             else:
                 return replace(done, passed_over=tuple((bad.id, error.message) for bad, error in failures))
     if len(failures) == 1:
@@ -85,10 +89,12 @@ def restore(request: Request, context: Context) -> Restored:
 
 
 def wait(restored: Restored) -> int:
-    """Pass signals on to the restored program until it ends; its exit status, or 128 plus the signal that ended it."""
+    """Wait until a program that was restored in the foreground ends; its exit status, or 128 plus the signal.
+
+    Signals that come to us are passed on to it, from the moment on which it was restored.
+    """
     assert restored.waits_for is not None
-    with namespace.signals_passed_on(restored.pid or restored.waits_for):
-        _, status = os.waitpid(restored.waits_for, 0)
+    _, status = os.waitpid(restored.waits_for, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -120,7 +126,7 @@ def _restore_one(subject: _Subject) -> Restored:
     tree = _tree(subject)
     verdict = _verdict(subject, tree)
     if verdict.blockers:
-        raise _refused(verdict)
+        raise refused(verdict.blockers)
     if subject.request.dry_run:
         command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
         return Restored(subject.checkpoint, verdict, command)
@@ -151,12 +157,6 @@ def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
     return judge(wanted, survey(tree, new_pid_namespace=request.new_pid_namespace))
 
 
-def _refused(verdict: Verdict) -> PreflightRefused:
-    first, more = verdict.blockers[0], len(verdict.blockers) - 1
-    said = f"{first.what} (and {more} more)" if more else first.what
-    return PreflightRefused(said, hint=first.remedy, causes=tuple(str(finding) for finding in verdict.blockers))
-
-
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
     options = replace(subject.checkpoint.options, tcp=subject.request.tcp or subject.checkpoint.options.tcp)
     return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit)
@@ -176,6 +176,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> 
             *_command(subject, replace(paths, script=hold.script), tuple(kept)),
         )
         began = leftovers.now()
+        undone_on_failure.enter_context(interrupts_put_off())
         outcome = follow(
             command,
             paths.work / "restore.log",
@@ -187,12 +188,17 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> 
         if not outcome.ok:
             if new is None:
                 leftovers.end((process.pid for process in tree.processes), began)
-            raise _failed(outcome)
+            raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
+        pid = new.init if new else root
+        if request.detach:
+            interrupts_too_late()
+        else:
+            pass_signals_on(pid, on_our_terminal=verdict.needs_terminal)
     return Restored(
         subject.checkpoint,
         verdict,
         command,
-        pid=new.init if new else root,
+        pid=pid,
         waits_for=None if request.detach else new.parent if new else root,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
@@ -204,16 +210,6 @@ def _all_there(tree: ImageTree, init: int | None) -> None:
     if missing:
         shown = ", ".join(str(tid) for tid in missing)
         raise RestoreFailed(f"CRIU did not bring back all of the tree: {shown} missing; nothing is left behind")
-
-
-def _failed(outcome: Outcome) -> RestoreFailed:
-    told = explain(outcome.log)
-    if told.finding:
-        said, hint = told.finding.what, told.finding.remedy
-    else:
-        said = told.lines[0] if told.lines else f"CRIU ended with status {outcome.status} and said nothing"
-        hint = "run it again with -v to see CRIU's own lines"
-    return RestoreFailed(f"the restore failed: {said}; nothing is left behind", hint=hint, causes=told.lines)
 
 
 @contextmanager

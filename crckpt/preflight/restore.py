@@ -170,11 +170,13 @@ def _file(wanted: Wanted, file: RegularFile, now: FileNow | None, use: str) -> I
         yield cause("file-mode").told(**named, mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):
         return
-    size = file.size if file.size is not None else _appended_size(wanted, file, path)
-    if size is not None and size != now.size:
-        yield _resized(wanted, file, named | {"size": size, "now": now.size}, Rewind(path, size), grew=now.size > size)
-    elif file.build_id and now.build_id and file.build_id != now.build_id:
+    size = file.size if file.size is not None else _appended_size(wanted, path)
+    resized = size is not None and size != now.size
+    if file.build_id and file.build_id != now.build_id and (now.build_id or resized):
+        # Before its size: a longer build of a library is not to be cut back.
         yield cause("file-replaced").told(**named, build_id=file.build_id), None
+    elif size is not None and resized:
+        yield _resized(wanted, file, named | {"size": size, "now": now.size}, Rewind(path, size), grew=now.size > size)
     elif now.written > wanted.created:
         yield cause("file-written").told(**named, when=f"{now.written.astimezone():%Y-%m-%d %H:%M:%S}"), None
 
@@ -183,10 +185,16 @@ def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
 
 
-def _appended_size(wanted: Wanted, file: RegularFile, path: str) -> int | None:
-    """Appending moves the position to the file's end: one beyond the size seen before the freeze is right."""
+def _appended_size(wanted: Wanted, path: str) -> int | None:
+    """Appending moves the position to the file's end: one beyond the size seen before the freeze is right.
+
+    Of several descriptors of one file, the last to write stands at its end.
+    """
     seen = wanted.append_sizes.get(path)
-    return None if seen is None else max(seen, file.pos)
+    if seen is None:
+        return None
+    ends = (file.pos for file in wanted.tree.regular_files if file.is_append_only and required_path(file) == path)
+    return max(seen, *ends)
 
 
 def _resized(

@@ -115,7 +115,7 @@ def _by_digits(ref: str, known: Known) -> CheckpointId:
 
 
 def _unknown(ref: str, known: Known) -> NoSuchCheckpoint:
-    names = [*known.jobs, *(f"{tag.job}:{tag.name}" for tag in known.tags)]
+    names = [*known.jobs, *(f"{tag.job}:{tag.name}" for tag in known.tags if tag.id in known.ids)]
     return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_near(ref, names) if names else "the store is empty")
 
 

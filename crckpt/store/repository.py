@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -142,9 +143,9 @@ class Repository:
         return self._contents
 
     def add_pack(self, path: Path, digest: str) -> None:
-        """Take in a finished pack file, whose content is durable. One that is there already stays."""
+        """Take in a finished pack file, whose content is durable. The same one stays; a damaged one is mended by it."""
         target = self.layout.pack(digest)
-        if target.exists() and target.stat().st_size == path.stat().st_size:
+        if target.exists() and filecmp.cmp(path, target, shallow=False):
             path.unlink()
             return
         ensure_private_directory(target.parent)

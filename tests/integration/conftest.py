@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
-
-
-def pytest_configure() -> None:
-    """Move into a network namespace of our own: ports, connections and packet filters are then nobody else's."""
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "the integration tests need root: cannot make a network namespace")
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 PROGRAM = Path(sys.executable).with_name("crckpt")
@@ -86,8 +80,41 @@ def crckpt(tmp_path: Path) -> Crckpt:
     return Crckpt(tmp_path / "store")
 
 
+@pytest.fixture(scope="session")
+def network_namespace() -> Iterator[int]:
+    """A network namespace with nothing but loopback, as a descriptor."""
+    host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    if LIBC.unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "the integration tests need root: cannot make a network namespace")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    ours = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    enter(host)
+    yield ours
+    os.close(ours)
+    os.close(host)
+
+
 @pytest.fixture(autouse=True)
-def no_network_lock_is_left() -> Iterator[None]:
+def own_network(request: pytest.FixtureRequest, network_namespace: int) -> Iterator[None]:
+    """Ports, connections and packet filters of a test are nobody else's, except where it is marked `host_network`."""
+    if "host_network" in request.keywords:
+        yield
+        return
+    host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    enter(network_namespace)
+    yield
+    enter(host)
+    os.close(host)
+
+
+def enter(namespace: int) -> None:
+    """Move this thread, and what it starts, into a network namespace."""
+    if LIBC.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
+
+
+@pytest.fixture(autouse=True)
+def no_network_lock_is_left(own_network: None) -> Iterator[None]:
     """CRIU's tables in the packet filter would drop packets of whoever comes next: a test that leaves one fails."""
     before = network_locks()
     yield

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from trees import wait_for
 
+pytestmark = pytest.mark.host_network
+
 SCRIPT = Path(__file__).parents[2] / "scripts/install-criu"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.host_network
+
 PROJECT = Path(__file__).parents[2]
 
 ENTER_OVERLAY = """

@@ -195,6 +195,13 @@ def wait_for(holds: Callable[[], bool], timeout: float, what: str) -> None:
         time.sleep(0.02)
 
 
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @contextmanager
 def open_workdir() -> Iterator[Path]:
     """A directory that every user can reach; its end is the end of programs that a failed test left behind."""

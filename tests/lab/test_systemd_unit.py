@@ -40,6 +40,18 @@ def test_lab_passes_on_output_and_status() -> None:
     assert (done.returncode, done.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
 
 
+def test_kernel_is_not_the_labs() -> None:
+    """systemd sets fs.file-max at boot, and packages' sysctl.d more: none of it may reach the machine."""
+    setting = Path("/proc/sys/fs/file-max")
+    before = setting.read_text()
+    try:
+        setting.write_text("3000000\n")
+        done = run_lab("cat", str(setting))
+        assert (done.stdout, setting.read_text()) == ("3000000\n", "3000000\n")
+    finally:
+        setting.write_text(before)
+
+
 def test_interrupted_lab_leaves_nothing(tmp_path: Path) -> None:
     """No process, cgroup, mount or file; a daemon that it started ends too."""
     show = "systemd-run -q sleep 1000; findmnt -no OPTIONS /; exec sleep 1000"

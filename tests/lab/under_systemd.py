@@ -64,6 +64,12 @@ class Service:
         wait_for(grown, GROWTH_S, f"{self.name} to go on from {counters}")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_in_place() -> None:
+    """Where units find them: this directory may be below /tmp, and a unit's /tmp another."""
+    shutil.copytree(PROGRAMS, "/opt/programs")
+
+
 @pytest.fixture
 def started() -> Iterator[Callable[[str], Service]]:
     """A function that installs and starts tests/lab/units/NAME.service; afterwards its processes are ended."""
@@ -72,8 +78,7 @@ def started() -> Iterator[Callable[[str], Service]]:
     def start(name: str) -> Service:
         service = Service(name)
         services.append(service)
-        text = (UNITS / f"{name}.service").read_text().replace("@PROGRAMS@", str(PROGRAMS))
-        Path(f"/etc/systemd/system/{name}.service").write_text(text)
+        shutil.copy(UNITS / f"{name}.service", "/etc/systemd/system")
         _output("systemctl", "daemon-reload")
         _output("systemctl", "start", name)
         wait_for(lambda: _all_ready(service), READY_S, f"{name} to be ready")

@@ -29,7 +29,8 @@ class Events:
         self.signals = native.signalfd(signal.SIGUSR1)
         self.unread_signal = native.signalfd(signal.SIGUSR2)
         self.notify, self.watch = native.inotify(str(self.watched), native.IN_CREATE)
-        self.fired = {self.periodic: 0, self.signals: 0, self.notify: 0}
+        self.names = {self.periodic: "timerfd", self.signals: "signalfd", self.notify: "inotify"}
+        self.fired = dict.fromkeys(self.names, 0)
         self.epoll = select.epoll()
         for fd in self.fired:
             self.epoll.register(fd, select.EPOLLIN)
@@ -69,7 +70,9 @@ def main() -> None:
             (number,) = struct.unpack_from("<I", os.read(events.unread_signal, 4096))
             program.expect(number == signal.SIGUSR2, f"signal {number} was unread")
             (events.watched / "new").touch()
-        return all(now > before[fd] for fd, now in events.fired.items())
+        silent = [fd for fd, now in events.fired.items() if now == before[fd]]
+        program.waiting_for = ", ".join(events.names[fd] for fd in silent)
+        return not silent
 
     program.run(lambda: events.step(program), verify)
 

@@ -39,6 +39,7 @@ class Program:
         self.error = ""
         self.ready = True
         self.verified = False
+        self.waiting_for = ""
         self.facts: dict[str, object] = {}
         self._status = workdir / (f"status-{part}.json" if part else "status.json")
         self._parts = parts
@@ -85,7 +86,7 @@ class Program:
         self._verify_calls += 1
         self.verified = verify()
         late = not self.verified and self._verify_calls * TICK_S > VERIFY_S
-        self.expect(not late, "a check was still waiting when its time was over")
+        self.expect(not late, f"a check was still waiting when its time was over: {self.waiting_for}")
 
     def _publish(self) -> None:
         status = {

@@ -343,9 +343,9 @@ def test_mapped_files_without_a_name(tmp_path: Path) -> None:
 def test_command_line_and_directory(tmp_path: Path) -> None:
     place = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(place)
-    process = subprocess.Popen([b"/bin/cat", b"-", b"\xfe", b""], stdin=subprocess.PIPE, cwd=place)
+    process = subprocess.Popen([b"/bin/cat", b"", b"-", b"\xfe", b""], stdin=subprocess.PIPE, cwd=place)
     try:
-        assert [os.fsencode(word) for word in proc.command_line(process.pid)] == [b"/bin/cat", b"-", b"\xfe", b""]
+        assert [os.fsencode(word) for word in proc.command_line(process.pid)] == [b"/bin/cat", b"", b"-", b"\xfe"]
         assert os.fsencode(proc.working_directory(process.pid)) == place
     finally:
         process.kill()

@@ -1,88 +1,136 @@
-"""Interruptions become an exception, where and when they may."""
+"""Interruptions become an exception, where and when they may. Each case is a program of its own: signals are global."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
+BEGIN = """
+import os, signal
 from crckpt.errors import Interrupted
 from crckpt.host.signals import interruptible, interrupts_let_in, interrupts_put_off
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def interrupt(name):
+    os.kill(os.getpid(), signal.Signals[name])
+
+def say(word):
+    print(word, flush=True)
+
+interruptible()
+try:
+{body}
+    say("went on")
+except (Interrupted, ValueError) as error:
+    say(str(error))
+"""
 
 
-@pytest.fixture(autouse=True)
-def taken() -> Iterator[None]:
-    """Interruptions are taken, and the test runner's own handlers come back afterwards."""
-    before = {number: signal.getsignal(number) for number in ASKING}
-    interruptible()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def said(body: str) -> list[str]:
+    """What a program says in which `body` is interrupted, one line each."""
+    code = BEGIN.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
 
 
-def interrupt(number: signal.Signals = signal.SIGTERM) -> None:
-    os.kill(os.getpid(), number)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_each_is_raised_by_name(name: str) -> None:
+    assert said(f"interrupt('{name}')") == [f"interrupted by {name}"]
 
 
-@pytest.mark.parametrize("number", ASKING)
-def test_each_is_raised_by_name(number: signal.Signals) -> None:
-    with pytest.raises(Interrupted, match=f"interrupted by {number.name}"):
-        interrupt(number)
-
-
-def test_put_off_until_the_end() -> None:
-    done = []
-    with pytest.raises(Interrupted, match="SIGINT"), interrupts_put_off():
-        interrupt(signal.SIGINT)
-        done.append("the block went on")
-    assert done
-
-
-def test_it_is_raised_once() -> None:
-    with pytest.raises(Interrupted), interrupts_put_off():
-        interrupt()
-    with interrupts_put_off():
-        pass
+def test_put_off_until_the_end_of_the_block() -> None:
+    body = """
+        with interrupts_put_off():
+            interrupt("SIGINT")
+            say("in the block")
+    """
+    assert said(body) == ["in the block", "interrupted by SIGINT"]
 
 
 def test_only_the_outermost_block_raises() -> None:
-    done = []
-    with pytest.raises(Interrupted), interrupts_put_off():
+    body = """
         with interrupts_put_off():
-            interrupt()
-        done.append("inner")
-        interrupt()
-        done.append("outer")
-    assert done == ["inner", "outer"]
+            with interrupts_put_off():
+                interrupt("SIGTERM")
+            say("in the outer block")
+    """
+    assert said(body) == ["in the outer block", "interrupted by SIGTERM"]
 
 
 def test_what_waits_is_let_in_at_once() -> None:
-    done = []
-    with interrupts_put_off():
-        interrupt()
-        with pytest.raises(Interrupted), interrupts_let_in():
-            done.append("never")
-    assert done == []
+    body = """
+        with interrupts_put_off():
+            interrupt("SIGTERM")
+            try:
+                with interrupts_let_in():
+                    say("never")
+            except Interrupted:
+                say("let in")
+            say("in the block")
+    """
+    assert said(body) == ["let in", "in the block", "went on"]
 
 
-def test_let_in_while_it_lasts_and_put_off_again_after() -> None:
-    done = []
-    with pytest.raises(Interrupted, match="SIGHUP"), interrupts_put_off():
-        with pytest.raises(Interrupted, match="SIGTERM"), interrupts_let_in():
-            interrupt()
-            done.append("never")
-        interrupt(signal.SIGHUP)
-        done.append("put off again")
-    assert done == ["put off again"]
+def test_what_comes_is_let_in_while_it_lasts() -> None:
+    body = """
+        with interrupts_put_off():
+            with interrupts_let_in():
+                say("quiet")
+            try:
+                with interrupts_let_in():
+                    interrupt("SIGHUP")
+                    say("never")
+            except Interrupted:
+                say("let in")
+    """
+    assert said(body) == ["quiet", "let in", "went on"]
 
 
-def test_a_failure_is_not_hidden_by_an_interruption() -> None:
-    with pytest.raises(ValueError, match="the block's own"), interrupts_put_off():
-        interrupt()
-        raise ValueError("the block's own")
-    with pytest.raises(Interrupted), interrupts_put_off():
-        pass
+def test_after_letting_in_it_is_put_off_again() -> None:
+    body = """
+        with interrupts_put_off():
+            with interrupts_let_in():
+                pass
+            interrupt("SIGHUP")
+            say("in the block")
+    """
+    assert said(body) == ["in the block", "interrupted by SIGHUP"]
+
+
+def test_a_second_one_does_not_cut_short_what_the_first_began() -> None:
+    body = """
+        try:
+            interrupt("SIGINT")
+        finally:
+            interrupt("SIGINT")
+            with interrupts_put_off():
+                interrupt("SIGTERM")
+            say("cleaned up")
+    """
+    assert said(body) == ["cleaned up", "interrupted by SIGINT"]
+
+
+def test_a_failure_of_the_block_is_not_hidden() -> None:
+    body = """
+        with interrupts_put_off():
+            interrupt("SIGTERM")
+            raise ValueError("the block's own")
+    """
+    assert said(body) == ["the block's own"]
+
+
+def test_after_a_failure_the_next_block_is_interrupted() -> None:
+    body = """
+        try:
+            with interrupts_put_off():
+                interrupt("SIGTERM")
+                raise ValueError("the block's own")
+        except ValueError:
+            say("failed")
+        with interrupts_put_off():
+            say("in the next block")
+    """
+    assert said(body) == ["failed", "in the next block", "interrupted by SIGTERM"]

@@ -105,24 +105,58 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def answers(systemctl: Path, text: str) -> None:
+    """Let systemctl say this, to the question that is expected for the unit `-web` or `web`."""
+    asked = "show --property=Id,LoadState,ActiveState,SubState,MainPID,ControlGroup -- "
+    systemctl.write_text(f"""#!/bin/sh
+case "$*" in "{asked}"-web|"{asked}"web) ;; *) echo "asked: $*"; exit 1 ;; esac
+cat <<'END'
+{text}
+END
+""")
+
+
+SERVICE = "Id={}\nLoadState=loaded\nActiveState={}\nSubState={}\nMainPID={}\nControlGroup={}\n"
+
+
 def test_a_unit(systemctl: Path) -> None:
-    systemctl.write_text('#!/bin/sh\n[ "$*" = "show --property=MainPID --value -- -web.service" ] && echo 77\n')
-    assert targets.resolve("unit:-web.service") == 77
+    answers(systemctl, SERVICE.format("-web.service", "active", "running", 77, "/system.slice/-web.service"))
+    assert targets.resolve("unit:-web") == 77
 
 
 def test_a_unit_beside_a_warning(systemctl: Path) -> None:
-    systemctl.write_text("#!/bin/sh\necho 'Warning: changed on disk' >&2\necho 78\n")
+    answers(systemctl, "Warning: changed on disk\n" + SERVICE.format("web.service", "active", "running", 78, "/x"))
     assert targets.resolve("unit:web") == 78
 
 
 def test_a_unit_that_does_not_run(systemctl: Path) -> None:
-    systemctl.write_text("#!/bin/sh\necho 0\n")
-    assert "has no main process" in refused("unit:web").message
+    answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, ""))
+    error = refused("unit:web")
+    assert "web.service has no process now: it is inactive (dead)" in error.message
+    assert error.hint == "systemctl start web.service"
 
 
-def test_a_pattern_of_units(systemctl: Path) -> None:
-    systemctl.write_text("#!/bin/sh\nprintf '12\\n\\n13\\n\\n0\\n'\n")
-    assert "names 2 units" in refused("unit:web*").message
+def test_a_unit_of_which_systemd_knows_no_main_process(systemctl: Path) -> None:
+    answers(systemctl, SERVICE.format("web.service", "active", "running", 0, "/system.slice/web.service"))
+    assert refused("unit:web").hint == "give its cgroup: cgroup:/system.slice/web.service"
+
+
+def test_a_unit_that_is_no_service(systemctl: Path) -> None:
+    answers(systemctl, "Id=web.socket\nLoadState=loaded\nActiveState=active\nSubState=listening\nControlGroup=\n")
+    assert "web.socket is no service" in refused("unit:web").message
+
+
+def test_no_such_unit(systemctl: Path) -> None:
+    answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, "").replace("=loaded", "=not-found"))
+    assert "there is no unit web.service" in refused("unit:web").message
+
+
+def test_a_name_that_means_several_units(systemctl: Path) -> None:
+    both = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
+    answers(systemctl, "\n".join(both))
+    assert "it names web1.service, web2.service" in refused("unit:web").message
+    answers(systemctl, "")
+    assert "it names none" in refused("unit:web").message
 
 
 def test_systemd_does_not_answer(systemctl: Path) -> None:

@@ -63,12 +63,20 @@ def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], exp
 @pytest.mark.parametrize(
     ("payload", "word"),
     [
-        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1), (6, VARINT, 1)], "field 6", id="new field"),
+        pytest.param(
+            [(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1), (6, VARINT, 1)], "field 6", id="new field"
+        ),
         pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 12), (5, VARINT, 1)], "flags 0xc", id="new flag"),
-        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 2), (5, VARINT, 1)], "not in these images", id="lazy only"),
-        pytest.param([(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 5), (5, VARINT, 1)], "not in these images", id="two places"),
+        pytest.param(
+            [(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 2), (5, VARINT, 1)], "not in these images", id="lazy only"
+        ),
+        pytest.param(
+            [(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 5), (5, VARINT, 1)], "not in these images", id="two places"
+        ),
         pytest.param([(1, VARINT, 4097), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "no pages", id="not aligned"),
-        pytest.param([(1, VARINT, 4096), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1 << 52)], "no pages", id="beyond"),
+        pytest.param(
+            [(1, VARINT, 4096), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1 << 52)], "no pages", id="beyond"
+        ),
         pytest.param([(2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "field 1 is missing", id="no address"),
     ],
 )

@@ -1,0 +1,48 @@
+"""Findings and CRIU's log as errors: what happened, why, and what to type next."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import TypeVar
+
+from crckpt.causes import Finding
+from crckpt.criu.engine import Outcome
+from crckpt.criu.explain import explain
+from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable
+
+_FULL = {
+    errno.ENOSPC: "no space is left",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file grew too large",
+}
+
+Failure = TypeVar("Failure", bound=CrckptError)
+
+
+def refused(blockers: Sequence[Finding]) -> PreflightRefused:
+    """The error for what is known beforehand; the first blocker speaks for all."""
+    first, more = blockers[0], len(blockers) - 1
+    said = f"{first.what} (and {more} more)" if more else first.what
+    return PreflightRefused(said, hint=first.remedy, causes=tuple(str(finding) for finding in blockers))
+
+
+def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:
+    """What the system refused, as an error of that kind; a full disk as StoreUnusable; our own errors as they are."""
+    if isinstance(error, CrckptError):
+        return error
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in _FULL:
+        hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
+        return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
+    return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
+
+
+def explained(outcome: Outcome, kind: type[Failure], what: str, state: str = "") -> Failure:
+    """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now."""
+    told = explain(outcome.log)
+    if told.finding:
+        return kind(f"{what} failed: {told.finding.what}{state}", hint=told.finding.remedy, causes=told.lines)
+    how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
+    said = told.lines[0] if told.lines else f"CRIU ended with {how} and said nothing"
+    return kind(f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=told.lines)

@@ -1,0 +1,144 @@
+"""What tests of restores begin with: trees that were checkpointed and ended, and a CRIU that a test can make fail or wait."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from conftest import PROGRAM, Crckpt
+from trees import CASES, PYTHON, Case, Tree, runs, started, wait_for
+
+BY_NAME: Final = {case.name: case for case in CASES}
+JOB: Final = "job"
+
+_WRAPPER: Final = """#!/bin/sh
+here=${0%/*}
+[ "$1" = restore ] || exec @CRIU@ "$@"
+shift
+[ -e "$here/before" ] && set -- "$@" --action-script "$here/before"
+[ -e "$here/after" ] && set -- --action-script "$here/after" "$@"
+exec @CRIU@ restore "$@"
+"""
+_STEP: Final = """#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0
+"""
+_WAITS: Final = 'touch "$0.waits"\nwhile [ ! -e "$0.go" ]; do sleep 0.02; done\n'
+
+
+def program(name: str, *arguments: str) -> Case:
+    """A case for a program of tests/programs."""
+    return Case(name, (PYTHON, f"{{programs}}/{name}.py", "{workdir}", *arguments))
+
+
+@contextmanager
+def stopped(crckpt: Crckpt, case: Case, *words: str) -> Iterator[Tree]:
+    """A tree that was checkpointed as `job` and ended, and whose PIDs are free."""
+    with started(case) as tree:
+        crckpt.run("dump", str(tree.pid), JOB, "--stop", *words)
+        tree.wait_gone()
+        yield tree
+
+
+@contextmanager
+def foreground(crckpt: Crckpt, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`crckpt restore job` that stays; ended with the block if it is still there."""
+    process = crckpt.start("restore", JOB, *words)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+@contextmanager
+def taken(number: int, kind: str) -> Iterator[int]:
+    """Another program uses `number` as its PID, thread, group or session; the PID of that program."""
+    argv = [PYTHON, str(Path(__file__).parent.parent / "programs/taker.py"), str(number), kind]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as taker:
+        assert taker.stdout is not None
+        said = taker.stdout.readline()
+        holder = int(said.removeprefix("taken by "))
+        try:
+            yield holder
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGKILL)
+
+
+@contextmanager
+def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
+    """The tree of `job`, restored into a pid namespace of its own; the host's PID of its init, which ends with it."""
+    said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace", "--json", *words)
+    init = int(said.document["result"]["pid"])
+    try:
+        yield init
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(init, signal.SIGKILL)
+        wait_for(lambda: not runs(init), 10, "the namespace to end")
+
+
+def staging(crckpt: Crckpt) -> tuple[str, ...]:
+    """What lies in the store's directory for things in flight."""
+    return tuple(sorted(path.name for path in (crckpt.store / "tmp").iterdir()))
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A step of a restore, once the tree is built and before it runs, where a test has put something in CRIU's way."""
+
+    path: Path
+
+    def wait_reached(self) -> None:
+        """Until CRIU waits there."""
+        wait_for(Path(f"{self.path}.waits").exists, 30, "CRIU to wait")
+
+    def let_go(self) -> None:
+        """Let CRIU go on."""
+        Path(f"{self.path}.go").touch()
+
+
+class ObstructedCriu:
+    """The real CRIU, behind a script that may put something in its way."""
+
+    def __init__(self, directory: Path) -> None:
+        """Write the script to `directory`."""
+        shown = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True, check=True).stdout
+        found = re.search(r"CRIU \S+ \((.+)\)", shown)
+        assert found, shown
+        self._directory = directory
+        self.path = directory / "criu"
+        self.path.write_text(_WRAPPER.replace("@CRIU@", found[1]))
+        self.path.chmod(0o755)
+
+    @contextmanager
+    def fails(self, *, committed: bool) -> Iterator[None]:
+        """It fails when the tree is built: before crckpt looks at the tree, or when it has said that all is well."""
+        with self._step("after" if committed else "before", "exit 1\n"):
+            yield
+
+    @contextmanager
+    def waits(self, *, committed: bool) -> Iterator[Obstacle]:
+        """It waits when the tree is built: before crckpt looks at the tree, or when it has said that all is well."""
+        with self._step("after" if committed else "before", _WAITS) as path:
+            obstacle = Obstacle(path)
+            try:
+                yield obstacle
+            finally:
+                obstacle.let_go()
+
+    @contextmanager
+    def _step(self, name: str, what: str) -> Iterator[Path]:
+        path = self._directory / name
+        path.write_text(_STEP + what)
+        path.chmod(0o755)
+        try:
+            yield path
+        finally:
+            # A script that waits has read the file already, and looks for its `go` until it is there.
+            path.unlink()

@@ -1,0 +1,31 @@
+"""The first thing that a newcomer types."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from trees import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_demo_shows_a_program_that_goes_on_from_its_checkpoint() -> None:
+    """Its counter goes back to the checkpoint's and on from there; memory and PID are the same; nothing is left."""
+    before = set(Path("/tmp").glob("crckpt-demo.*"))
+    done = subprocess.run(
+        [str(ROOT / "scripts/demo")], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.split() for line in done.stdout.splitlines() if line.startswith("counter")]
+    counters = [int(words[1]) for words in said]
+    started, ran, saved, killed, restored, went_on = counters
+    assert started < ran < saved < killed
+    assert saved - 1 <= restored < killed
+    assert went_on > restored
+    assert len({words[3] for words in said}) == 1, "the memory's checksum changed"
+    pid = int(re.search(r"kill -KILL -- -(\d+)", done.stdout)[1])  # type: ignore[index]
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10, "the program to be gone")
+    assert "What to type next" in done.stdout
+    assert set(Path("/tmp").glob("crckpt-demo.*")) == before

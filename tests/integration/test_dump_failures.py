@@ -1,0 +1,243 @@
+"""Whatever ends a dump too early, the tree runs on with its connections, and the store has no half of a checkpoint."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from conftest import Crckpt, network_locks
+from moments import (
+    ENDS_WITHIN_S,
+    MOMENTS,
+    assert_runs_on,
+    checkpoints,
+    manifests,
+    reached,
+    users_of,
+    wait_for_criu,
+)
+from trees import CASES, PROGRAMS, PYTHON, Case, Tree, open_workdir, started, wait_for
+
+DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}"), tcp="keep")
+COUNTER: Final = next(case for case in CASES if case.name == "counter")
+FAMILY: Final = next(case for case in CASES if case.name == "family")
+MODES: Final = ((), ("--stop",))
+DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(4))
+"""Moments that nothing marks: from the start of Python to the end of a dump."""
+
+
+@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+def test_a_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
+    """SIGKILL of crckpt: CRIU, on its own now, resumes the tree and lifts its lock; gc removes what was in flight."""
+    with started(DIALOGUE) as tree:
+        for name in MOMENTS:
+            _killed_at(name, crckpt, tree, mode)
+        for delay in DELAYS_S:
+            dump = _dump(crckpt, tree, mode)
+            with _ended(dump):
+                _wait(dump, delay)
+            _assert_consistent(crckpt, tree)
+        left = crckpt.run("gc", "--json").document["result"]["leftovers"]
+        assert len([path for path in left if path.startswith("tmp/")]) >= len(MOMENTS) / 2
+        assert not list(crckpt.store.glob("tmp/*"))
+        assert crckpt.run("gc", "--json").document["result"]["leftovers"] == []
+        assert len(checkpoints(crckpt)) == manifests(crckpt.store)
+        crckpt.run("verify", "--all")
+        crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep")
+        assert_runs_on(tree, frozenset())
+
+
+@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_dump_says_that_the_tree_runs_on(
+    crckpt: Crckpt, number: signal.Signals, mode: tuple[str, ...]
+) -> None:
+    """^C, which reaches crckpt's whole process group, and SIGTERM; nothing is left in flight."""
+    with started(DIALOGUE) as tree:
+        for name in MOMENTS:
+            before = manifests(crckpt.store)
+            dump = _dump(crckpt, tree, mode)
+            if reached(MOMENTS[name], crckpt.store, tree, lambda dump=dump: dump.poll() is not None):
+                os.killpg(dump.pid, number)
+            _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+            was_made = manifests(crckpt.store) > before
+            assert not list(crckpt.store.glob("tmp/*"))
+            if dump.returncode == 0:
+                assert was_made
+                _bring_back(crckpt, tree)
+                continue
+            assert dump.returncode == 130, said
+            made = "was made" if was_made else "no checkpoint was made"
+            assert said.startswith(f"crckpt: interrupted by {number.name}; ")
+            assert said.endswith(f"{made}; the tree runs on\n")
+            assert said.count("\n") == 1
+            assert_runs_on(tree, frozenset())
+        # A pack that was finished before its manifest is no one's: only its fingerprints may be left over.
+        left = crckpt.run("gc", "--json").document["result"]["leftovers"]
+        assert all(path.startswith("cache/fingerprints/") for path in left), left
+
+
+def test_an_interruption_before_anything_was_begun_says_so(crckpt: Crckpt) -> None:
+    """From the first moment on, with Python still importing: a sentence and 130, never a traceback."""
+    with started(COUNTER) as tree:
+        for delay in DELAYS_S:
+            dump = _dump(crckpt, tree, ())
+            _wait(dump, delay)
+            os.killpg(dump.pid, signal.SIGINT)
+            out, said = dump.communicate(timeout=ENDS_WITHIN_S)
+            assert "Traceback" not in said
+            assert (dump.returncode, bool(out)) in ((130, False), (0, True), (-signal.SIGINT, False)), said
+            assert_runs_on(tree, frozenset())
+
+
+@pytest.mark.parametrize("name", ["frozen", "images", "pages"])
+def test_a_killed_criu_loses_no_tree(crckpt: Crckpt, name: str) -> None:
+    """SIGKILL of CRIU itself: the kernel lets go of the tree, crckpt says what happened."""
+    with started(FAMILY) as tree:
+        dump = crckpt.start("dump", str(tree.pid), "job")
+        assert reached(MOMENTS[name], crckpt.store, tree, lambda: dump.poll() is not None), "too late"
+        for child in psutil.Process(dump.pid).children():
+            child.kill()
+        _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, said
+        assert "signal 9" in said
+        assert "no checkpoint was made; the tree runs on" in said
+        assert_runs_on(tree, frozenset())
+        assert not list(crckpt.store.glob("tmp/*"))
+        crckpt.run("dump", str(tree.pid), "job")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("unix", "a unix socket is connected to a process outside the tree"),
+        ("io_uring", "io_uring, which cannot be checkpointed"),
+        ("userfaultfd", "cannot save: anon anon_inode:[userfaultfd]"),
+    ],
+)
+def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
+    """CRIU finds out late, with the connection locked: the cause is named, and all is as before."""
+    with open_workdir() as workdir, _peer(workdir), Tree(_holding(kind), workdir) as tree:
+        assert tree.facts()[""]["held"]
+        words = ("dump", str(tree.pid), "job", "--tcp", "keep", *mode)
+        error = crckpt.run(*words, "--json", status=21).document["error"]
+        assert cause in error["message"]
+        assert error["message"].endswith("; no checkpoint was made; the tree runs on")
+        assert error["hint"]
+        assert any("Error" in line for line in error["causes"])
+        assert_runs_on(tree, frozenset())
+        assert not list(crckpt.store.glob("tmp/*"))
+        assert manifests(crckpt.store) == 0
+
+
+def test_a_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
+    """SIGSTOP before the dump: stopped after it, stopped after a restore, and SIGCONT makes it go on."""
+    with started(COUNTER) as tree:
+        before = tree.counters()
+        os.kill(tree.pid, signal.SIGSTOP)
+        _wait_stopped(tree)
+        crckpt.run("dump", str(tree.pid), "job")
+        _wait_stopped(tree)
+        os.kill(tree.pid, signal.SIGCONT)
+        tree.wait_growth(before)
+        os.kill(tree.pid, signal.SIGSTOP)
+        _wait_stopped(tree)
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", "job", "--detach")
+        _wait_stopped(tree)
+        before = tree.counters()
+        os.kill(tree.pid, signal.SIGCONT)
+        tree.wait_growth(before)
+
+
+def test_two_dumps_at_once_freeze_nothing(crckpt: Crckpt) -> None:
+    """Only one can hold the tree: the other waits its turn or is refused, by what it says too."""
+    with started(DIALOGUE) as tree:
+        for _ in range(4):
+            both = [_dump(crckpt, tree, ()) for _ in range(2)]
+            ends = [(dump, dump.communicate(timeout=ENDS_WITHIN_S)[1]) for dump in both]
+            assert any(dump.returncode == 0 for dump, _ in ends), ends
+            for dump, said in ends:
+                assert dump.returncode in (0, 21, 24), said
+                assert dump.returncode == 0 or "criu" in said.splitlines()[0]
+            assert_runs_on(tree, frozenset())
+        assert not list(crckpt.store.glob("tmp/*"))
+        crckpt.run("verify", "--all")
+
+
+def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> None:
+    dump = _dump(crckpt, tree, mode)
+    with _ended(dump):
+        reached(MOMENTS[name], crckpt.store, tree, lambda: dump.poll() is not None)
+    _assert_consistent(crckpt, tree)
+
+
+def _assert_consistent(crckpt: Crckpt, tree: Tree) -> None:
+    """After CRIU has ended too: the tree runs on or, if its checkpoint is whole, has ended and comes back."""
+    wait_for_criu(crckpt.store)
+    if not _bring_back(crckpt, tree):
+        assert_runs_on(tree, frozenset())
+
+
+def _bring_back(crckpt: Crckpt, tree: Tree) -> bool:
+    """Restore a tree that a successful `--stop` has ended; whether it had."""
+    if psutil.pid_exists(tree.pid) and psutil.Process(tree.pid).status() != psutil.STATUS_ZOMBIE:
+        return False
+    tree.wait_gone()
+    assert network_locks(), "the connection of a stopped tree is not guarded"
+    crckpt.run("restore", "job", "--detach", "--tcp", "keep")
+    assert_runs_on(tree, frozenset())
+    return True
+
+
+def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> subprocess.Popen[str]:
+    tcp = ("--tcp", tree.case.tcp) if tree.case.tcp else ()
+    return crckpt.start("dump", str(tree.pid), "job", *tcp, *mode)
+
+
+def _wait(dump: subprocess.Popen[str], seconds: float) -> None:
+    try:
+        dump.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """SIGKILL it when the block ends, and read what it said."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_stopped(tree: Tree) -> None:
+    wait_for(lambda: psutil.Process(tree.pid).status() == psutil.STATUS_STOPPED, 5, "the tree to be stopped")
+
+
+def _holding(kind: str) -> Case:
+    return Case(kind, (PYTHON, str(PROGRAMS / "dialogue.py"), "{workdir}", "--hold", kind), tcp="keep")
+
+
+@contextmanager
+def _peer(workdir: Path) -> Iterator[None]:
+    """Somebody outside the tree who takes one connection at `workdir`/peer.sock."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(workdir / "peer.sock"))
+        listener.listen()
+        taken: list[socket.socket] = []
+        threading.Thread(target=lambda: taken.append(listener.accept()[0]), daemon=True).start()
+        yield
+        for line in taken:
+            line.close()

@@ -1,0 +1,130 @@
+"""Who is the parent of a restored program, what reaches it, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Crckpt
+from stopped import foreground, program, staging, stopped
+from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
+
+OBEDIENT = program("obedient")
+STATUS = 13
+WITHIN_S = 20
+
+
+@pytest.fixture
+def tree(crckpt: Crckpt) -> Iterator[Tree]:
+    """A program that notes signals, checkpointed and ended."""
+    with stopped(crckpt, OBEDIENT) as tree:
+        yield tree
+
+
+def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt, tree: Tree) -> None:
+    """crckpt is the parent: it passes on what it gets, and ends with the program's own status."""
+    before = tree.counters()
+    with foreground(crckpt, "--json") as front:
+        tree.wait_growth(before)
+        assert psutil.Process(tree.pid).ppid() == front.pid
+        heard: list[str] = []
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            front.send_signal(number)
+            heard.append(number.name)
+            wait_for(lambda: _heard(tree) == heard, WITHIN_S, f"{heard} to arrive, and nothing else")
+        front.send_signal(signal.SIGUSR2)
+        out, err = front.communicate(timeout=WITHIN_S)
+    assert (front.returncode, err) == (STATUS, "")
+    document = json.loads(out)
+    assert document["status"] == "ok"
+    assert document["result"]["program_status"] == STATUS
+    assert document["result"]["pid"] == tree.pid
+    assert staging(crckpt) == ()
+
+
+@pytest.mark.parametrize(("number", "through_crckpt"), [(signal.SIGHUP, True), (signal.SIGKILL, False)])
+def test_a_program_that_a_signal_ends(
+    crckpt: Crckpt, tree: Tree, number: signal.Signals, through_crckpt: bool
+) -> None:
+    """It is told as a shell tells it: 128 and the signal's number."""
+    before = tree.counters()
+    with foreground(crckpt, "--json") as front:
+        tree.wait_growth(before)
+        os.kill(front.pid if through_crckpt else tree.pid, number)
+        out, _ = front.communicate(timeout=WITHIN_S)
+    assert front.returncode == 128 + number
+    assert json.loads(out)["result"]["program_status"] == 128 + number
+
+
+def test_what_crckpt_says_does_not_mix_with_the_output_of_the_program(crckpt: Crckpt, tree: Tree) -> None:
+    """In the foreground stdout belongs to the program."""
+    before = tree.counters()
+    with foreground(crckpt) as front:
+        tree.wait_growth(before)
+        os.kill(tree.pid, signal.SIGUSR2)
+        out, err = front.communicate(timeout=WITHIN_S)
+    assert (front.returncode, out) == (STATUS, "")
+    assert f"as PID {tree.pid}" in err
+
+
+def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt, tree: Tree) -> None:
+    """Its parent dies, and it goes on without."""
+    before = tree.counters()
+    with foreground(crckpt) as front:
+        tree.wait_growth(before)
+        front.kill()
+        front.wait(timeout=WITHIN_S)
+    tree.wait_growth(tree.counters())
+    assert psutil.Process(tree.pid).ppid() != front.pid
+    assert staging(crckpt) == ()
+
+
+def test_detached_it_is_nobodys_child(crckpt: Crckpt, tree: Tree) -> None:
+    """crckpt returns once the program runs, and the program goes on."""
+    before = tree.counters()
+    said = crckpt.run("restore", "job", "--detach", "--json")
+    assert said.document["result"]["pid"] == tree.pid
+    assert said.document["result"]["program_status"] is None
+    tree.wait_growth(before)
+    assert "crckpt" not in psutil.Process(psutil.Process(tree.pid).ppid()).cmdline()[0]
+    assert psutil.Process(tree.pid).ppid() != os.getpid()
+    assert staging(crckpt) == ()
+
+
+def test_a_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
+    """An ended tree keeps its PIDs until its parent has reaped it; here that is a second later."""
+    with open_workdir() as workdir, _unreaped(workdir) as process:
+        crckpt.run("dump", str(process.pid), "job")
+        process.kill()
+        wait_for(lambda: not runs(process.pid), WITHIN_S, "the program to end")
+        reaps = threading.Timer(1.0, process.wait)
+        reaps.start()
+        crckpt.run("restore", "job", "--detach")
+        assert not reaps.is_alive(), "the restore did not wait"
+        assert runs(process.pid)
+        assert psutil.Process(process.pid).ppid() != os.getpid()
+        os.kill(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _unreaped(workdir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A counter that is reaped when the test says so."""
+    null = subprocess.DEVNULL
+    argv = [PYTHON, str(PROGRAMS / "counter.py"), str(workdir)]
+    process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    try:
+        wait_for(lambda: any(part.counter > 5 for part in statuses(workdir).values()), WITHIN_S, "the counter")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _heard(tree: Tree) -> object:
+    return tree.facts()[""]["signals"]

@@ -1,0 +1,194 @@
+"""What stands against a restore is said before CRIU starts, by name and with the remedy; then it works."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Crckpt
+from stopped import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
+from trees import Tree, open_workdir, started
+
+REFUSED = 24
+
+
+def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
+    """Its owner is named; once the owner has ended, the restore works."""
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        with taken(tree.pid, "PID"):
+            assert f"PID {tree.pid} is taken by python3 (PID {tree.pid})" in _refused(crckpt)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("kind", ["thread", "group", "session"])
+def test_a_number_that_is_taken_in_another_role(crckpt: Crckpt, kind: str) -> None:
+    """A thread, a group or a session of that number is in the way just as much, unless the tree has its own PIDs."""
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        with taken(tree.pid, kind) as holder:
+            said = _refused(crckpt)
+            assert f"{kind} {tree.pid} is taken by python3 (PID {holder})" in said
+            assert "--new-pid-namespace" in said
+            with detached_in_namespace(crckpt):
+                tree.wait_growth(before)
+
+
+def test_every_number_of_the_tree_counts(crckpt: Crckpt) -> None:
+    """That of a thread, or of a grandchild that leads a group, as much as the root's."""
+    with started(BY_NAME["family"]) as tree:
+        leader, elder = (tree.parts()[name].pid for name in ("leader", "elder"))
+        thread = max(task.id for task in psutil.Process(leader).threads())
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        for number in (elder, thread):
+            with taken(number, "PID"):
+                assert f"PID {number} is taken by python3 (PID {number})" in _refused(crckpt)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What becomes of a file, what is said of it, and how it is put right if not by putting the file back."""
+
+    name: str
+    do: Callable[[Path], object]
+    says: str
+    remedy: str
+    undo: Callable[[Path], object] | None = None
+
+
+def _append(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("more\n")
+
+
+DAMAGES = (
+    Damage("read.txt", Path.unlink, "{path} is missing (fd 3 of python3, PID {pid})", "put it back"),
+    Damage("read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes, at the checkpoint it had 1700", "put back"),
+    Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint (fd", "--grown rewind"),
+    Damage("write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint (fd", "--grown rewind"),
+    Damage("mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"),
+    Damage("read.txt", lambda path: (path.unlink(), path.mkdir()), "{path} is a directory now", "put back", Path.rmdir),
+    Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
+    Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
+)
+
+
+@pytest.fixture
+def tree(crckpt: Crckpt) -> Iterator[Tree]:
+    """A program that held files, checkpointed and ended."""
+    with open_workdir() as place:
+        library = place / "libheld.so"
+        _build(library, 42)
+        with stopped(crckpt, program("held_files", str(library))) as tree:
+            yield tree
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.name}: {damage.says[:28]}")
+def test_a_file_that_does_not_agree(crckpt: Crckpt, tree: Tree, damage: Damage) -> None:
+    """It is named with who holds it, a dry run says the same and touches nothing, and the remedy helps."""
+    before = tree.counters()
+    path = _held(tree, damage.name)
+    with _put_back(path, damage.undo):
+        damage.do(path)
+        changed = _state(path)
+        said = _refused(crckpt)
+        assert damage.says.format(path=path, pid=tree.pid) in said
+        assert damage.remedy in said
+        assert _refused(crckpt, "--dry-run") == said
+        assert _state(path) == changed
+    crckpt.run("restore", JOB, "--detach")
+    tree.wait_growth(before)
+    assert tree.facts()[""]["answer"] == 42
+
+
+def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> None:
+    """Not one after the other with each new try."""
+    paths = [_held(tree, name) for name in ("read.txt", "write.txt", "mode.txt")]
+    with _put_back(paths[0]), _put_back(paths[1]), _put_back(paths[2]), taken(tree.pid, "PID"):
+        paths[0].unlink()
+        _append(paths[1])
+        paths[2].chmod(0o600)
+        said = _refused(crckpt)
+    assert "(and 3 more)" in said
+    for words in (f"PID {tree.pid} is taken", *(f"  - {path} " for path in paths)):
+        assert words in said
+
+
+def test_a_file_written_since_is_told_and_no_obstacle(crckpt: Crckpt, tree: Tree) -> None:
+    """CRIU does not look at what is in it, nor can crckpt: it says that somebody wrote."""
+    before = tree.counters()
+    path = _held(tree, "write.txt")
+    path.write_bytes(path.read_bytes().upper())
+    said = crckpt.run("restore", JOB, "--detach")
+    assert f"{path} was written after the checkpoint" in said.out
+    tree.wait_growth(before)
+
+
+def test_another_build_that_is_longer_is_never_cut_back(crckpt: Crckpt, tree: Tree) -> None:
+    """An upgraded library is no file that grew."""
+    path = _held(tree, "libheld.so")
+    with _put_back(path):
+        _build(path, 43, more="int more[] = {" + "1," * 5000 + "};\n")
+        content = path.read_bytes()
+        assert f"{path} is another build" in _refused(crckpt, "--grown", "rewind")
+        assert path.read_bytes() == content
+    crckpt.run("restore", JOB, "--detach")
+
+
+def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
+    """Whoever listens there now must end first."""
+    with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
+        before = tree.counters()
+        port = int((tree.workdir / "ports").read_text().split()[0])
+        with socket.create_server(("127.0.0.1", port)):
+            said = _refused(crckpt)
+        assert f"TCP port 127.0.0.1:{port} is taken" in said
+        assert f"ss -ltnp 'sport = :{port}'" in said
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def _refused(crckpt: Crckpt, *words: str) -> str:
+    said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+    assert said.out == ""
+    assert not staging(crckpt)
+    return said.err
+
+
+def _held(tree: Tree, name: str) -> Path:
+    return Path(tree.case.argv[-1]) if name.endswith(".so") else tree.workdir / name
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    found = path.lstat() if path.exists() else None
+    return found and (found.st_size, found.st_mode, found.st_mtime_ns)
+
+
+@contextmanager
+def _put_back(path: Path, undo: Callable[[Path], object] | None = None) -> Iterator[None]:
+    """Afterwards the file is as it was: the remedy for all that befell it."""
+    aside = path.with_name(f"{path.name}.aside")
+    shutil.copy2(path, aside)
+    try:
+        yield
+    finally:
+        if undo is not None:
+            undo(path)
+        aside.rename(path)
+
+
+def _build(library: Path, answer: int, more: str = "") -> None:
+    source = library.with_suffix(".c")
+    source.write_text(f"int answer(void) {{ return {answer}; }}\n{more}")
+    built = library.with_suffix(".new")
+    argv = ["gcc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(built), str(source)]
+    subprocess.run(argv, check=True)
+    built.rename(library)

@@ -1,0 +1,90 @@
+"""A counter that a TCP connection moves: each number goes to the server, a child, and counts once it has come back.
+
+`--hold KIND` opens something that CRIU cannot save: `unix` (a stream to WORKDIR/peer.sock, which somebody else listens on),
+`io_uring` or `userfaultfd`.
+"""
+
+import argparse
+import ctypes
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final, NoReturn
+
+from selfcheck import Program, fork
+
+NUMBER: Final = struct.Struct("<Q")
+ANSWER_S: Final = 10.0
+# asm/unistd_64.h; from number 424 on, all machines count alike.
+IO_URING_SETUP: Final = 425
+USERFAULTFD: Final = {"x86_64": 323, "aarch64": 282}
+ENTRIES: Final = 8
+PARAMETERS_BYTES: Final = 120  # struct io_uring_params, linux/io_uring.h
+
+
+def main() -> None:
+    """Start the server and talk to it, one number a tick."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--mib", type=float, default=4)
+    parser.add_argument("--hold", choices=("unix", "io_uring", "userfaultfd"))
+    given = parser.parse_args()
+    listener = socket.create_server(("127.0.0.1", 0))
+    fork(lambda: serve(listener))
+    line = socket.create_connection(listener.getsockname())
+    listener.close()
+    line.settimeout(ANSWER_S)
+    held = hold(given.hold, given.workdir) if given.hold else None
+    program = Program(given.workdir, memory=int(given.mib * (1 << 20)))
+
+    def step() -> None:
+        program.facts["held"] = held is not None
+        line.sendall(NUMBER.pack(program.counter))
+        program.expect(NUMBER.unpack(received(line)) == (program.counter,), "another number came back")
+
+    program.run(step)
+
+
+def serve(listener: socket.socket) -> NoReturn:
+    """Send back whatever comes, until the other end is gone."""
+    line, _ = listener.accept()
+    listener.close()
+    while content := line.recv(1 << 12):
+        line.sendall(content)
+    os._exit(0)
+
+
+def received(line: socket.socket) -> bytes:
+    """One number's bytes."""
+    content = b""
+    while len(content) < NUMBER.size:
+        more = line.recv(NUMBER.size - len(content))
+        if not more:
+            raise ConnectionError("the server is gone")
+        content += more
+    return content
+
+
+def hold(kind: str, workdir: Path) -> socket.socket | int:
+    """Open what CRIU cannot save."""
+    if kind == "unix":
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(str(workdir / "peer.sock"))
+        return line
+    if kind == "io_uring":
+        return system_call(IO_URING_SETUP, ENTRIES, ctypes.create_string_buffer(PARAMETERS_BYTES))
+    return system_call(USERFAULTFD[os.uname().machine], os.O_CLOEXEC)
+
+
+def system_call(number: int, *arguments: object) -> int:
+    """The descriptor that it returns; OSError if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(libc.syscall(number, *arguments))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
+if __name__ == "__main__":
+    main()

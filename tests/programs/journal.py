@@ -1,0 +1,39 @@
+"""A counter that writes a numbered line a tick to WORKDIR/journal.log, and says how long it believes the file to be.
+
+Usage: journal.py WORKDIR append|plain|twins. `plain` does not open the file for appending only; `twins` are two
+processes, each with a descriptor of its own for one append-only file.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from selfcheck import Program, fork
+
+
+def main() -> None:
+    """Write from one process or from two."""
+    workdir, kind = Path(sys.argv[1]), sys.argv[2]
+    if kind == "twins":
+        fork(lambda: keep(Program(workdir, "twin"), "append", "twin "))
+        keep(Program(workdir, parts=("twin",)), "append", "root ")
+    keep(Program(workdir), kind, "line ")
+
+
+def keep(program: Program, kind: str, word: str) -> NoReturn:
+    """Write `word N` at each tick; fact `log` is the file's size and the bytes written by this process, both before."""
+    append = os.O_APPEND if kind == "append" else 0
+    fd = os.open(program.workdir / "journal.log", os.O_WRONLY | os.O_CREAT | append, 0o600)
+    written = 0
+
+    def step() -> None:
+        nonlocal written
+        program.facts["log"] = [os.fstat(fd).st_size, written]
+        written += os.write(fd, f"{word}{program.counter}\n".encode())
+
+    program.run(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""A counter that also writes its numbers to standard output, and reads lines from standard input if `--listen` is given.
+
+The facts say which words came, and how often SIGINT came.
+"""
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from selfcheck import Program
+
+
+def main() -> None:
+    """Talk and listen, with nothing buffered."""
+    program = Program(Path(sys.argv[1]))
+    listens = "--listen" in sys.argv
+    lines: list[str] = []
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda *_: interrupts.append(program.counter))
+
+    def step() -> None:
+        os.write(1, f"says {program.counter}\n".encode())
+        if listens and select.select([0], [], [], 0)[0]:
+            lines.extend(os.read(0, 4096).decode().split())
+        program.facts["heard"] = list(lines)
+        program.facts["interrupts"] = len(interrupts)
+
+    program.run(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A pid namespace for a restored tree: its init waits, passes signals on, and ends with the root's status."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import HostCannot
+from crckpt.host import namespace, proc, run
+
+ROOT = 3
+"""In a new namespace: 1 is its init, 2 the shell that `nsenter` starts, 3 what the shell leaves behind."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def namespaces_can_be_made() -> None:
+    """Skip where they cannot."""
+    done = run.run(["unshare", "--pid", "--fork", "--mount-proc", "true"])
+    if not done.ok:
+        pytest.skip(f"no pid namespace can be made here: {done.output.strip()}")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file locked as crckpt does until the tree is restored."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def left_behind(init: int, script: str) -> None:
+    """Start a script in the namespace, whose parent ends at once; wait until it says that it is there."""
+    command = ["nsenter", "--target", str(init), "--pid", "--mount", "sh", "-c", f"({script}) & exit 0"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+
+
+def status_of(parent: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
+
+
+def test_the_status_of_the_root_comes_through(tmp_path: Path) -> None:
+    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+        left_behind(new.init, "echo there; exec >/dev/null; read -t 0.1 _ </dev/zero; exit 9")
+    assert status_of(new.parent) == 9
+
+
+def test_a_root_that_a_signal_ends(tmp_path: Path) -> None:
+    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+        left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
+        assert proc.missing_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
+        (root,) = (pid for pid in proc.children(new.init) if proc.command_line(pid)[:1] == ("sleep",))
+    os.kill(root, signal.SIGKILL)
+    assert status_of(new.parent) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1"])
+def test_signals_to_the_init_reach_the_root(tmp_path: Path, name: str) -> None:
+    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+        trap = f"trap 'exit 6' {name}; echo there; exec >/dev/null; while :; do sleep 0.05; done"
+        left_behind(new.init, f"exec sh -c {trap!r}".replace("'", '"').replace('"exit 6"', "'exit 6'"))
+    os.kill(new.init, signal.Signals[f"SIG{name}"])
+    assert status_of(new.parent) == 6
+
+
+def test_what_else_is_orphaned_is_reaped(tmp_path: Path) -> None:
+    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+        left_behind(new.init, "sleep 0.02 & echo there; exec >/dev/null; exec sleep 60")
+        others = [pid for pid in proc.children(new.init) if proc.command_line(pid)[:2] == ("sleep", "0.02")]
+        assert proc.wait_until_gone(others, 20) == ()
+        os.kill(new.parent, signal.SIGKILL)
+        assert proc.wait_until_gone([new.init], 20) == ()
+    assert status_of(new.parent) == -signal.SIGKILL
+
+
+def test_a_failure_ends_the_namespace(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "owner"):
+        with namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+            left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
+            raise KeyboardInterrupt
+    assert proc.wait_until_gone([new.init, new.parent], 20) == ()
+
+
+def test_the_namespace_ends_when_the_owner_dies_before_the_root_is_there(tmp_path: Path) -> None:
+    with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
+        pass
+    assert status_of(new.parent) == 1
+    assert proc.wait_until_gone([new.init], 20) == ()
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
+        pass
+    status_of(new.parent)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_where_no_namespace_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = tmp_path / "bin/unshare"
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refusing.chmod(0o700)
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(refusing.parent))
+    with pytest.raises(HostCannot, match="Operation not permitted"):
+        with namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner"):
+            pytest.fail("there is no namespace")
+
+
+PASSING = """
+import os, signal, subprocess, sys
+from crckpt.host.namespace import signals_passed_on
+child = subprocess.Popen(["sh", "-c", "trap 'exit 8' USR2; echo there; while :; do sleep 0.05; done"])
+with signals_passed_on(child.pid):
+    sys.exit(child.wait())
+"""
+
+
+def test_signals_that_come_to_us_are_passed_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", PASSING], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        select.select([process.stdout], [], [], 20)
+        assert process.stdout.readline() == b"there\n"
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(20) == 8
+
+
+def test_handlers_come_back_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    with namespace.signals_passed_on(process.pid):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,241 @@
+"""One changed bit anywhere is found by verify, and is never restored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import ImageSet, area, described, flip, opened, packs, restored, store
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
+from crckpt.model import CheckpointId
+from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
+from crckpt.store.index import Index, StoredFile, encode_index
+
+IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint]:
+    """A store with one checkpoint in one pack of two frames; every test puts back what it damages."""
+    base = tmp_path_factory.mktemp("whole")
+    repository = opened(base)
+    return repository, store(repository, base, IMAGES)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
+    repository, checkpoint = whole
+    pack = packs(repository)[0]
+    offset = int(share * pack.stat().st_size)
+    flip(pack, offset, bit)
+    try:
+        found = verify(Repository.open(repository.root))
+        assert [(damage.kind, damage.name) for damage in found.damages] == [("pack", checkpoint.packs[0].digest)]
+        assert found.lost == (checkpoint.id,)
+        with pytest.raises(IntegrityError, match=f"checkpoint {checkpoint.short_id}: pack {pack.stem[:12]}"):
+            restored(Repository.open(repository.root), checkpoint, repository.root.parent)
+    finally:
+        flip(pack, offset, bit)
+        for left in repository.root.parent.glob("out-*"):
+            shutil.rmtree(left)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: float) -> None:
+    repository, checkpoint = whole
+    manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
+    offset = int(share * manifest.stat().st_size)
+    flip(manifest, offset)
+    try:
+        with pytest.raises(IntegrityError, match=f"manifest of checkpoint {checkpoint.short_id} is damaged"):
+            repository.get(checkpoint.id)
+        assert [(damage.kind, damage.name) for damage in verify(repository).damages] == [("manifest", checkpoint.id)]
+        assert repository.checkpoints() == ()
+        assert [bad.id for bad in repository.unreadable()] == [checkpoint.id]
+        assert repository.resolve(checkpoint.short_id) == checkpoint.id
+    finally:
+        flip(manifest, offset)
+
+
+@pytest.mark.parametrize("size", [0, 7, 31, 5000, -1, -25, -80])
+def test_a_pack_cut_short(whole: tuple[Repository, Checkpoint], size: int, tmp_path: Path) -> None:
+    repository, checkpoint = whole
+    pack = packs(repository)[0]
+    content = pack.read_bytes()
+    pack.write_bytes(content[:size])
+    try:
+        assert verify(repository).lost == (checkpoint.id,)
+        with pytest.raises(IntegrityError, match="pack"):
+            materialise(Repository.open(repository.root), checkpoint, tmp_path)
+    finally:
+        pack.write_bytes(content)
+
+
+def test_a_pack_that_is_gone_or_longer(whole: tuple[Repository, Checkpoint], tmp_path: Path) -> None:
+    repository, checkpoint = whole
+    pack = packs(repository)[0]
+    content = pack.read_bytes()
+    for change in (pack.unlink, lambda: pack.write_bytes(content + b"\0")):
+        change()
+        try:
+            assert verify(repository).lost == (checkpoint.id,)
+            with pytest.raises(IntegrityError, match="pack"):
+                read_file(Repository.open(repository.root), checkpoint, "core-100.img")
+        finally:
+            pack.write_bytes(content)
+    assert verify(repository).damages == ()
+
+
+def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    one = store(repository, tmp_path, IMAGES, described("one", details=b"1"))
+    two = store(repository, tmp_path, IMAGES, described("two", details=b"2"))
+    path = repository.layout.pack(one.packs[0].digest)
+    shutil.copy(repository.layout.pack(two.packs[0].digest), path)
+    with pytest.raises(IntegrityError, match="frame table is not its name"):
+        details_of(repository, one)
+    assert verify(repository).lost == (one.id,)
+
+
+def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    big = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 400))]}))
+    few = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(300, 400))]}))
+    assert big.packs[0].digest == few.packs[0].digest
+    pack = repository.layout.pack(big.packs[0].digest)
+    flip(pack, 100)
+    found = verify(repository)
+    assert [damage.checkpoints for damage in found.damages] == [(big.id,)]
+    assert "frame 0" in found.damages[0].what
+    assert len(restored(repository, few, tmp_path)["pages-1.img"]) == 100 * 4096
+    assert verify(repository, [few.id]).lost == ()
+
+
+def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    kept = [store(repository, tmp_path, IMAGES) for _ in range(3)]
+    told: list[tuple[int, int]] = []
+    found = verify(repository, progress=lambda done, total: told.append((done, total)))
+    assert (len(found.checkpoints), found.packs, found.damages) == (len(kept), 1, ())
+    assert told[-1] == (packs(repository)[0].stat().st_size,) * 2
+
+
+def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, IMAGES)
+    repository.remove([checkpoint.id])
+    flip(packs(repository)[0], 100)
+    assert verify(repository).damages == ()
+
+
+def test_verify_of_what_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchCheckpoint):
+        verify(opened(tmp_path), [CheckpointId("0" * 64)])
+
+
+def _sealed(repository: Repository, manifest: bytes) -> CheckpointId:
+    """A manifest that some other crckpt might have written, under its right id."""
+    checkpoint_id = CheckpointId(hashlib.sha256(manifest).hexdigest())
+    (repository.root / "checkpoints" / checkpoint_id).mkdir()
+    (repository.root / "checkpoints" / checkpoint_id / "manifest.json").write_bytes(manifest)
+    return checkpoint_id
+
+
+def _changed(repository: Repository, checkpoint: Checkpoint, **entries: object) -> CheckpointId:
+    manifest = json.loads((repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes())
+    return _sealed(repository, json.dumps({**manifest, **entries}).encode())
+
+
+def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    newer = _changed(repository, store(repository, tmp_path, IMAGES), schema=2)
+    with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
+        repository.get(newer)
+    assert [bad.id for bad in repository.unreadable()] == [newer]
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"[]", b"{}", b"\xff", b'{"schema": 1}', b'{"schema": 1, "job": "x", "index": 3}']
+)
+def test_a_manifest_of_another_make_is_not_misread(manifest: bytes, tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with pytest.raises(StoreUnusable, match="another version of crckpt"):
+        repository.get(_sealed(repository, manifest))
+
+
+def _moved(file: StoredFile) -> StoredFile:
+    extents = file.extents.copy()
+    extents["first"] += 1
+    return replace(file, extents=extents)
+
+
+def _last_page_gone(file: StoredFile) -> StoredFile:
+    extents = file.extents.copy()
+    extents["count"][-1] -= 1
+    return replace(file, extents=extents)
+
+
+def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
+    return replace(_last_page_gone(file), bytes=file.bytes - 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("pages-1.img", _moved, "does not hold the pages that pagemap-100.img describes"),
+        ("pages-1.img", _last_page_gone_and_shorter, "does not hold the pages that pagemap-100.img describes"),
+        (
+            "pages-1.img",
+            lambda file: replace(file, pagemap="pagemap-7.img"),
+            "pagemap-7.img, which describes pages-1.img",
+        ),
+        ("pages-1.img", _last_page_gone, "too few or too many pages of pages-1.img"),
+        ("core-100.img", _moved, "the pages of core-100.img are not in order"),
+        ("core-100.img", lambda file: replace(file, name="../x"), "names a file '../x'"),
+        ("core-100.img", lambda file: replace(file, name="pages-1.img"), "contradicts itself"),
+        ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
+    ],
+)
+def test_an_index_that_contradicts_itself(
+    name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
+) -> None:
+    repository = opened(tmp_path)
+    good = store(repository, tmp_path, IMAGES)
+    files = repository.contents(good).index.files
+    wrong_index = encode_index(Index(tuple(change(file) if file.name == name else file for file in files)))
+    # The details of a second checkpoint bring the wrong index into a pack of their own.
+    carrier = store(repository, tmp_path, IMAGES, described(details=wrong_index))
+    (details,) = (file for file in repository.contents(carrier).index.files if file.kind == "details")
+    assert carrier.packs[0].digest == good.packs[0].digest
+    index = {"bytes": len(wrong_index), "extents": details.extents.tolist()}
+    wrong = _changed(repository, carrier, index=index)
+    found = verify(repository, [wrong])
+    assert [(damage.kind, damage.checkpoints) for damage in found.damages] == [("index", (wrong,))]
+    assert words in found.damages[0].what
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"bytes": 4000, "extents": [[0, 1, 7, 0]]},
+        {"bytes": 4000, "extents": [[0, 1, 0, 100000]]},
+        {"bytes": 4000, "extents": []},
+        {"bytes": 4000, "extents": [[0, 1, 0, 0]]},
+        {"bytes": 3, "extents": [[0, 1, 4294967295, 0]]},
+    ],
+)
+def test_an_index_that_contradicts_its_packs(index: dict[str, object], tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    wrong = repository.get(_changed(repository, store(repository, tmp_path, IMAGES), index=index))
+    with pytest.raises(IntegrityError, match=f"checkpoint {wrong.short_id}"):
+        restored(repository, wrong, tmp_path)
+    assert [(damage.kind, damage.checkpoints) for damage in verify(repository).damages] == [("index", (wrong.id,))]

@@ -1,0 +1,118 @@
+"""A page is stored once: what each way of being known saves, and what happens when nothing is known."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from image_sets import ImageSet, area, described, flip, opened, packs, page, restored, store
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store import verify
+
+
+def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:
+    images = ImageSet(
+        {"pagemap-100.img": [area(10, 1, 2, 1)], "pagemap-102.img": [area(50, 2, 1)]}, {"ghost-file-1.img": page(2)}
+    )
+    statistics = store(opened(tmp_path), tmp_path, images).statistics
+    # Two pages of memory, two page maps, details and index.
+    assert statistics.new_bytes == (2 + 2 + 1 + 1) * PAGE_SIZE
+    assert statistics.shared_pages == 4
+
+
+def test_zero_pages_are_not_stored(tmp_path: Path) -> None:
+    statistics = store(opened(tmp_path), tmp_path, ImageSet({"pagemap-100.img": [area(10, 0, 0, 1, 0)]})).statistics
+    assert (statistics.zero_pages, statistics.pages) == (3, 6)
+    assert statistics.new_bytes == (1 + 1 + 1 + 1) * PAGE_SIZE
+
+
+def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = ImageSet({"pagemap-100.img": [area(10, *range(500))]}, {"core-100.img": b"registers"})
+    first = store(repository, tmp_path, images)
+    before = packs(repository)
+    second = store(repository, tmp_path, images)
+    assert packs(repository) == before
+    assert second.statistics.stored_bytes == second.statistics.new_bytes == 0
+    assert second.packs == first.packs
+    assert second.parent == first.id
+    assert list((repository.root / "tmp").iterdir()) == []
+
+
+def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 2001))]}))
+    changed = [*range(1, 1000), 9999, *range(1001, 2001)]
+    at_the_same_place = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *changed)]}))
+    moved = store(repository, tmp_path, ImageSet({"pagemap-555.img": [area(7777, *changed)]}))
+    # One page, and the index; then page map and index.
+    assert at_the_same_place.statistics.new_bytes == 2 * PAGE_SIZE
+    assert moved.statistics.new_bytes == 2 * PAGE_SIZE
+    assert restored(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
+
+
+def test_jobs_do_not_see_each_other_but_a_named_parent_is_seen(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = ImageSet({"pagemap-100.img": [area(10, *range(1, 101))]})
+    first = store(repository, tmp_path, images, described("one"))
+    assert store(repository, tmp_path, images, described("two")).parent is None
+    child = described("three")
+    with_parent = store(repository, tmp_path, images, type(child)(**{**vars(child), "parent": first.id}))
+    assert (with_parent.parent, with_parent.statistics.new_bytes) == (first.id, 0)
+
+
+def test_lost_fingerprints_are_worked_out_again(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = ImageSet({"pagemap-100.img": [area(10, *range(1500))]})
+    first = store(repository, tmp_path, images)
+    cache = repository.root / "cache/fingerprints" / first.packs[0].digest
+    kept = cache.read_bytes()
+    cache.unlink()
+    assert store(repository, tmp_path, images).statistics.new_bytes == 0
+    assert cache.read_bytes() == kept
+
+
+def test_wrong_fingerprints_are_not_believed(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    one = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 100))]}), described("one"))
+    two = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("two"))
+    caches = [repository.root / "cache/fingerprints" / checkpoint.packs[0].digest for checkpoint in (one, two)]
+    shutil.copy(caches[1], caches[0])
+    again = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("one"))
+    assert restored(repository, again, tmp_path)["pages-1.img"] == b"".join(map(page, range(100, 199)))
+    flip(caches[1], 5)
+    again = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("two"))
+    assert again.statistics.new_bytes == 0
+
+
+def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
+    first = store(repository, tmp_path, images)
+    flip(packs(repository)[0], packs(repository)[0].stat().st_size - 40)
+    more = ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]})
+    second = store(repository, tmp_path, more)
+    assert not {use.digest for use in first.packs} & {use.digest for use in second.packs}
+    assert verify(repository).lost == (first.id,)
+    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+
+
+def test_a_damaged_pack_is_mended_by_the_same_images(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
+    first = store(repository, tmp_path, images)
+    flip(packs(repository)[0], packs(repository)[0].stat().st_size - 40)
+    second = store(repository, tmp_path, images, described("other"))
+    assert first.packs == second.packs
+    assert verify(repository).damages == ()
+
+
+def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+    second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 66), 500)]}))
+    old, new = second.packs
+    # 65 pages of memory in two frames, and the details in the last one; then a page, page map and index.
+    assert (old.frames, old.pages) == (3, 66)
+    assert (new.frames, new.pages) == (1, 3)

@@ -1,0 +1,138 @@
+"""Who may use the store at the same time, who is told about whom, and what the dead leave behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, files_of, opened, packs, restored, store, write_set
+
+from crckpt.errors import StoreLocked
+from crckpt.store import Repository, verify
+from crckpt.store.lock import holders
+
+HOLD = """
+import sys
+from pathlib import Path
+from crckpt.store import Repository
+repository = Repository.open(Path(sys.argv[1]))
+with getattr(repository, sys.argv[2])():
+    print("held", flush=True)
+    sys.stdin.read(1)
+"""
+
+INGEST = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from image_sets import described
+from crckpt.store import Repository, ingest
+repository = Repository.open(Path(sys.argv[1]))
+while True:
+    for images in sorted(Path(sys.argv[2]).iterdir()):
+        ingest(repository, images, described())
+        print("one done", flush=True)
+"""
+
+
+@contextmanager
+def held_by_another(repository: Repository, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock, `shared` or `exclusive`, until it gets a byte."""
+    command = [sys.executable, "-c", HOLD, str(repository.root), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"held\n"
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.communicate(b"x")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("shared", "exclusive"), ("exclusive", "shared"), ("exclusive", "exclusive")]
+)
+def test_who_waits_in_vain_is_told_for_whom(theirs: str, ours: str, tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with held_by_another(repository, theirs) as other:
+        with pytest.raises(StoreLocked, match=f"PID {other.pid} ") as refusal, getattr(repository, ours)(timeout=0.1):
+            pass
+        assert f"kill {other.pid}" in refusal.value.hint
+        assert [owner.pid for owner in holders(repository.root)] == [other.pid]
+    with getattr(repository, ours)(timeout=0):
+        assert [owner.pid for owner in holders(repository.root)] == [os.getpid()]
+    assert holders(repository.root) == ()
+
+
+def test_readers_and_writers_share(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with held_by_another(repository, "shared"):
+        checkpoint = store(repository, tmp_path, ImageSet(files={"a.img": b"a"}))
+        assert restored(repository, checkpoint, tmp_path) == {"a.img": b"a"}
+
+
+def test_who_waits_gets_it_when_the_holder_is_done(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with held_by_another(repository, "exclusive") as other:
+        command = [sys.executable, "-c", HOLD, str(repository.root), "shared"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
+            assert waiting.stdout
+            assert select.select([waiting.stdout], [], [], 0.5)[0] == []
+            other.communicate(b"x")
+            assert waiting.stdout.readline() == b"held\n"
+            waiting.communicate(b"x")
+
+
+def test_the_dead_hold_nothing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with held_by_another(repository, "exclusive") as other:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        with repository.exclusive(timeout=0):
+            assert [owner.pid for owner in holders(repository.root)] == [os.getpid()]
+    assert repository.gc().leftovers != ()
+    assert list((repository.root / "locks").iterdir()) == []
+
+
+def test_holding_is_nested(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    with repository.exclusive(timeout=0), repository.shared(timeout=0), repository.exclusive(timeout=0):
+        assert len(holders(repository.root)) == 1
+    with repository.shared(), pytest.raises(RuntimeError), repository.exclusive():
+        pass
+    with held_by_another(repository, "exclusive"):
+        pass
+
+
+def test_killed_at_any_moment_it_leaves_a_whole_store(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    (tmp_path / "sets").mkdir()
+    for number in range(6):
+        pages = range(number * 400 + 1, number * 400 + 900)
+        write_set(tmp_path / "sets" / str(number), ImageSet({"pagemap-1.img": [area(0, *pages)]}))
+    command = [sys.executable, "-c", INGEST, str(repository.root), str(tmp_path / "sets"), str(Path(__file__).parent)]
+    chance = random.Random(5)
+    expected = [files_of(path) for path in sorted((tmp_path / "sets").iterdir())]
+    for _ in range(8):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            writer.stdout.readline()
+            # Nothing tells of the moment that is wanted: any.
+            select.select([], [], [], chance.uniform(0.05, 0.4))
+            writer.kill()
+    assert verify(repository).damages == ()
+    kept = repository.checkpoints()
+    assert len(kept) >= 8
+    repository.gc()
+    assert list((repository.root / "tmp").iterdir()) == []
+    named = {use.digest for checkpoint in kept for use in checkpoint.packs}
+    assert {path.stem for path in packs(repository)} == named
+    assert all(restored(repository, checkpoint, tmp_path) in expected for checkpoint in kept[-3:])

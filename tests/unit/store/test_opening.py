@@ -1,0 +1,156 @@
+"""What is a store, who may use it, and how one comes to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, opened, store
+
+from crckpt.errors import StoreUnusable
+from crckpt.store import Repository
+
+
+@pytest.fixture(params=[0o000, 0o077, 0o277])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Each of some umasks, while the test runs."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_all_is_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "a" / "store", create=True)
+    os.umask(0o022)
+    (tmp_path / "b").mkdir()
+    os.umask(umask)
+    checkpoint = store(repository, tmp_path / "b", ImageSet({"pagemap-1.img": [area(1, 1)]}))
+    repository.tag(checkpoint.id, "good")
+    for path in (repository.root, *repository.root.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), f"{path} has mode {mode:o}"
+
+
+def test_missing_and_empty_directories_become_stores_only_when_asked(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable, match="there is no store"):
+        Repository.open(tmp_path / "new")
+    (tmp_path / "empty").mkdir(mode=0o755)
+    with pytest.raises(StoreUnusable, match="is not a store"):
+        Repository.open(tmp_path / "empty")
+    for name in ("new", "empty"):
+        first = Repository.open(tmp_path / name, create=True)
+        assert Repository.open(tmp_path / name).facts == first.facts
+        assert Repository.open(tmp_path / name, create=True).facts == first.facts
+
+
+def test_a_mounted_file_system_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "store" / "lost+found").mkdir(parents=True)
+    assert opened(tmp_path).checkpoints() == ()
+
+
+def test_other_peoples_directories_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir(mode=0o755)
+    (tmp_path / "store" / "letter.txt").write_text("dear")
+    with pytest.raises(StoreUnusable, match="is not a store"):
+        opened(tmp_path)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["letter.txt"]
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
+
+
+def test_a_directory_that_others_may_write_to_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o1777)
+    with pytest.raises(StoreUnusable, match="mode 777"):
+        opened(tmp_path)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    with pytest.raises(StoreUnusable, match="is not a store"):
+        opened(tmp_path)
+    with pytest.raises(StoreUnusable, match="cannot be used"):
+        Repository.open(tmp_path / "store" / "below", create=True)
+
+
+def test_a_creation_cut_short_is_finished(tmp_path: Path) -> None:
+    root = opened(tmp_path).root
+    (root / "store.json").rename(root / ".store.json.123-abc")
+    (root / "cache/fingerprints").rmdir()
+    with pytest.raises(StoreUnusable, match="is not a store"):
+        Repository.open(root)
+    assert opened(tmp_path).checkpoints() == ()
+
+
+def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
+    (repository.root / "store.json").unlink()
+    with pytest.raises(StoreUnusable, match="is not a store"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o701])
+def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
+    root = opened(tmp_path).root
+    root.chmod(mode)
+    with pytest.raises(StoreUnusable, match="lets other users in") as refusal:
+        Repository.open(root)
+    subprocess.run(refusal.value.hint.split(), check=True)
+    assert Repository.open(root).checkpoints() == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    root = opened(tmp_path).root
+    os.chown(root, 65534, 65534)
+    with pytest.raises(StoreUnusable, match="belongs to uid 65534") as refusal:
+        Repository.open(root)
+    subprocess.run(refusal.value.hint.split(), check=True)
+    assert Repository.open(root).checkpoints() == ()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    root = opened(tmp_path).root
+    document = json.loads((root / "store.json").read_bytes())
+    (root / "store.json").write_text(json.dumps({**document, "format": 2}))
+    with pytest.raises(StoreUnusable, match="has format 2; this crckpt knows format 1") as refusal:
+        opened(tmp_path)
+    assert "knows store format 2" in refusal.value.hint
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1, "id": "x"}'])
+def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    root = opened(tmp_path).root
+    (root / "store.json").write_bytes(content)
+    with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")):
+        opened(tmp_path)
+
+
+def test_two_who_create_at_once_make_one_store(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from crckpt.store import Repository; sys.stdin.read(1);"
+        "print(Repository.open(Path(sys.argv[1]), create=True).facts.id)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "store")]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for one in both:
+        assert one.stdin
+        one.stdin.write("x")
+        one.stdin.flush()
+    assert len({one.communicate()[0] for one in both}) == 1
+    assert [one.returncode for one in both] == [0, 0, 0]
+
+
+def test_importing_the_store_is_cheap() -> None:
+    program = (
+        "import sys, crckpt.store; print([name for name in ('numpy', 'zstandard', 'xxhash') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"

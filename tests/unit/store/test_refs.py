@@ -1,0 +1,142 @@
+"""How checkpoints are named."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, described, opened, store
+
+from crckpt.errors import NoSuchCheckpoint, UsageError
+from crckpt.model import CheckpointId, JobName
+from crckpt.store import Checkpoint, Repository, Tag, check_name
+from crckpt.store.refs import Known, resolve
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+IDS = tuple(CheckpointId(digits.ljust(64, "0")) for digits in ("abcd1", "abcd2", "beef", "1234"))
+KNOWN = Known(
+    {JobName("trainer"): IDS[:3], JobName("beef"): IDS[3:]},
+    (*IDS, CheckpointId("dead".ljust(64, "0"))),
+    (Tag(JobName("trainer"), "good", IDS[1]), Tag(JobName("trainer"), "gone", CheckpointId("f" * 64))),
+)
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"),
+    [
+        ("trainer", IDS[2]),
+        ("trainer~0", IDS[2]),
+        ("trainer~2", IDS[0]),
+        ("trainer:good", IDS[1]),
+        ("abcd1", IDS[0]),
+        (IDS[1], IDS[1]),
+        ("1234", IDS[3]),
+        ("beef", IDS[3]),
+        ("beef0", IDS[2]),
+        ("dead", "dead".ljust(64, "0")),
+    ],
+)
+def test_what_a_ref_names(ref: str, expected: str) -> None:
+    assert resolve(ref, KNOWN) == expected
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [
+        ("trainer~3", "trainer~2"),
+        ("trianer", "trainer"),
+        ("trianer~1", "trainer"),
+        ("trainer:god", "trainer:good"),
+        ("trainer:gone", "trainer:good"),
+        ("abc", "list"),
+        ("ffff", "list"),
+        ("ABCD1", "list"),
+        ("", "list"),
+        ("trainer~", "trainer"),
+        ("trainer~-1", "trainer"),
+        ("../../etc/passwd", "list"),
+        ("trainer:../../x", "trainer"),
+    ],
+)
+def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
+    with pytest.raises(NoSuchCheckpoint) as refusal:
+        resolve(ref, KNOWN)
+    assert hint in refusal.value.hint
+    assert "gone" not in refusal.value.hint
+
+
+def test_digits_that_fit_several() -> None:
+    with pytest.raises(UsageError, match="abcd fits 2 checkpoints: abcd10000000, abcd20000000"):
+        resolve("abcd", KNOWN)
+
+
+def test_an_empty_store_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchCheckpoint) as refusal:
+        opened(tmp_path).resolve("anything")
+    assert "empty" in refusal.value.hint
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Three checkpoints of `one`, stored in another order than they were made, and one of `two`."""
+    made = opened(tmp_path)
+    for job, day in (("one", 3), ("one", 1), ("one", 2), ("two", 4)):
+        new = described(job, created=START + timedelta(days=day))
+        store(made, tmp_path, ImageSet(files={"a.img": b"%d" % day}), new)
+    return made
+
+
+def _days(checkpoints: tuple[Checkpoint, ...]) -> list[int]:
+    return [(checkpoint.created - START).days for checkpoint in checkpoints]
+
+
+def test_listing_is_by_time(repository: Repository) -> None:
+    assert _days(repository.checkpoints()) == [1, 2, 3, 4]
+    assert _days(repository.checkpoints("one")) == [1, 2, 3]
+    assert repository.checkpoints("three") == ()
+    assert [_days((repository.get(repository.resolve(f"one~{back}")),)) for back in range(3)] == [[3], [2], [1]]
+
+
+def test_tags_are_kept_moved_and_removed(repository: Repository) -> None:
+    first, second, third, other = repository.checkpoints()
+    repository.tag(first.id, "v1.0")
+    repository.tag(other.id, "v1.0")
+    assert repository.resolve("one:v1.0") == first.id
+    assert repository.resolve("two:v1.0") == other.id
+    repository.tag(second.id, "v1.0")
+    repository.tag(third.id, "best")
+    assert Repository.open(repository.root).tags() == (
+        Tag(JobName("one"), "best", third.id),
+        Tag(JobName("one"), "v1.0", second.id),
+        Tag(JobName("two"), "v1.0", other.id),
+    )
+    repository.untag("one", "v1.0")
+    with pytest.raises(NoSuchCheckpoint):
+        repository.resolve("one:v1.0")
+    with pytest.raises(NoSuchCheckpoint) as refusal:
+        repository.untag("one", "bset")
+    assert "one:best" in refusal.value.hint
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "-x", ".hidden", "a/b", "a b", "a~1", "a:b", "ä", "x" * 101, "a\n"])
+def test_names_that_cannot_be(name: str, repository: Repository, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot name a tag"):
+        repository.tag(repository.checkpoints()[0].id, name)
+    with pytest.raises(UsageError, match="cannot name a job"):
+        store(repository, tmp_path, ImageSet(), described(name))
+    with pytest.raises(NoSuchCheckpoint):
+        repository.untag("one", name)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "redis-6.2_x", "x" * 100])
+def test_names_that_can_be(name: str) -> None:
+    assert check_name(name, "job") == name
+
+
+def test_what_does_not_exist_cannot_be_tagged_or_had(repository: Repository) -> None:
+    nobody = CheckpointId("0" * 64)
+    with pytest.raises(NoSuchCheckpoint, match="000000000000"):
+        repository.tag(nobody, "x")
+    with pytest.raises(NoSuchCheckpoint, match="000000000000"):
+        repository.get(nobody)

@@ -1,0 +1,209 @@
+"""rm and gc: what is named stays, all else goes, and nothing goes while something is unclear."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, described, flip, opened, packs, restored, store, write_set
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint
+from crckpt.host import proc
+from crckpt.model import CheckpointId
+from crckpt.store import Collected, Repository, verify
+from crckpt.store.owner import this_process
+
+
+def _images(*numbers: int) -> ImageSet:
+    return ImageSet({"pagemap-1.img": [area(0, *numbers)]})
+
+
+def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> None:
+    for doomed in range(3):
+        base = tmp_path / str(doomed)
+        base.mkdir()
+        repository = opened(base)
+        kept = [store(repository, base, _images(*range(1, 200), number)) for number in (300, 301, 302)]
+        before = [restored(repository, checkpoint, base) for checkpoint in kept]
+        repository.remove([kept.pop(doomed).id])
+        before.pop(doomed)
+        repository.gc()
+        assert [restored(repository, checkpoint, base) for checkpoint in kept] == before
+        assert repository.checkpoints() == tuple(kept)
+        assert verify(repository).damages == ()
+
+
+def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, _images(*range(1, 100)), described("one"))
+    second = store(repository, tmp_path, _images(*range(100, 200)), described("two"))
+    assert repository.gc() == Collected((), (), 0)
+    repository.remove([first.id])
+    size = packs(repository)[0].stat().st_size
+    told = repository.gc(dry_run=True)
+    assert len(packs(repository)) == 2
+    done = repository.gc()
+    assert done == told
+    assert done.packs == (first.packs[0].digest,)
+    assert done.leftovers == (f"cache/fingerprints/{first.packs[0].digest}",)
+    assert done.bytes >= size
+    assert [path.stem for path in packs(repository)] == [second.packs[0].digest]
+
+
+def test_rm_takes_the_tags_along(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first, second = (store(repository, tmp_path, _images(number)) for number in (1, 2))
+    for checkpoint, name in ((first, "a"), (second, "b"), (first, "c")):
+        repository.tag(checkpoint.id, name)
+    repository.remove([first.id, first.id])
+    assert [tag.name for tag in repository.tags()] == ["b"]
+    assert list((repository.root / "tmp").iterdir()) == []
+
+
+def test_rm_removes_all_or_nothing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, _images(1))
+    for wrong in (CheckpointId("0" * 64), CheckpointId("../../etc")):
+        with pytest.raises(NoSuchCheckpoint):
+            repository.remove([checkpoint.id, wrong])
+    assert repository.checkpoints() == (checkpoint,)
+
+
+def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, _images(1), described("one"))
+    second = store(repository, tmp_path, _images(2), described("two"))
+    repository.remove([first.id])
+    flip(repository.root / "checkpoints" / second.id / "manifest.json", 30)
+    with pytest.raises(IntegrityError, match="nothing was removed") as refusal:
+        repository.gc()
+    assert refusal.value.hint == f"give it up with: crckpt rm {second.short_id}"
+    assert len(packs(repository)) == 2
+    repository.remove([repository.resolve(second.short_id)])
+    assert len(repository.gc().packs) == 2
+
+
+def test_gc_does_not_advise_to_give_up_what_is_only_newer(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, _images(1))
+    manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
+    newer = json.dumps({**json.loads(manifest.read_bytes()), "schema": 2}).encode()
+    manifest.write_bytes(newer)
+    manifest.parent.rename(manifest.parent.with_name(hashlib.sha256(newer).hexdigest()))
+    with pytest.raises(IntegrityError, match="schema 2") as refusal:
+        repository.gc()
+    assert refusal.value.hint == "use a crckpt that knows schema 2"
+
+
+def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path:
+    path = repository.root / "tmp" / name
+    path.mkdir()
+    (path / "half.img").write_bytes(b"x" * 10_000)
+    if owner is not None:
+        (path / "owner.json").write_bytes(owner)
+    return path
+
+
+def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    ours = this_process(0.0)
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    _transaction(repository, "1-gone", replace(ours, pid=ended.pid).encode())
+    _transaction(repository, "2-pid-used-again", replace(ours, start=ours.start - 1).encode())
+    _transaction(repository, "3-other-boot", replace(ours, boot_id="before").encode())
+    _transaction(repository, "4-nobody", None)
+    _transaction(repository, "5-cut-short", b'{"pid": 1')
+    alive = _transaction(repository, "6-alive", ours.encode())
+    unseen = _transaction(repository, "7-unseen", replace(ours, pid=ended.pid, pid_namespace=1).encode())
+    done = repository.gc()
+    assert [name.split("/")[1][0] for name in done.leftovers] == ["1", "2", "3", "4", "5"]
+    assert done.bytes >= 50_000
+    assert sorted((repository.root / "tmp").iterdir()) == [alive, unseen]
+
+
+def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    process = proc.read_process(child)
+    assert process is not None
+    owner = replace(this_process(0.0), pid=child, start=process.start)
+    assert not owner.is_alive
+    os.waitpid(child, 0)
+
+
+def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, _images(1))
+    strange = [
+        repository.root / "packs" / "ab" / "backup.pack",
+        repository.root / "checkpoints" / "notes",
+        repository.root / "README",
+    ]
+    for path in strange:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("not ours")
+    repository.gc()
+    assert all(path.exists() for path in strange)
+    assert len(repository.checkpoints()) == 1
+
+
+def test_gc_removes_checkpoints_without_manifest_and_half_written_tags(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, _images(1))
+    repository.tag(checkpoint.id, "good")
+    empty = repository.root / "checkpoints" / ("0" * 64)
+    empty.mkdir()
+    half = repository.root / "refs/tags/job/.good.123"
+    half.write_text("ab")
+    assert repository.checkpoints() == (checkpoint,)
+    assert [tag.name for tag in repository.tags()] == ["good"]
+    assert repository.gc().leftovers == (f"checkpoints/{empty.name}", "refs/tags/job/.good.123")
+    assert not empty.exists()
+    assert not half.exists()
+    assert repository.resolve("job:good") == checkpoint.id
+
+
+def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+
+    def fail() -> None:
+        with repository.transaction() as begun:
+            (begun.path / "images").mkdir(mode=0o500)
+            assert list((repository.root / "tmp").iterdir()) == [begun.path]
+            assert begun.path.stat().st_mode & 0o777 == 0o700
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list((repository.root / "tmp").iterdir()) == []
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from image_sets import described
+from crckpt.store import Repository, ingest
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+ingest(Repository.open(Path(sys.argv[1])), Path(sys.argv[2]), described())
+"""
+
+
+def test_a_disk_that_takes_no_more_leaves_no_checkpoint(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = write_set(tmp_path / "images", _images(*range(1, 2000)))
+    command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(Path(__file__).parent)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert "File too large" in ended.stderr.splitlines()[-1]
+    assert repository.checkpoints() == ()
+    assert packs(repository) == []
+    assert list((repository.root / "tmp").iterdir()) == []
