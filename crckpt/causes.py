@@ -73,6 +73,11 @@ _ONLY_PREFLIGHT = (
         "end the debugger or strace first: kill {tracer}",
     ),
     _cause(
+        "being-dumped",
+        "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
+        "try again when that is done",
+    ),
+    _cause(
         "container",
         "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
         "checkpoint it with its container engine, for example: podman container checkpoint",

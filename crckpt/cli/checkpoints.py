@@ -27,6 +27,8 @@ def list_checkpoints(
     listing = perform(options.context(store, config=config), job)
 
     def text(console: Console) -> None:
+        for bad in listing.unreadable:
+            console.print(f"[red]damaged[/] {escaped(bad.why)}: {escaped(bad.remedy)}")
         if not listing.entries:
             console.print("no checkpoints yet; make one with: crckpt dump PID JOB")
             return
@@ -47,7 +49,10 @@ def list_checkpoints(
         columns = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
         console.print(table(columns, rows, right=_SIZES))
 
-    document = [{**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries]
+    document = {
+        "checkpoints": [{**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries],
+        "unreadable": listing.unreadable,
+    }
     emit("list", Shown(document, text), as_json=as_json)
 
 

@@ -224,6 +224,14 @@ def command_line(pid: int) -> tuple[str, ...]:
     return ()
 
 
+def title(pid: int) -> str:
+    """What people call a process: its comm, or `criu` where CRIU was started through a loader; `?` if it has ended."""
+    if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
+        return "criu"
+    process = read_process(pid)
+    return process.comm if process else "?"
+
+
 def working_directory(pid: int) -> str:
     """Its current directory; empty if it has ended."""
     with suppress(OSError):

@@ -15,21 +15,32 @@ from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.failures import as_ours
 from crckpt.store import Repository
 
+_STANDING = ("stopped", "traced")
+
 
 @dataclass(frozen=True)
 class TreeState:
-    """Whether every process of a tree still runs; `pids` are those that are stopped or gone."""
+    """Whether every process of a tree still runs.
 
-    kind: Literal["running", "stopped", "lost"]
+    `pids` are those that are stopped, held or gone; of a running or held tree, those that ended meanwhile. `holder` is
+    the process that holds a tree: another dump, or a debugger.
+    """
+
+    kind: Literal["running", "stopped", "held", "lost"]
     pids: tuple[int, ...] = ()
+    holder: int = 0
 
     @property
     def sentence(self) -> str:
         """The state, to end a message with."""
-        if self.kind == "running":
-            return "the tree runs on"
-        what = "stopped" if self.kind == "stopped" else "gone"
-        return f"processes of the tree are {what}: {' '.join(str(pid) for pid in self.pids)}"
+        pids = " ".join(str(pid) for pid in self.pids)
+        ended = f" without {pids}, which ended meanwhile" if pids else ""
+        return {
+            "running": f"the tree runs on{ended}",
+            "held": f"the tree{ended} is held by process {self.holder} and runs on when that lets go",
+            "stopped": f"processes of the tree are stopped: {pids}",
+            "lost": f"processes of the tree are gone: {pids}",
+        }[self.kind]
 
     @property
     def way_out(self) -> str:
@@ -68,17 +79,21 @@ def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Itera
 def state_of(tree: proc.Tree) -> TreeState:
     """What the processes of a tree that was seen before do now. One that was stopped before may still be."""
     now = {process.pid: proc.read_process(process.pid) for process in tree.processes}
-    stopped, gone = [], []
+    stopped, gone, holders = [], [], []
     for before in tree.processes:
         process = now[before.pid]
         if process is None or process.start != before.start or (process.state == "zombie" != before.state):
             gone.append(before.pid)
-        elif process.state in ("stopped", "traced") and before.state not in ("stopped", "traced"):
+        elif process.state in _STANDING and process.tracer:
+            holders.append(process.tracer)
+        elif process.state in _STANDING and before.state not in _STANDING:
             stopped.append(before.pid)
     # A tree's processes come and go by themselves; the root is what must be there.
     if tree.root.pid in gone:
         return TreeState("lost", tuple(gone))
-    return TreeState("stopped", tuple(stopped)) if stopped else TreeState("running")
+    if stopped:
+        return TreeState("stopped", tuple(stopped))
+    return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
 
 
 def _made_by(run: str | None, repository: Repository) -> str:
@@ -88,6 +103,6 @@ def _made_by(run: str | None, repository: Repository) -> str:
 
 def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:
     said = f"{error.message}; {f'checkpoint {made}' if made else 'no checkpoint'} was made; {state.sentence}"
-    if state.kind != "running":
+    if state.kind in ("stopped", "lost"):
         return TreeStopped(said, hint=state.way_out or error.hint, causes=error.causes)
     return type(error)(said, hint=error.hint, causes=error.causes)

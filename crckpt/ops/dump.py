@@ -100,7 +100,7 @@ def _subject(request: Request, context: Context) -> _Subject:
         request.tcp,
         stop=request.stop,
         locks_by_nftables=criu.locks_by_nftables,
-        names={process.tracer: _comm(process.tracer) for process in seen.tree.processes if process.tracer},
+        names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
     )
     if planned.blockers:
         raise refused(planned.blockers)
@@ -172,16 +172,11 @@ def _job_of(comm: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
 
 
-def _comm(pid: int) -> str:
-    process = proc.read_process(pid)
-    return process.comm if process else "?"
-
-
 def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details = _details(subject)
     command = subject.command(paths)
-    outcome = _succeeded(follow(command, paths.work / "dump.log"))
+    outcome = _succeeded(subject, follow(command, paths.work / "dump.log"))
     ended = datetime.now(UTC)
     stats = read_dump_stats((paths.work / "stats-dump").read_bytes())
     frozen_ms = stats.frozen_time / 1000
@@ -207,7 +202,7 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
             new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
             saved.append(_committed(subject, repository, paths, new))
 
-        _succeeded(follow(command, log, hold=hold, in_hold=commit))
+        _succeeded(subject, follow(command, log, hold=hold, in_hold=commit))
     return subject.result(command, saved[0])
 
 
@@ -219,9 +214,13 @@ def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
     return (*proc.wait_until_gone((tree.root.pid,), within), *left)
 
 
-def _succeeded(outcome: Outcome) -> Outcome:
+def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
     if not outcome.ok:
-        raise explained(outcome, DumpFailed, "the dump")
+        # A CRIU that was cut short leaves sockets in repair mode, which nobody else can end.
+        dead = outcome.status < 0 and subject.planned.options.tcp == "keep"
+        # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
+        with interrupts_let_in():
+            raise explained(outcome, DumpFailed, "the dump", "; TCP connections may be dead" if dead else "")
     return outcome
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crckpt.errors import IntegrityError
 from crckpt.host import network
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
+from crckpt.store import Repository
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,15 @@ def rm(context: Context, refs: tuple[str, ...]) -> Removed:
     repository = context.repository()
     with repository.exclusive():
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
-        doomed = [repository.get(identity) for identity in found]
+        locks = [_lock_of(repository, identity) for identity in found]
         repository.remove(tuple(found))
-    lifted = (gone.run_id for gone in doomed if gone.stopped and gone.run_id and network.lift_lock(gone.run_id))
-    return Removed(tuple(found), tuple(lifted))
+    return Removed(tuple(found), tuple(lock for lock in locks if lock and network.lift_lock(lock)))
+
+
+def _lock_of(repository: Repository, identity: CheckpointId) -> str | None:
+    """The run of CRIU whose network lock may wait for a restore. A damaged manifest tells nothing, and can go too."""
+    try:
+        checkpoint = repository.get(identity)
+    except IntegrityError:
+        return None
+    return checkpoint.run_id if checkpoint.stopped else None

@@ -60,7 +60,7 @@ def refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tupl
 def plan(
     seen: Observed, tcp: Literal["keep", "close"] | None, *, stop: bool, locks_by_nftables: bool, names: dict[int, str]
 ) -> Plan:
-    """Judge a tree. `names` maps PIDs of tracers to their comm; `tcp` and `stop` are what the user chose."""
+    """Judge a tree. `names` says what the tracers' PIDs are called; `tcp` and `stop` are what the user chose."""
     reasons = tuple(_reasons(seen, tcp))
     picked = {reason.option for reason in reasons}
     options = Options(
@@ -108,8 +108,9 @@ def _blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_b
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
     for process in seen.tree.processes:
         if process.tracer:
-            yield cause("traced").told(
-                pid=process.pid, comm=process.comm, tracer=process.tracer, tracer_comm=names.get(process.tracer, "?")
+            tracer = names.get(process.tracer, "?")
+            yield cause("being-dumped" if tracer == "criu" else "traced").told(
+                pid=process.pid, comm=process.comm, tracer=process.tracer, tracer_comm=tracer
             )
         yield from _nested(process, dict(seen.tree.root.namespaces))
     yield from _foreign_limits(seen)

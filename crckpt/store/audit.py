@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -78,7 +79,7 @@ def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callabl
     with ThreadPoolExecutor(_THREADS) as pool:
         for pack in audit.packs.values():
             starts = range(0, len(pack.table), _FRAMES_AT_ONCE)
-            for size, found in pool.map(lambda first, pack=pack: _check(pack, first), starts):
+            for size, found in pool.map(partial(_check, pack), starts):
                 audit.frames.setdefault(pack.digest, {}).update(found)
                 done += size
                 progress(done, audit.bytes)

@@ -65,7 +65,7 @@ class Repository:
 
     def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
         """All checkpoints, or those of a job, oldest first. Those that `unreadable` lists are left out."""
-        found, _ = self._read_all()
+        found, _ = self.read_all()
         return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
 
     def ids(self) -> tuple[CheckpointId, ...]:
@@ -74,7 +74,7 @@ class Repository:
 
     def unreadable(self) -> tuple[Unreadable, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema."""
-        return self._read_all()[1]
+        return self.read_all()[1]
 
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
@@ -89,7 +89,7 @@ class Repository:
         with self.shared():
             if ID.fullmatch(ref) and self.layout.manifest(ref).exists():
                 return CheckpointId(ref)
-            found, unreadable = self._read_all()
+            found, unreadable = self.read_all()
             jobs: dict[JobName, list[CheckpointId]] = {}
             for checkpoint in found:
                 jobs.setdefault(checkpoint.job, []).append(checkpoint.id)
@@ -130,7 +130,7 @@ class Repository:
         Raises IntegrityError, and removes nothing, if a manifest cannot be read.
         """
         with self.exclusive():
-            found, unreadable = self._read_all()
+            found, unreadable = self.read_all()
             named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
             return collect(self.layout, named, unreadable, dry_run=dry_run)
 
@@ -162,7 +162,8 @@ class Repository:
         move_durably(directory, self.layout.checkpoints / checkpoint.id)
         return checkpoint
 
-    def _read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
+    def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
+        """What `checkpoints` and `unreadable` give, in one reading."""
         found: list[Checkpoint] = []
         unreadable: list[Unreadable] = []
         for path in self._directories():

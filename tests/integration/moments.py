@@ -44,11 +44,9 @@ def reached(moment: Moment, store: Path, tree: Tree, has_ended: Callable[[], boo
         assert time.monotonic() < deadline, "neither the moment nor the end comes"
         try:
             if moment(store, tree):
-                print('HIT',[k for k,v in MOMENTS.items() if v is moment])
                 return True
         except (FileNotFoundError, ProcessLookupError):
             continue
-    print('MISS',[k for k,v in MOMENTS.items() if v is moment])
     return False
 
 
@@ -84,7 +82,7 @@ def assert_runs_on(tree: Tree, locks: frozenset[str]) -> None:
 
 def checkpoints(crckpt: Crckpt) -> tuple[str, ...]:
     """Ids of the store's checkpoints, oldest first."""
-    return tuple(entry["id"] for entry in crckpt.run("list", "--json").document["result"])
+    return tuple(entry["id"] for entry in crckpt.run("list", "--json").document["result"]["checkpoints"])
 
 
 def manifests(store: Path) -> int:

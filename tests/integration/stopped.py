@@ -1,5 +1,6 @@
 """What tests of restores begin with: trees that were checkpointed and ended, and a CRIU that a test can make fail or wait."""
 
+import ctypes
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from trees import CASES, PYTHON, Case, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
 JOB: Final = "job"
+
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 _WRAPPER: Final = """#!/bin/sh
 here=${0%/*}
@@ -33,6 +36,17 @@ _WAITS: Final = 'touch "$0.waits"\nwhile [ ! -e "$0.go" ]; do sleep 0.02; done\n
 def program(name: str, *arguments: str) -> Case:
     """A case for a program of tests/programs."""
     return Case(name, (PYTHON, f"{{programs}}/{name}.py", "{workdir}", *arguments))
+
+
+@contextmanager
+def orphans_adopted() -> Iterator[None]:
+    """Orphans come to this process, where their tree reaps them at once; the system's init may take seconds."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @contextmanager
@@ -115,6 +129,8 @@ class ObstructedCriu:
         self.path = directory / "criu"
         self.path.write_text(_WRAPPER.replace("@CRIU@", found[1]))
         self.path.chmod(0o755)
+        # Now it is found to work; with something in its way it would be passed over.
+        subprocess.run([str(PROGRAM), "doctor", "--criu", str(self.path)], check=True, stdout=subprocess.DEVNULL)
 
     @contextmanager
     def fails(self, *, committed: bool) -> Iterator[None]:
@@ -135,6 +151,8 @@ class ObstructedCriu:
     @contextmanager
     def _step(self, name: str, what: str) -> Iterator[Path]:
         path = self._directory / name
+        for left in self._directory.glob(f"{name}.*"):
+            left.unlink()
         path.write_text(_STEP + what)
         path.chmod(0o755)
         try:

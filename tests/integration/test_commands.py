@@ -91,7 +91,7 @@ def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family
             "status": "ok",
         }
         assert set(document["result"]) == KEYS[name], name
-    listing = crckpt.run("list", "--json").document["result"]
+    listing = crckpt.run("list", "--json").document["result"]["checkpoints"]
     assert [set(entry) for entry in listing] == [SUMMARY | {"tags"}]
     assert listing[0]["tags"] == ["kept"]
     assert listing[0]["note"] == "by hand"
@@ -126,7 +126,7 @@ def test_rm_leaves_the_others_whole_and_gc_gives_space_back(crckpt: Crckpt, fami
     crckpt.run("rm", "job~1")
     crckpt.run("gc")
     crckpt.run("verify", "--all")
-    assert len(crckpt.run("list", "--json").document["result"]) == 1
+    assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
     before, facts = family.counters(), family.facts()
     crckpt.run("dump", str(family.pid), "job", "--stop")
     family.wait_gone()
@@ -151,7 +151,7 @@ def test_a_flipped_bit_is_found_and_named(crckpt: Crckpt, family: Tree) -> None:
     content = bytearray(pack.read_bytes())
     content[len(content) // 2] ^= 1
     pack.write_bytes(content)
-    identity = crckpt.run("list", "--json").document["result"][0]["id"]
+    identity = crckpt.run("list", "--json").document["result"]["checkpoints"][0]["id"]
     said = crckpt.run("verify", "--json", status=13).document["result"]
     assert [damage["checkpoints"] for damage in said["damages"]] == [[identity]]
     assert pack.stem[:12] in crckpt.run("verify", status=13).out

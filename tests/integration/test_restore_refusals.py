@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Crckpt
-from stopped import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
+from stopped import BY_NAME, JOB, detached_in_namespace, orphans_adopted, program, staging, stopped, taken
 from trees import Tree, open_workdir, started
 
 REFUSED = 24
@@ -71,14 +71,25 @@ def _append(path: Path) -> None:
 
 DAMAGES = (
     Damage("read.txt", Path.unlink, "{path} is missing (fd 3 of python3, PID {pid})", "put it back"),
-    Damage("read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes, at the checkpoint it had 1700", "put back"),
+    Damage(
+        "read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes, at the checkpoint it had 1700", "put back"
+    ),
     Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint (fd", "--grown rewind"),
     Damage("write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint (fd", "--grown rewind"),
-    Damage("mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"),
+    Damage(
+        "mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"
+    ),
     Damage("read.txt", lambda path: (path.unlink(), path.mkdir()), "{path} is a directory now", "put back", Path.rmdir),
     Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests up."""
+    with orphans_adopted():
+        yield
 
 
 @pytest.fixture

@@ -87,12 +87,10 @@ class Tree:
         self._process = subprocess.Popen(
             argv, stdin=null, stdout=null, stderr=null, cwd=workdir, env=environment, start_new_session=True
         )
-        # As a shell does: who waits for the PID to be free must not have to wait for us.
-        threading.Thread(target=self._process.wait, daemon=True).start()
-        # Reaped as soon as it ends, while the test waits for something else: its PID must come free.
-        threading.Thread(target=self._process.wait, daemon=True).start()
         self.pid = self._process.pid
         self._all: tuple[int, ...] = (self.pid,)
+        self._is_over = threading.Event()
+        threading.Thread(target=self._reap, daemon=True).start()
 
     def __enter__(self) -> Self:
         """Wait until the whole tree is ready."""
@@ -108,6 +106,7 @@ class Tree:
     def __exit__(self, *_: object) -> None:
         """End the tree, whoever its parent is now."""
         self.end()
+        self._is_over.set()
 
     def parts(self) -> Mapping[str, Part]:
         """What each process says now; the root's part is the empty name."""
@@ -170,6 +169,14 @@ class Tree:
                 os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not any(runs(pid) for pid in pids), READY_S, f"{pids} to end")
 
+    def _reap(self) -> None:
+        """As a shell does: who waits for a PID to be free must not have to wait for us (or for whom we adopted it)."""
+        while not self._is_over.wait(0.02):
+            self._process.poll()
+            for pid in self._all[1:]:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
     def _reaped(self) -> bool:
         return self._process.poll() is not None
 
@@ -193,6 +200,13 @@ def wait_for(holds: Callable[[], bool], timeout: float, what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
         time.sleep(0.02)
+
+
+def _living_in(workdir: Path) -> Iterator[int]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cwd() == str(workdir):
+                yield process.pid
 
 
 def _runs(pid: int) -> bool:

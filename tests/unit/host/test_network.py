@@ -28,12 +28,8 @@ def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port)) as client, loopback.accept()[0] as server:
         theirs = client.getsockname()[1]
         assert set(network.tcp_connections([os.getpid()])) == {
-            network.Connection(
-                os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"
-            ),
-            network.Connection(
-                os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"
-            ),
+            network.Connection(os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"),
+            network.Connection(os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"),
         }
         server.close()
         (left,) = network.tcp_connections([os.getpid()])

@@ -343,9 +343,12 @@ def test_mapped_files_without_a_name(tmp_path: Path) -> None:
 def test_command_line_and_directory(tmp_path: Path) -> None:
     place = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(place)
-    process = subprocess.Popen([b"/bin/cat", b"", b"-", b"\xfe", b""], stdin=subprocess.PIPE, cwd=place)
+    words = [b"/bin/sh", b"-c", b"echo; read line", b"\xfe", b"", b"-", b""]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=place)
     try:
-        assert [os.fsencode(word) for word in proc.command_line(process.pid)] == [b"/bin/cat", b"", b"-", b"\xfe"]
+        assert process.stdout is not None
+        process.stdout.readline()  # just after exec the kernel shows no words yet
+        assert [os.fsencode(word) for word in proc.command_line(process.pid)] == words[:-1]
         assert os.fsencode(proc.working_directory(process.pid)) == place
     finally:
         process.kill()

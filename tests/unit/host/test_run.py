@@ -24,7 +24,11 @@ def script(path: Path, text: str) -> Path:
 
 
 def own_descriptors() -> set[str]:
-    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    return {
+        f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}"
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
 
 
 @pytest.fixture

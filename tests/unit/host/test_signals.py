@@ -9,9 +9,11 @@ import textwrap
 import pytest
 
 BEGIN = """
-import os, signal
+import os, signal, subprocess, sys
 from crckpt.errors import Interrupted
-from crckpt.host.signals import interruptible, interrupts_let_in, interrupts_put_off
+from crckpt.host.signals import (
+    interruptible, interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on,
+)
 
 def interrupt(name):
     os.kill(os.getpid(), signal.Signals[name])
@@ -134,3 +136,53 @@ def test_after_a_failure_the_next_block_is_interrupted() -> None:
             say("in the next block")
     """
     assert said(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
+
+
+def test_too_late_to_interrupt() -> None:
+    body = """
+        with interrupts_put_off():
+            interrupt("SIGTERM")
+            interrupts_too_late()
+    """
+    assert said(body) == ["went on"]
+
+
+PROGRAM = """
+        child = subprocess.Popen(
+            [sys.executable, "-uc", "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(8)); "
+            "signal.signal(signal.SIGINT, lambda *_: exit(9)); print('there'); signal.pause()"],
+            stdout=subprocess.PIPE,
+        )
+        child.stdout.readline()
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 8), ("SIGINT", 9)])
+def test_signals_are_passed_on(name: str, status: int) -> None:
+    body = f"""{PROGRAM}
+        pass_signals_on(child.pid, on_our_terminal=False)
+        interrupt("{name}")
+        say(child.wait(20))
+        interrupt("{name}")
+    """
+    assert said(body) == [str(status), "went on"]
+
+
+def test_what_came_before_is_passed_on_too() -> None:
+    body = f"""{PROGRAM}
+        with interrupts_put_off():
+            interrupt("SIGTERM")
+            pass_signals_on(child.pid, on_our_terminal=False)
+            say(child.wait(20))
+    """
+    assert said(body) == ["8", "went on"]
+
+
+def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
+    body = f"""{PROGRAM}
+        pass_signals_on(child.pid, on_our_terminal=True)
+        interrupt("SIGINT")
+        interrupt("SIGTERM")
+        say(child.wait(20))
+    """
+    assert said(body) == ["8", "went on"]

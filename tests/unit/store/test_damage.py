@@ -115,7 +115,9 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     flip(pack, 100)
     found = verify(repository)
     assert [damage.checkpoints for damage in found.damages] == [(big.id,)]
-    assert "frame 0" in found.damages[0].what
+    assert "frame 0: its SHA-256 does not match" in found.damages[0].what
+    with pytest.raises(IntegrityError, match="frame 0: its SHA-256 does not match"):
+        restored(repository, big, tmp_path)
     assert len(restored(repository, few, tmp_path)["pages-1.img"]) == 100 * 4096
     assert verify(repository, [few.id]).lost == ()
 

@@ -1,0 +1,254 @@
+"""A tree that was checkpointed while it ran, and was ended by SIGKILL when its files had grown since."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from conftest import Crckpt
+from stopped import JOB, ObstructedCriu, foreground, orphans_adopted, program, staging
+from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
+
+REFUSED: Final = 24
+FAILED: Final = 23
+GROWN_BY: Final = 200  # bytes
+FAMILY: Final = {"root": "append", "leader": "plain", "elder": "append", "younger": "plain", "other": "plain"}
+REDIS: Final = Case(
+    "redis-aof",
+    (
+        *("redis-server", "--port", "0", "--unixsocket", "{workdir}/redis.sock", "--dir", "{workdir}"),
+        *("--save", "", "--appendonly", "yes"),
+    ),
+    needs=("redis-server", "redis-cli"),
+    observe=lambda workdir: {"": Part(0, _counter(workdir), True, "", True, True, {})},
+    settle=lambda workdir: _count_on(workdir),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests up."""
+    with orphans_adopted():
+        yield
+
+
+@pytest.fixture(scope="module")
+def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
+    """A CRIU that can be made to fail."""
+    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
+
+
+def test_a_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
+    """The program goes on as if nothing had been written since, and what was is kept beside the log."""
+    with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        content = log.read_bytes()
+        size = _size_told(crckpt, log, "--grown rewind", "--grown keep", "append only")
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        assert f"{log} grew from {size} to {len(content)} bytes" in said.out
+        assert _kept(log, _newest(crckpt)).read_bytes() == content[size:]
+        _goes_on(tree)
+        assert _agrees(tree)
+        assert _is_consecutive(log, "line")
+
+
+def test_a_log_opened_for_appending_is_kept(crckpt: Crckpt) -> None:
+    """The program goes on after the new lines: it writes again those that it had written since."""
+    with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        content = log.read_bytes()
+        size = _size_told(crckpt, log)
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep")
+        assert f"{log} grew from {size} to {len(content)} bytes" in said.out
+        assert "left as it is" in said.out
+        _goes_on(tree)
+        now = log.read_bytes()
+        assert now.startswith(content)
+        last = int(content[:size].splitlines()[-1].split()[1])
+        assert now.removeprefix(content).startswith(f"line {last + 1}\nline {last + 2}\n".encode())
+        assert not _kept(log, _newest(crckpt)).exists()
+
+
+def test_a_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
+    """CRIU would not take it as it is, and there is no way to keep it: the program would overwrite it."""
+    with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        content = log.read_bytes()
+        size = _size_told(crckpt, log, "--grown rewind")
+        assert "--grown keep" not in _refused(crckpt)
+        assert f"{log} grew" in _refused(crckpt, "--grown", "keep")
+        assert log.read_bytes() == content
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        assert _kept(log, _newest(crckpt)).read_bytes() == content[size:]
+        _goes_on(tree)
+        assert _agrees(tree)
+        assert _is_consecutive(log, "line")
+
+
+def test_two_who_append_to_one_log(crckpt: Crckpt) -> None:
+    """It is cut back to what both of them had written."""
+    with _crashed(crckpt, program("journal", "twins"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        _goes_on(tree)
+        assert _is_consecutive(log, "root")
+        assert _is_consecutive(log, "twin")
+
+
+def test_a_tree_of_five(crckpt: Crckpt) -> None:
+    """All five logs are told, each with the ways out that it has, and all five are cut back."""
+    with _crashed(crckpt, program("family", "--logs"), *(f"{name}.log" for name in FAMILY)) as tree:
+        said = _refused(crckpt)
+        for name, kind in FAMILY.items():
+            (line,) = (line for line in said.splitlines() if f"  - {tree.workdir / name}.log grew" in line)
+            assert "--grown rewind" in line
+            assert ("--grown keep" in line) == (kind == "append")
+        kept = _refused(crckpt, "--grown", "keep")
+        assert {name for name in FAMILY if f"/{name}.log" in kept} == {"leader", "younger", "other"}
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        _goes_on(tree)
+        for name in FAMILY:
+            assert _is_consecutive(tree.workdir / f"{name}.log", "line")
+            assert _kept(tree.workdir / f"{name}.log", _newest(crckpt)).exists()
+
+
+@pytest.mark.skipif(bool(REDIS.missing()), reason=f"not installed: {REDIS.missing()}")
+def test_a_redis_with_an_append_only_file(crckpt: Crckpt) -> None:
+    """Its memory and its file agree after the restore: another redis that reads the file finds the same."""
+    with started(REDIS) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        counted = _counter(tree.workdir)
+        (log,) = (tree.workdir / "appendonlydir").glob("*.incr.aof")
+        _count_on(tree.workdir)
+        content = log.read_bytes()
+        tree.end()
+        tree.wait_gone()
+        size = _size_told(crckpt, log, "--grown rewind", "--grown keep", "redis-server")
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        assert _kept(log, _newest(crckpt)).read_bytes() == content[size:]
+        assert _counter(tree.workdir) == counted
+        _ask(tree.workdir, "INCR", "counter")
+        with _reader(tree) as other:
+            # It has counted on by 100 to show that it is ready.
+            assert _counter(other.workdir) == counted + 1 + 100
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_failed_restore_puts_back_what_it_cut(crckpt: Crckpt, obstructed: ObstructedCriu, committed: bool) -> None:
+    """The file is as it was, and nothing lies beside it."""
+    with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        content = log.read_bytes()
+        with obstructed.fails(committed=committed):
+            words = ("restore", JOB, "--detach", "--grown", "rewind", "--criu", str(obstructed.path))
+            assert "nothing is left behind" in crckpt.run(*words, status=FAILED).err
+        assert log.read_bytes() == content
+        assert [path.name for path in tree.workdir.glob("journal.log*")] == ["journal.log"]
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        _goes_on(tree)
+        assert _agrees(tree)
+
+
+def test_what_was_cut_off_outlives_a_killed_crckpt(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """kill -9 in mid-restore: nobody puts it back, but nothing is lost, and a second restore works."""
+    with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
+        log = tree.workdir / "journal.log"
+        content = log.read_bytes()
+        words = ("--detach", "--grown", "rewind", "--criu", str(obstructed.path))
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, *words) as front:
+            obstacle.wait_reached()
+            front.kill()
+            front.wait()
+        tree.wait_gone()
+        assert log.read_bytes() + _kept(log, _newest(crckpt)).read_bytes() == content
+        crckpt.run("restore", JOB, "--detach")
+        _goes_on(tree)
+        assert _agrees(tree)
+
+
+@contextmanager
+def _crashed(crckpt: Crckpt, case: Case, *names: str) -> Iterator[Tree]:
+    """A tree that was checkpointed as `job`, wrote on until all these files had grown, and was killed."""
+    with started(case) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        files = [tree.workdir / name for name in names]
+        before = [file.stat().st_size for file in files]
+
+        def grown() -> bool:
+            return all(file.stat().st_size > size + GROWN_BY for file, size in zip(files, before, strict=True))
+
+        wait_for(grown, 20, f"{names} to grow")
+        tree.end()
+        tree.wait_gone()
+        for status in tree.workdir.glob("status*.json"):
+            status.unlink()
+        yield tree
+
+
+@contextmanager
+def _reader(tree: Tree) -> Iterator[Tree]:
+    """Another redis, with a copy of the files of this one."""
+    with open_workdir() as workdir:
+        shutil.copytree(tree.workdir / "appendonlydir", workdir / "appendonlydir")
+        with Tree(REDIS, workdir) as reader:
+            yield reader
+
+
+def _count_on(workdir: Path) -> None:
+    wait_for((workdir / "redis.sock").exists, READY_S, "redis to listen")
+    _ask(workdir, "EVAL", "for i = 1, 100 do redis.call('INCR', 'counter') end", "0")
+
+
+def _ask(workdir: Path, *words: str) -> str:
+    argv = ["redis-cli", "-s", f"{workdir}/redis.sock", *words]
+    return subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
+
+
+def _counter(workdir: Path) -> int:
+    return int(_ask(workdir, "GET", "counter") or 0)
+
+
+def _goes_on(tree: Tree) -> None:
+    """It says something again, which it had not at its end, and counts on."""
+    wait_for(lambda: bool(tree.parts()), 10, "the tree to say something")
+    tree.wait_growth(tree.counters(), by=10)
+
+
+def _refused(crckpt: Crckpt, *words: str) -> str:
+    said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+    assert not staging(crckpt)
+    return said.err
+
+
+def _size_told(crckpt: Crckpt, log: Path, *words: str) -> int:
+    """The size that the log had at the checkpoint, as the refusal says; `words` are what else it says."""
+    said = _refused(crckpt)
+    found = re.search(rf"{log} grew from (\d+) to {log.stat().st_size} bytes since the checkpoint", said)
+    assert found, said
+    for word in words:
+        assert word in said
+    return int(found[1])
+
+
+def _newest(crckpt: Crckpt) -> str:
+    return str(crckpt.run("show", JOB, "--json").document["result"]["id"])
+
+
+def _kept(log: Path, checkpoint: str) -> Path:
+    return log.with_name(f"{log.name}.after-{checkpoint[:12]}")
+
+
+def _agrees(tree: Tree) -> bool:
+    """Whether the log is as long as the program believes."""
+    size, written = tree.facts()[""]["log"]  # type: ignore[misc]
+    return bool(size == written)
+
+
+def _is_consecutive(log: Path, word: str) -> bool:
+    """Whether the lines `word N` are numbered 1, 2, 3 ... to their last."""
+    numbers = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith(word)]
+    return len(numbers) > 10 and numbers == list(range(1, len(numbers) + 1))

@@ -1,0 +1,259 @@
+"""A restore that fails or is interrupted leaves nothing behind, and can be tried again with its connections."""
+
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+import pytest
+from conftest import Crckpt, network_locks
+from stopped import BY_NAME, JOB, ObstructedCriu, foreground, orphans_adopted, program, staging, stopped
+from trees import Tree, started, wait_for
+
+INTEGRITY: Final = 13
+FAILED: Final = 23
+REFUSED: Final = 24
+INTERRUPTED: Final = 130
+WITHIN_S: Final = 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests up."""
+    with orphans_adopted():
+        yield
+
+
+@pytest.fixture(scope="module")
+def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
+    """A CRIU that can be made to fail or to wait."""
+    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
+
+
+@pytest.mark.parametrize(("committed", "detach"), [(False, True), (True, False)])
+def test_a_restore_that_fails_leaves_nothing(
+    crckpt: Crckpt, obstructed: ObstructedCriu, committed: bool, detach: bool
+) -> None:
+    """CRIU ends what it had built; connections inside the tree go on after the next try."""
+    with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
+        before, locks = tree.counters(), network_locks()
+        words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
+        with obstructed.fails(committed=committed):
+            said = crckpt.run("restore", JOB, *words, status=FAILED)
+        assert "the restore failed" in said.err
+        assert "nothing is left behind" in said.err
+        _nothing_is_left(crckpt, tree)
+        assert network_locks() == locks
+        assert len(locks) == 1
+        crckpt.run("restore", JOB, "--detach")
+        assert network_locks() == frozenset()
+        tree.wait_growth(before)
+        tree.wait_verified()
+
+
+def test_a_connection_to_outside_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """The client notices a pause, and loses no byte: neither of what it had sent before nor of what it sends meanwhile."""
+    with started(program("echo_server")) as tree, _Client(tree) as client:
+        client.talk(1000)
+        crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")
+        tree.wait_gone()
+        client.send(1000)
+        with obstructed.fails(committed=True):
+            crckpt.run("restore", JOB, "--criu", str(obstructed.path), status=FAILED)
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as front:
+            obstacle.wait_reached()
+            client.send(1000)
+            front.kill()
+            front.wait()
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        client.receive()
+        client.talk(1000)
+        assert client.numbers == 4000
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, INTERRUPTED), (signal.SIGKILL, -9)]
+)
+def test_crckpt_is_interrupted_while_criu_builds(
+    crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, status: int
+) -> None:
+    """CRIU is never cut short: it comes to the hold, learns that it is not wanted any more, and undoes its work."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        before = tree.counters()
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as front:
+            obstacle.wait_reached()
+            front.send_signal(number)
+            if number == signal.SIGKILL:
+                front.wait(WITHIN_S)
+            obstacle.let_go()
+            _, said = front.communicate(timeout=WITHIN_S)
+        assert front.returncode == status
+        _nothing_is_left(crckpt, tree, staged=number == signal.SIGKILL)
+        assert "nothing is left behind" in said or number == signal.SIGKILL
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        crckpt.run("gc")
+        assert staging(crckpt) == ()
+
+
+def test_crckpt_is_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """CRIU waits for the word of a crckpt that has just died: silence means no."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        before = tree.counters()
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as front:
+            obstacle.wait_reached()
+            front.send_signal(signal.SIGSTOP)
+            obstacle.let_go()
+            wait_for(lambda: _waits_for_the_word(crckpt.store), WITHIN_S, "CRIU to come to the hold")
+            front.kill()
+            front.wait(WITHIN_S)
+        _nothing_is_left(crckpt, tree, staged=True)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_an_interruption_after_the_commit_comes_too_late(
+    crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool
+) -> None:
+    """Detached, the program runs and that is said; in the foreground the signal is for the program."""
+    with stopped(crckpt, program("obedient")) as tree:
+        before = tree.counters()
+        words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
+        with obstructed.waits(committed=True) as obstacle, foreground(crckpt, *words) as front:
+            obstacle.wait_reached()
+            front.send_signal(signal.SIGTERM)
+            obstacle.let_go()
+            tree.wait_growth(before)
+            if detach:
+                out, _ = front.communicate(timeout=WITHIN_S)
+                assert (front.returncode, "restored" in out) == (0, True)
+            else:
+                wait_for(lambda: tree.facts()[""]["signals"] == ["SIGTERM"], WITHIN_S, "the signal to arrive")
+                assert front.poll() is None
+
+
+def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckpt) -> None:
+    """The newest is damaged, the one before does not agree with a file: both are told, and the third runs."""
+    with _series_of_three(crckpt) as (tree, ids):
+        log = tree.workdir / "journal.log"
+        os.truncate(log, _size_then(crckpt, ids[0], log))
+        _damage(crckpt, ids[2])
+        assert "does not match" in crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
+        assert "had" in crckpt.run("restore", f"{JOB}~1", "--detach", "--or-older", "--dry-run").out
+        result = crckpt.run("restore", JOB, "--detach", "--or-older", "--json").document["result"]
+        assert result["checkpoint"]["id"] == ids[0]
+        assert [passed["id"] for passed in result["passed_over"]] == [ids[2], ids[1]]
+        assert "does not match" in result["passed_over"][0]["reason"]
+        assert f"{log} has" in result["passed_over"][1]["reason"]
+        wait_for(lambda: bool(tree.parts()), WITHIN_S, "the tree to say something")
+        tree.wait_growth(tree.counters())
+
+
+def test_where_none_can_be_restored_one_error_tells_all(crckpt: Crckpt) -> None:
+    """With the reason of each."""
+    with _series_of_three(crckpt) as (tree, ids):
+        log = tree.workdir / "journal.log"
+        log.unlink()
+        _damage(crckpt, ids[1])
+        said = crckpt.run("restore", JOB, "--detach", "--or-older", status=FAILED).err
+        assert f"none of the 3 checkpoints of {JOB} can be restored" in said
+        for identity, reason in zip(ids, ("is missing", "does not match", "is missing"), strict=True):
+            assert any(identity[:12] in line and reason in line for line in said.splitlines())
+        _nothing_is_left(crckpt, tree)
+
+
+@contextmanager
+def _series_of_three(crckpt: Crckpt) -> Iterator[tuple[Tree, tuple[str, ...]]]:
+    """A program that writes a file, checkpointed three times while it ran, then killed; and the checkpoints' ids."""
+    with started(program("journal", "plain")) as tree:
+        ids = []
+        for _ in range(3):
+            dumped = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]
+            ids.append(dumped["checkpoint"]["id"])
+            tree.wait_growth(tree.counters())
+        tree.end()
+        tree.wait_gone()
+        (tree.workdir / "status.json").unlink()
+        yield tree, tuple(ids)
+
+
+def _size_then(crckpt: Crckpt, identity: str, path: Path) -> int:
+    """The size that a file had at a checkpoint."""
+    shown = crckpt.run("show", identity, "--json").document["result"]
+    (size,) = (file["bytes"] for file in shown["files"] if file["path"] == str(path))
+    return int(size)
+
+
+def _damage(crckpt: Crckpt, identity: str) -> None:
+    """Flip a byte of the pack that came with a checkpoint."""
+    manifests = {
+        path.parent.name: json.loads(path.read_text()) for path in crckpt.store.glob("checkpoints/*/manifest.json")
+    }
+    created = manifests[identity]["created"]
+    older = {use["digest"] for found in manifests.values() if found["created"] < created for use in found["packs"]}
+    (own,) = (use["digest"] for use in manifests[identity]["packs"] if use["digest"] not in older)
+    pack = crckpt.store / "packs" / own[:2] / f"{own}.pack"
+    content = bytearray(pack.read_bytes())
+    content[len(content) // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+
+
+class _Client:
+    """A client of the echo server, outside the tree. It numbers what it sends and checks what comes back."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=10)
+        self._sent = 0
+        self.numbers = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, count: int) -> None:
+        """Send the next `count` numbers."""
+        self._socket.sendall(b"".join(struct.pack("<Q", number) for number in range(self._sent, self._sent + count)))
+        self._sent += count
+
+    def receive(self) -> None:
+        """Take everything that is due, in order."""
+        while self.numbers < self._sent:
+            content = b""
+            while len(content) % 8 or not content:
+                more = self._socket.recv(1 << 16)
+                assert more, "the server has closed the connection"
+                content += more
+            for (number,) in struct.iter_unpack("<Q", content):
+                assert number == self.numbers
+                self.numbers += 1
+
+    def talk(self, count: int) -> None:
+        """Send numbers and take them back."""
+        self.send(count)
+        self.receive()
+
+
+def _nothing_is_left(crckpt: Crckpt, tree: Tree, *, staged: bool = False) -> None:
+    """No process of the tree; nothing in flight, unless whoever could tidy up was killed."""
+    tree.wait_gone()
+    assert bool(staging(crckpt)) == staged
+
+
+def _waits_for_the_word(store: Path) -> bool:
+    """Whether CRIU's script waits for the lock of the crckpt that restores from this store."""
+    return any(
+        process.info["cmdline"][:1] == ["flock"] and process.info["cmdline"][1].startswith(str(store))
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"]
+    )

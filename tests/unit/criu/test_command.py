@@ -1,0 +1,84 @@
+"""Options become words that CRIU understands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crckpt.criu.command import LOG_LEVEL, Paths, dump_command, restore_command, shown
+from crckpt.model import Options
+
+CRIU = Path("/opt/criu")
+PATHS = Paths(Path("/s/images"), Path("/s/work"))
+ALL = Options(
+    tcp="keep",
+    shell_job=True,
+    file_locks=True,
+    link_remap=True,
+    ext_unix_sk=True,
+    ghost_limit=5 << 20,
+    external=("unix[5]", "mnt[a b]:c"),
+)
+COMMON = (
+    "--images-dir",
+    "/s/images",
+    "--work-dir",
+    "/s/work",
+    "--log-file",
+    "{}.log",
+    LOG_LEVEL,
+    "--manage-cgroups=ignore",
+)
+
+
+def common(log: str) -> tuple[str, ...]:
+    return tuple(word.format(log) for word in COMMON)
+
+
+def test_a_plain_dump() -> None:
+    assert dump_command(CRIU, 7, PATHS, Options(), leave_running=False) == (
+        "/opt/criu",
+        "dump",
+        "--tree",
+        "7",
+        *common("dump"),
+    )
+
+
+def test_a_plain_restore() -> None:
+    words = ("/opt/criu", "restore", *common("restore"), "--restore-detached")
+    assert restore_command(CRIU, PATHS, Options(), sibling=False) == words
+    assert restore_command(CRIU, PATHS, Options(), sibling=True) == (*words, "--restore-sibling")
+
+
+def test_everything_at_once() -> None:
+    chosen = (
+        "--tcp-established --shell-job --file-locks --link-remap --ext-unix-sk --network-lock nftables "
+        "--external unix[5]"
+    ).split()
+    paths = Paths(PATHS.images, PATHS.work, Path("/s/hold/hold"))
+    dump = dump_command(CRIU, 7, paths, ALL, leave_running=True, unprivileged=True)
+    after = ("--action-script", "/s/hold/hold", *chosen, "--external", "mnt[a b]:c")
+    assert dump[4:] == (
+        *common("dump"),
+        *after,
+        "--leave-running",
+        "--unprivileged",
+        "--ghost-limit",
+        str(5 << 20),
+    )
+    restore = restore_command(CRIU, paths, ALL, sibling=False, inherit=("fd[5]:pipe:[6]", "fd[7]:a b"))
+    inherited = ("--inherit-fd", "fd[5]:pipe:[6]", "--inherit-fd", "fd[7]:a b")
+    assert restore[2:] == (*common("restore"), *after, "--restore-detached", *inherited)
+
+
+@pytest.mark.parametrize(("tcp", "words"), [("close", ("--tcp-close",)), (None, ())])
+def test_connections(tcp: object, words: tuple[str, ...]) -> None:
+    assert tcp in ("close", None)
+    assert shown(Options(tcp="close" if tcp else None)) == words
+
+
+def test_what_people_are_shown() -> None:
+    assert shown(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
+    assert shown(Options()) == ()
