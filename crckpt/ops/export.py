@@ -10,7 +10,7 @@ from crckpt.errors import UsageError
 from crckpt.host.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.store import materialise
+from crckpt.ops.unpack import unpack
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def export(context: Context, ref: str, directory: Path) -> Exported:
         target = directory.absolute()
         made = _prepared(target)
         try:
-            materialise(repository, checkpoint, target, progress=context.progress)
+            unpack(repository, checkpoint, target, context.progress)
         except BaseException:
             _emptied(target, remove=made)
             raise

@@ -22,8 +22,9 @@ from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.survey import survey
+from crckpt.ops.unpack import unpack
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
-from crckpt.store import Checkpoint, Repository, details_of, file_names, materialise, read_file
+from crckpt.store import Checkpoint, Repository, details_of, file_names, read_file
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _restore_one(subject: _Subject) -> Restored:
     with subject.repository.transaction() as transaction:
         paths = Paths(transaction.path / "images", transaction.path)
         paths.images.mkdir(mode=0o700)
-        materialise(subject.repository, subject.checkpoint, paths.images, progress=subject.context.progress)
+        unpack(subject.repository, subject.checkpoint, paths.images, subject.context.progress)
         with _files_rewound(subject, verdict):
             return _run(subject, tree, verdict, paths)
 

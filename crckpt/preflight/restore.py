@@ -107,7 +107,9 @@ def paths(tree: ImageTree) -> tuple[RegularFile, ...]:
 def required_path(file: RegularFile) -> str:
     """Where CRIU will open it; empty where nothing needs to be there."""
     path = file.path if file.remap is None else file.remap.path if file.remap.kind == LINKED else ""
-    return path if path.startswith("/") and not path.startswith("/proc/") and not file.external else ""
+    # Of processes that come back with the tree, and of terminals whose master is in it.
+    brought_along = path.startswith(("/proc/", "/dev/pts/"))
+    return path if path.startswith("/") and not brought_along and not file.external else ""
 
 
 def judge(wanted: Wanted, now: Now) -> Verdict:

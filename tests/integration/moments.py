@@ -20,21 +20,17 @@ def _has(pattern: str) -> Moment:
     return lambda store, _: any(store.glob(pattern))
 
 
-def _logged(text: str) -> Moment:
-    return lambda store, _: any(text in log.read_text(errors="replace") for log in store.glob("tmp/*/dump.log"))
-
-
 MOMENTS: Final[Mapping[str, Moment]] = {
     "transaction": _has("tmp/*/images"),
     "log": _has("tmp/*/dump.log"),
     "frozen": lambda _, tree: traced(tree),
     "images": _has("tmp/*/images/core-*.img"),
     "pages": _has("tmp/*/images/pages-*.img"),
-    "held": _logged("Running post-dump scripts"),
+    "inventory": _has("tmp/*/images/inventory.img"),
     "packing": _has("tmp/*/pack"),
     "manifest": _has("tmp/*/checkpoint"),
 }
-"""In the order in which they come; `held` is when CRIU has written everything and, with --stop, waits for crckpt."""
+"""In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
 
 
 def reached(moment: Moment, store: Path, tree: Tree, has_ended: Callable[[], bool]) -> bool:

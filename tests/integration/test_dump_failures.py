@@ -126,7 +126,7 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
     """The checkpoint is there then, but nobody has ended the tree; what it says is what is."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
-        assert reached(MOMENTS["held"], crckpt.store, tree, lambda: dump.poll() is not None), "too late"
+        assert reached(MOMENTS["packing"], crckpt.store, tree, lambda: dump.poll() is not None), "too late"
         dump.send_signal(signal.SIGSTOP)
         for child in psutil.Process(dump.pid).children():
             child.kill()
@@ -193,7 +193,7 @@ def test_two_dumps_at_once_freeze_nothing(crckpt: Crckpt) -> None:
             assert any(dump.returncode == 0 for dump, _ in ends), ends
             for dump, said in ends:
                 assert dump.returncode in (0, 21, 24), said
-                assert dump.returncode == 0 or "by process" in said.splitlines()[0]
+                assert dump.returncode == 0 or "by process" in said or "cannot be stopped" in said
             assert_runs_on(tree, frozenset())
         assert not list(crckpt.store.glob("tmp/*"))
         crckpt.run("verify", "--all")

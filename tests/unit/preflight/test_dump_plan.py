@@ -1,0 +1,339 @@
+"""What stands against a dump, what it would lose, and which options are picked, from trees written by hand."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from crckpt.host.network import Connection
+from crckpt.host.observe import Observed
+from crckpt.host.proc import Descriptor, Process, Tree
+from crckpt.model import Options
+from crckpt.preflight.dump import MEBIBYTE, Plan, plan, refusal
+
+ALL_CAPABILITIES = frozenset(range(41))
+CAP_SYS_RESOURCE = 24
+NAMESPACES = (("pid", 1), ("mnt", 2), ("net", 3), ("ipc", 4), ("uts", 5), ("user", 6), ("cgroup", 7), ("time", 8))
+ROOT = Process(
+    pid=100,
+    ppid=1,
+    pgid=100,
+    sid=100,
+    comm="trainer",
+    state="sleeping",
+    start=1000,
+    threads=(100,),
+    ns_pids=(100,),
+    tracer=0,
+    uids=(0, 0, 0, 0),
+    gids=(0, 0, 0, 0),
+    namespaces=NAMESPACES,
+    is_kernel_thread=False,
+)
+CHILD = replace(ROOT, pid=101, ppid=100, comm="worker", threads=(101,), ns_pids=(101,))
+FILE = Descriptor(
+    pid=100,
+    fd=3,
+    target="/srv/data",
+    mode=stat.S_IFREG | 0o644,
+    size=10,
+    links=1,
+    flags=os.O_RDWR,
+    pos=0,
+    info="pos:\t0\n",
+)
+GONE = replace(FILE, target="/srv/gone (deleted)", links=0)
+READS, WRITES = (
+    replace(FILE, target="pipe:[55]", mode=stat.S_IFIFO, flags=flags) for flags in (os.O_RDONLY, os.O_WRONLY)
+)
+TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
+CONNECTION = Connection(100, 7, "127.0.0.1:80", "127.0.0.1:4000", "ESTABLISHED")
+PLAIN = Observed(
+    tree=Tree(ROOT, (ROOT, CHILD)),
+    descriptors=(FILE,),
+    deleted_maps=(),
+    connections=(),
+    datagram_sockets=frozenset(),
+    own_namespaces=NAMESPACES,
+    own_capabilities=ALL_CAPABILITIES,
+)
+
+
+def planned(
+    seen: Observed, tcp: Literal["keep", "close"] | None = None, *, stop: bool = False, nftables: bool = True
+) -> Plan:
+    return plan(seen, tcp, stop=stop, locks_by_nftables=nftables, names={900: "gdb", 901: "criu"})
+
+
+def with_files(*descriptors: Descriptor) -> Observed:
+    return replace(PLAIN, descriptors=descriptors)
+
+
+def with_tree(root: Process, *others: Process) -> Observed:
+    return replace(PLAIN, tree=Tree(root, (root, *others)))
+
+
+def in_namespaces(process: Process, **inodes: int) -> Process:
+    return replace(process, namespaces=tuple((kind, inodes.get(kind, inode)) for kind, inode in NAMESPACES))
+
+
+def as_uid(process: Process, real: int, *others: int) -> Process:
+    """As a user; `others` are the effective and saved ids where they differ."""
+    ids = (real, *(others or (real, real)), real)
+    return replace(process, uids=ids, gids=ids)
+
+
+def keys(findings: object) -> list[str]:
+    assert isinstance(findings, tuple)
+    return [finding.key for finding in findings]
+
+
+def why(found: Plan, option: str) -> str:
+    (reason,) = (reason.why for reason in found.reasons if reason.option == option)
+    return reason
+
+
+def test_a_plain_tree_needs_nothing() -> None:
+    assert planned(PLAIN) == Plan(Options(), (), (), (), (), None)
+    assert planned(PLAIN, "keep").options == Options(), "no connection, no option"
+
+
+@pytest.mark.parametrize(
+    ("process", "pid", "key"),
+    [
+        (None, 100, "gone"),
+        (replace(ROOT, pid=1), 1, "init"),
+        (replace(ROOT, is_kernel_thread=True), 100, "kernel-thread"),
+        (replace(ROOT, pid=50), 50, "ourselves"),
+        (replace(ROOT, pid=40), 40, "ancestor"),
+        (replace(ROOT, state="zombie"), 100, "zombie"),
+    ],
+)
+def test_roots_that_are_refused(process: Process | None, pid: int, key: str) -> None:
+    found = refusal(process, pid, 50, (40, 1))
+    assert found is not None
+    assert found.key == key
+    assert str(pid) in found.what
+    assert found.remedy
+    assert "?" not in str(found)
+
+
+@pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
+def test_roots_that_are_taken(state: str) -> None:
+    assert refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
+
+
+def test_connections_need_a_choice() -> None:
+    seen = replace(PLAIN, connections=(CONNECTION, replace(CONNECTION, fd=8)))
+    undecided = planned(seen)
+    assert keys(undecided.blockers) == ["tcp", "tcp"]
+    assert undecided.blockers[0].what == (
+        "PID 100 has fd 7 connected over TCP: 127.0.0.1:80 -> 127.0.0.1:4000 (ESTABLISHED)"
+    )
+    assert undecided.options.tcp is None
+    keep, close = planned(seen, "keep"), planned(seen, "close")
+    assert (keep.options.tcp, keep.blockers, why(keep, "--tcp-established")) == ("keep", (), "2 TCP connections")
+    assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
+
+
+def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
+    seen = replace(PLAIN, connections=(CONNECTION,))
+    assert keys(planned(seen, "keep", nftables=False).blockers) == ["network-lock"]
+    assert planned(seen, "close", nftables=False).blockers == ()
+    assert planned(PLAIN, "keep", nftables=False).blockers == ()
+
+
+def test_a_session_leader_outside() -> None:
+    found = planned(with_tree(replace(ROOT, sid=7)))
+    assert found.options.shell_job
+    assert "7" in why(found, "--shell-job")
+
+
+@pytest.mark.parametrize("target", ["/dev/pts/3", "/dev/pts/3 (deleted)", "/dev/tty", "/dev/tty1", "/dev/console"])
+def test_a_terminal_outside(target: str) -> None:
+    found = planned(with_files(replace(TERMINAL, target=target)))
+    assert found.options.shell_job
+    assert target in why(found, "--shell-job")
+
+
+@pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx"])
+def test_a_terminal_whose_master_is_inside(master: str) -> None:
+    inside = replace(TERMINAL, fd=4, target=master, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
+    assert not planned(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
+    other = replace(inside, info="pos:\t0\ntty-index:\t33\n")
+    assert planned(with_files(other, TERMINAL)).options.shell_job
+
+
+def test_file_locks() -> None:
+    found = planned(
+        with_files(FILE, replace(FILE, info="pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 100 08:01:5 0 EOF\n"))
+    )
+    assert found.options.file_locks
+    assert why(found, "--file-locks") == "PID 100 holds a lock on /srv/data"
+    assert not planned(with_files(replace(FILE, target="/srv/lock:file"))).options.file_locks
+
+
+def test_a_file_that_lost_one_of_its_names() -> None:
+    linked = replace(GONE, links=1)
+    found = planned(with_files(linked))
+    assert (found.options.link_remap, keys(found.warnings)) == (True, ["link-remap"])
+    assert "/srv/gone (deleted) (fd 3 of PID 100)" in found.warnings[0].what
+    stopping = planned(with_files(linked), stop=True)
+    assert (stopping.options.link_remap, stopping.warnings) == (True, ())
+    assert planned(replace(PLAIN, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
+    assert not planned(with_files(GONE)).options.link_remap
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [
+        (0, 0),
+        (MEBIBYTE // 2 - 1, 0),
+        (MEBIBYTE // 2, MEBIBYTE),
+        (MEBIBYTE, 2 * MEBIBYTE),
+        (8 * MEBIBYTE, 11 * MEBIBYTE),
+        (5 << 30, (5 << 30) * 5 // 4 + MEBIBYTE),
+    ],
+)
+def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
+    for seen in (with_files(replace(GONE, size=size)), replace(PLAIN, deleted_maps=(("/x (deleted)", size, 0),))):
+        found = planned(seen)
+        assert found.options.ghost_limit == limit
+        assert limit == 0 or limit > size
+        assert [reason.option for reason in found.reasons] == ([f"--ghost-limit {limit}"] if limit else [])
+        assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(GONE, target="/memfd:big (deleted)", size=5 << 30),
+        replace(GONE, mode=stat.S_IFDIR, size=5 << 30),
+        replace(GONE, links=2, size=5 << 30),
+        replace(FILE, size=5 << 30),
+    ],
+)
+def test_what_is_no_ghost(other: Descriptor) -> None:
+    assert planned(with_files(other)).options.ghost_limit == 0
+
+
+@pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
+def test_shared_memory_is_no_ghost(name: str) -> None:
+    assert planned(replace(PLAIN, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == Options()
+
+
+def test_datagram_sockets() -> None:
+    sockets = with_files(replace(FILE, target="socket:[777]"), replace(FILE, target="socket:nonsense"))
+    found = planned(replace(sockets, datagram_sockets=frozenset({777, 778})))
+    assert found.options.ext_unix_sk
+    assert why(found, "--ext-unix-sk")
+    assert not planned(replace(sockets, datagram_sockets=frozenset({778}))).options.ext_unix_sk
+
+
+@pytest.mark.parametrize(("end", "told"), [(READS, "/dev/null"), (WRITES, "the output of crckpt restore")])
+def test_a_pipe_to_somebody_outside(end: Descriptor, told: str) -> None:
+    (warning,) = planned(with_files(end, replace(end, pid=101, fd=9))).warnings
+    assert (warning.key, told in warning.what) == ("outside-pipe", True)
+    assert "fd 3 of PID 100" in warning.what
+
+
+def test_pipes_inside_are_not_told() -> None:
+    assert planned(with_files(READS, replace(WRITES, pid=101))).warnings == ()
+    assert planned(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
+    assert planned(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()
+    two = planned(with_files(READS, replace(WRITES, target="pipe:[56]")))
+    assert keys(two.warnings) == ["outside-pipe", "outside-pipe"]
+
+
+def test_an_eventfd_that_counts_like_a_semaphore() -> None:
+    plain = replace(FILE, target="anon_inode:[eventfd]", info="eventfd-count: 3 eventfd-id: 1 eventfd-semaphore: 0\n")
+    assert planned(with_files(plain)).warnings == ()
+    (warning,) = planned(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings
+    assert warning.key == "eventfd-semaphore"
+    assert "fd 3 of PID 100" in warning.what
+
+
+def test_traced_processes() -> None:
+    found = planned(with_tree(ROOT, replace(CHILD, tracer=900)))
+    assert keys(found.blockers) == ["traced"]
+    assert found.blockers[0].what.startswith("process 101 (worker) is traced by process 900 (gdb)")
+    assert "(?)" in planned(with_tree(replace(ROOT, tracer=902))).blockers[0].what
+    assert keys(planned(with_tree(replace(ROOT, tracer=901))).blockers) == ["being-dumped"]
+
+
+@pytest.mark.parametrize("kind", ["pid", "user", "ipc", "uts", "time"])
+def test_nested_namespaces(kind: str) -> None:
+    nested = in_namespaces(CHILD, **{kind: 99})
+    found = planned(with_tree(ROOT, nested))
+    assert keys(found.blockers) == ["nested-namespace"]
+    assert f"process 101 has a {kind} namespace" in found.blockers[0].what
+    assert planned(with_tree(ROOT, replace(nested, state="zombie"))).blockers == ()
+    assert planned(with_tree(in_namespaces(ROOT, **{kind: 99}), nested)).blockers == ()
+
+
+@pytest.mark.parametrize("kind", ["mnt", "net", "cgroup"])
+def test_nested_namespaces_that_criu_takes(kind: str) -> None:
+    assert planned(with_tree(ROOT, in_namespaces(CHILD, **{kind: 99}))).blockers == ()
+
+
+def test_containers_are_left_to_their_engine() -> None:
+    found = planned(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
+    assert keys(found.blockers) == ["container"]
+
+
+def test_a_tree_in_another_mount_namespace_is_entered() -> None:
+    found = planned(with_tree(in_namespaces(ROOT, mnt=98)))
+    assert (found.enter, keys(found.warnings), found.blockers) == (("mnt",), ["mount-namespace"], ())
+
+
+def test_a_tree_that_was_restored_into_a_pid_namespace_is_entered() -> None:
+    found = planned(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98, net=97), ns_pids=(100, 7))))
+    assert (found.enter, found.warnings, found.blockers) == (("pid", "mnt"), (), ())
+
+
+def without_cap(seen: Observed) -> Observed:
+    return replace(seen, own_capabilities=ALL_CAPABILITIES - {CAP_SYS_RESOURCE})
+
+
+@pytest.mark.parametrize(
+    ("processes", "as_user", "blockers"),
+    [
+        ((ROOT, CHILD), None, []),
+        ((as_uid(ROOT, 33), as_uid(CHILD, 33)), (33, 33), []),
+        ((as_uid(ROOT, 33), as_uid(CHILD, 34)), None, ["foreign-limits"]),
+        ((ROOT, as_uid(CHILD, 33)), None, ["foreign-limits"]),
+        ((as_uid(ROOT, 33, 0, 0), CHILD), None, ["foreign-limits"]),
+        ((as_uid(ROOT, 33, 0, 33), as_uid(CHILD, 33, 0, 33)), None, ["foreign-limits"]),
+        ((ROOT, replace(as_uid(CHILD, 33), state="zombie")), None, []),
+        ((as_uid(ROOT, 33), replace(CHILD, state="zombie")), (33, 33), []),
+    ],
+)
+def test_limits_of_other_users(
+    processes: tuple[Process, Process], as_user: tuple[int, int] | None, blockers: list[str]
+) -> None:
+    seen = with_tree(*processes)
+    limited = planned(without_cap(seen))
+    assert (limited.as_user, keys(limited.blockers)) == (as_user, blockers)
+    able = planned(seen)
+    assert (able.as_user, able.blockers) == (None, ())
+
+
+def test_the_user_is_named_whose_limits_cannot_be_read() -> None:
+    (blocker,) = planned(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
+    assert "process 101 (worker) runs as user 33" in blocker.what
+
+
+def test_every_finding_is_whole() -> None:
+    seen = replace(
+        with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), user=5)),
+        descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
+        connections=(CONNECTION,),
+    )
+    found = planned(without_cap(seen))
+    assert keys(found.blockers) == ["traced", "nested-namespace", "foreign-limits", "tcp"]
+    assert keys(found.warnings) == ["outside-pipe", "link-remap", "eventfd-semaphore", "mount-namespace"]
+    assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
