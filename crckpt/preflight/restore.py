@@ -11,9 +11,10 @@ from typing import Literal
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc import Owner
+from crckpt.images.files import OpenFile
 from crckpt.images.regular import LINKED, RegularFile
 from crckpt.images.sockets import Address
-from crckpt.images.special import Pipe
+from crckpt.images.special import Fifo, Pipe, Terminal
 from crckpt.images.tree import ImageTree
 
 Grown = Literal["refuse", "keep", "rewind"]
@@ -217,13 +218,20 @@ def uses(tree: ImageTree) -> dict[int, str]:
     for process in tree.processes:
         who = f"{process.comm}, PID {process.pid}"
         for descriptor in process.descriptors:
-            found.setdefault(descriptor.file.id, f"fd {descriptor.fd} of {who}")
+            for file_id in _ids(descriptor.file):
+                found.setdefault(file_id, f"fd {descriptor.fd} of {who}")
         for mapped in process.mapped:
             found.setdefault(mapped.id, f"mapped by {who}")
         for place, what in ((process.exe, "program"), (process.cwd, "directory"), (process.root, "root directory")):
             if place is not None:
                 found.setdefault(place.id, f"{what} of {who}")
     return found
+
+
+def _ids(file: OpenFile) -> tuple[int, ...]:
+    """Its id, and that of the file with its path where that is another."""
+    behind = file.file_id if isinstance(file, Fifo | Terminal) else None
+    return (file.id,) if behind is None else (file.id, behind)
 
 
 def _outside_pipes(tree: ImageTree) -> tuple[OutsidePipe, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from conftest import Crckpt, network_locks
+from command import Crckpt, network_locks
 from trees import Tree, wait_for
 
 ENDS_WITHIN_S: Final = 20.0

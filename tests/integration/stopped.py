@@ -1,4 +1,4 @@
-"""What tests of restores begin with: trees that were checkpointed and ended, and a CRIU that a test can make fail or wait."""
+"""What tests of restores begin with: trees that were checkpointed and ended, and a CRIU that can be made to fail."""
 
 import ctypes
 import os
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from conftest import PROGRAM, Crckpt
+import psutil
+from command import PROGRAM, Crckpt
 from trees import CASES, PYTHON, Case, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
@@ -89,12 +90,15 @@ def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
     """The tree of `job`, restored into a pid namespace of its own; the host's PID of its init, which ends with it."""
     said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace", "--json", *words)
     init = int(said.document["result"]["pid"])
+    parent = psutil.Process(init).ppid()
     try:
         yield init
     finally:
         with suppress(ProcessLookupError):
             os.kill(init, signal.SIGKILL)
         wait_for(lambda: not runs(init), 10, "the namespace to end")
+        with suppress(ChildProcessError):
+            os.waitpid(parent, 0)
 
 
 def staging(crckpt: Crckpt) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from stopped import JOB, ObstructedCriu, foreground, orphans_adopted, program, staging
 from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
 

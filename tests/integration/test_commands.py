@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from trees import CASES, Tree, started, wait_for
 
 CRIU = "/usr/local/lib/crckpt/criu/criu"

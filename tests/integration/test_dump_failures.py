@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 import pytest
-from conftest import Crckpt, network_locks
+from command import Crckpt, network_locks
 from moments import (
     ENDS_WITHIN_S,
     MOMENTS,
@@ -21,7 +21,6 @@ from moments import (
     checkpoints,
     manifests,
     reached,
-    users_of,
     wait_for_criu,
 )
 from trees import CASES, PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from stopped import foreground, orphans_adopted, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
@@ -114,6 +114,45 @@ def test_a_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
         assert not reaps.is_alive(), "the restore did not wait"
         assert runs(process.pid)
         os.kill(process.pid, signal.SIGKILL)
+
+
+def test_what_is_written_into_an_outside_pipe_comes_out_of_crckpt(crckpt: Crckpt) -> None:
+    """The reader of the pipe is gone with the checkpoint; in the foreground our own output takes its place."""
+    with _talker(crckpt) as (pid, _), foreground(crckpt) as front:
+        assert front.stdout is not None
+        numbers = [int(front.stdout.readline().removeprefix("says ")) for _ in range(5)]
+        os.kill(pid, signal.SIGTERM)
+        assert front.wait(WITHIN_S) == 128 + signal.SIGTERM
+        assert numbers[0] > 1
+        assert numbers == list(range(numbers[0], numbers[0] + 5))
+
+
+@pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)])
+def test_detached_a_writer_into_an_outside_pipe_is_not_ended(crckpt: Crckpt, where: tuple[str, ...]) -> None:
+    """What it writes goes nowhere, and no SIGPIPE comes."""
+    with _talker(crckpt) as (_, workdir):
+        crckpt.run("restore", "job", "--detach", *where)
+        wait_for(lambda: bool(statuses(workdir)), WITHIN_S, "it to say something")
+        first = statuses(workdir)[""].counter
+        wait_for(lambda: statuses(workdir)[""].counter > first + 10, WITHIN_S, "it to go on")
+
+
+@contextmanager
+def _talker(crckpt: Crckpt) -> Iterator[tuple[int, Path]]:
+    """A program that wrote into a pipe of ours, checkpointed and ended: its PID, and where it says how it goes."""
+    with open_workdir() as workdir:
+        argv = [PYTHON, str(PROGRAMS / "talker.py"), str(workdir)]
+        null = subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as talker:
+            assert talker.stdout is not None
+            for _ in range(5):
+                talker.stdout.readline()
+            said = crckpt.run("dump", str(talker.pid), "job")
+            assert f"fd 1 of PID {talker.pid} is a pipe to a process outside the tree" in said.out
+            assert "the output of crckpt restore" in said.out
+            talker.kill()
+        (workdir / "status.json").unlink()
+        yield talker.pid, workdir
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import psutil
 import pytest
-from conftest import Crckpt, network_locks
+from command import Crckpt, network_locks
 from stopped import BY_NAME, JOB, ObstructedCriu, foreground, orphans_adopted, program, staging, stopped
 from trees import Tree, started, wait_for
 
@@ -58,7 +58,7 @@ def test_a_restore_that_fails_leaves_nothing(
 
 
 def test_a_connection_to_outside_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """The client notices a pause, and loses no byte: neither of what it had sent before nor of what it sends meanwhile."""
+    """The client notices a pause, and loses no byte, whenever it has sent it."""
     with started(program("echo_server")) as tree, _Client(tree) as client:
         client.talk(1000)
         crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from stopped import BY_NAME, JOB, detached_in_namespace, orphans_adopted, program, staging, stopped, taken
 from trees import Tree, open_workdir, started
 
@@ -48,7 +48,7 @@ def test_every_number_of_the_tree_counts(crckpt: Crckpt) -> None:
         thread = max(task.id for task in psutil.Process(leader).threads())
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
-        for number in (elder, thread):
+        for number in (thread, elder):
             with taken(number, "PID"):
                 assert f"PID {number} is taken by python3 (PID {number})" in _refused(crckpt)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from trees import CASES, TRAINING, Case, Tree, started
 
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")

@@ -99,7 +99,7 @@ class Tree:
             wait_for(self._is_ready, READY_S, f"{self.case.name} to be ready")
             self._all = self.pids()
         except BaseException:
-            self.end()
+            self.__exit__()
             raise
         return self
 
@@ -107,6 +107,7 @@ class Tree:
         """End the tree, whoever its parent is now."""
         self.end()
         self._is_over.set()
+        self._process.wait()
 
     def parts(self) -> Mapping[str, Part]:
         """What each process says now; the root's part is the empty name."""
@@ -172,8 +173,7 @@ class Tree:
     def _reap(self) -> None:
         """As a shell does: who waits for a PID to be free must not have to wait for us (or for whom we adopted it)."""
         while not self._is_over.wait(0.02):
-            self._process.poll()
-            for pid in self._all[1:]:
+            for pid in self._all if self._reaped() else self._all[1:]:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 

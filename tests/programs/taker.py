@@ -17,6 +17,8 @@ LAST: Final = Path("/proc/sys/kernel/ns_last_pid")
 def main() -> None:
     """Take it in the way that is asked for."""
     number, kind = int(sys.argv[1]), sys.argv[2]
+    if kind == "PID" and os.getpid() == number:
+        hold()
     if kind == "thread":
         take_thread(number)
     pid = take_pid(number)

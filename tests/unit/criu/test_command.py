@@ -53,10 +53,8 @@ def test_a_plain_restore() -> None:
 
 
 def test_everything_at_once() -> None:
-    chosen = (
-        "--tcp-established --shell-job --file-locks --link-remap --ext-unix-sk --network-lock nftables "
-        "--external unix[5]"
-    ).split()
+    flags = ("--tcp-established", "--shell-job", "--file-locks", "--link-remap", "--ext-unix-sk")
+    chosen = (*flags, "--network-lock", "nftables", "--external", "unix[5]")
     paths = Paths(PATHS.images, PATHS.work, Path("/s/hold/hold"))
     dump = dump_command(CRIU, 7, paths, ALL, leave_running=True, unprivileged=True)
     after = ("--action-script", "/s/hold/hold", *chosen, "--external", "mnt[a b]:c")

@@ -105,9 +105,9 @@ def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_is_left(criu: Path, tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = list(Path("/proc/self/fd").iterdir())
     held_run(criu, tmp_path, lambda _log: None)
-    assert os.listdir("/proc/self/fd") == before
+    assert list(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Path) -> None:
@@ -193,7 +193,6 @@ def test_an_interruption_in_the_hold_aborts(criu: Path, tmp_path: Path, number: 
 
 def test_killing_us_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
     process = driver(HELD, criu, tmp_path)
-    # CRIU writes through this pipe's end until it has ended: the read below waits for that.
     process.kill()
     process.communicate(timeout=SOON)
     log = tmp_path / "dump.log"

@@ -29,6 +29,10 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -59,7 +63,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(OSError, match="directory"):
         files.write_durably(tmp_path / "directory", b"x")
-    assert sorted(os.listdir(tmp_path)) == ["directory", "file"], "a failure must leave no temporary file"
+    assert names(tmp_path) == ["directory", "file"], "a failure must leave no temporary file"
 
 
 def test_moving(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_moving(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below").chmod(0o700)
     files.move_durably(tmp_path / "a", tmp_path / "below/b")
-    assert os.listdir(tmp_path / "below") == ["b"]
+    assert names(tmp_path / "below") == ["b"]
 
 
 def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
@@ -81,7 +85,7 @@ def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), files.put_back_on_failure(log, 4, tmp_path / "kept"):
         raise KeyboardInterrupt
     assert log.read_bytes() == b"old new lines"
-    assert os.listdir(tmp_path) == ["log"]
+    assert names(tmp_path) == ["log"]
 
 
 def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
             file.write(b"more")
     with pytest.raises(ValueError, match="x"), files.put_back_on_failure(log, 4, tmp_path / "kept"):
         raise ValueError("x")
-    assert {name: (tmp_path / name).read_bytes() for name in sorted(os.listdir(tmp_path))} == {
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == {
         "kept": b"new lines",
         "kept.2": b"more",
         "kept.3": b"more",
@@ -107,7 +111,7 @@ def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
         files.put_back_on_failure(tmp_path, 4, tmp_path / "kept"),
     ):
         pytest.fail("there was nothing to cut")
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_status_of(tmp_path: Path) -> None:

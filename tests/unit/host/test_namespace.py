@@ -92,11 +92,17 @@ def test_what_else_is_orphaned_is_reaped(tmp_path: Path) -> None:
 
 
 def test_a_failure_ends_the_namespace(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "owner"):
-        with namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+    made: list[namespace.PidNamespace] = []
+
+    def fail_inside() -> None:
+        with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+            made.append(new)
             left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
             raise KeyboardInterrupt
-    assert proc.wait_until_gone([new.init, new.parent], 20) == ()
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_inside()
+    assert proc.wait_until_gone([made[0].init, made[0].parent], 20) == ()
 
 
 def test_the_namespace_ends_when_the_owner_dies_before_the_root_is_there(tmp_path: Path) -> None:
@@ -107,11 +113,11 @@ def test_the_namespace_ends_when_the_owner_dies_before_the_root_is_there(tmp_pat
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = list(Path("/proc/self/fd").iterdir())
     with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
         pass
     status_of(new.parent)
-    assert os.listdir("/proc/self/fd") == before
+    assert list(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_where_no_namespace_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +126,8 @@ def test_where_no_namespace_can_be_made(tmp_path: Path, monkeypatch: pytest.Monk
     refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o700)
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(refusing.parent))
-    with pytest.raises(HostCannot, match="Operation not permitted"):
-        with namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner"):
-            pytest.fail("there is no namespace")
+    with (
+        pytest.raises(HostCannot, match="Operation not permitted"),
+        namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner"),
+    ):
+        pytest.fail("there is no namespace")

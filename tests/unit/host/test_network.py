@@ -75,7 +75,7 @@ def test_connections_in_another_network_namespace_are_seen() -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::"])
 def test_a_taken_port(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:

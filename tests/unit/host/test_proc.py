@@ -197,7 +197,8 @@ while True:
 
 
 def test_processes_may_end_while_they_are_read() -> None:
-    seen, deadline = set(), time.monotonic() + 1.0
+    seen: set[int] = set()
+    deadline = time.monotonic() + 1.0
     with program(CHURN) as process:
         root = read(process.pid)
         while time.monotonic() < deadline:
@@ -251,7 +252,7 @@ def test_open_files(tmp_path: Path) -> None:
         assert os.fsencode(found.target) == name
         assert (found.size, found.pos, found.links, stat.S_IMODE(found.mode)) == (5, 5, 1, 0o640)
         assert found.is_append_only
-        os.unlink(name)
+        Path(os.fsdecode(name)).unlink()
         assert (descriptor(fd).target, descriptor(fd).links) == (found.target + " (deleted)", 0)
     finally:
         os.close(fd)
@@ -342,7 +343,7 @@ def test_mapped_files_without_a_name(tmp_path: Path) -> None:
 
 def test_command_line_and_directory(tmp_path: Path) -> None:
     place = os.fsencode(tmp_path) + b"/\xff"
-    os.mkdir(place)
+    Path(os.fsdecode(place)).mkdir()
     words = [b"/bin/sh", b"-c", b"echo; read line", b"\xfe", b"", b"-", b""]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=place)
     try:

@@ -24,11 +24,9 @@ def script(path: Path, text: str) -> Path:
 
 
 def own_descriptors() -> set[str]:
-    return {
-        f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}"
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{fd}")
-    }
+    """Each with what it leads to, but for the one that is open while we look."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return {f"{link.name} {link.readlink()}" for link in links if link.is_symlink()}
 
 
 @pytest.fixture

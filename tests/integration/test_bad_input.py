@@ -1,0 +1,358 @@
+"""What cannot be done is refused in one sentence that names it, with a hint and its own exit code, as text and JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from command import PROGRAM, Crckpt
+from moments import assert_runs_on, manifests
+from trees import CASES, PROGRAMS, started, wait_for
+
+USAGE, STORE, UNKNOWN, HOST, REFUSED = 2, 10, 12, 20, 24
+COUNTER: Final = next(case for case in CASES if case.name == "counter")
+TCP_PAIR: Final = next(case for case in CASES if case.name == "tcp-pair")
+NOBODY: Final = 65534
+# Longer than any PID of Linux: 2**22 is the limit (include/linux/threads.h).
+NO_PID: Final = 2**22 - 1
+
+
+def test_no_such_process(crckpt: Crckpt) -> None:
+    """Also a number that no process can have, and what is no number."""
+    _refused(crckpt, USAGE, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
+    for target in ("0", str(2**22 + 1), "99999999999", "12three", "", " ", "unit", "pid:12"):
+        _refused(crckpt, USAGE, "dump", target, names=(f"{target} is no target",), both=False)
+
+
+def test_negative_pid_is_no_option(crckpt: Crckpt) -> None:
+    """The shell's way to name a group is refused too."""
+    _refused(crckpt, USAGE, "dump", "--", "-5", names=("'-5' is not a PID",))
+
+
+def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
+    """Ancestors of crckpt, the system's init and the kernel's own."""
+    _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "ancestor of crckpt"))
+    _refused(crckpt, REFUSED, "dump", "1", names=("process 1 is the system itself",))
+    threads = [pid for pid in psutil.pids() if pid > 1 and not Path(f"/proc/{pid}/exe").exists() and _is_kernel(pid)]
+    if not threads:
+        pytest.skip("no thread of the kernel is to be seen here")
+    _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "thread of the kernel"))
+
+
+def test_a_zombie(crckpt: Crckpt) -> None:
+    """It names the parent, who alone can do something."""
+    ended = subprocess.Popen(["true"])
+    try:
+        wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 5, "it to end")
+        names = (f"process {ended.pid} (true)", "has ended", f"parent {os.getpid()}")
+        _refused(crckpt, REFUSED, "dump", str(ended.pid), names=names)
+    finally:
+        ended.wait()
+
+
+def test_a_traced_process(crckpt: Crckpt) -> None:
+    """Only one can trace: the tracer is named, and the tree runs on under it."""
+    with started(COUNTER) as tree, _traced(tree.pid) as tracer:
+        names = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
+        said = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=names)
+        assert str(tracer) in said["hint"]
+        tree.wait_growth(tree.counters())
+
+
+def test_established_connections_need_a_decision(crckpt: Crckpt) -> None:
+    """Every connection is listed, both ends of it being in the tree."""
+    with started(TCP_PAIR) as tree:
+        causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=("connected over TCP",), both=False)["causes"]
+        connections = [(pid, link) for pid in tree.pids() for link in psutil.Process(pid).net_connections("tcp")]
+        assert len(causes) == len(connections) == 4
+        for (pid, link), cause in zip(connections, causes, strict=True):
+            assert f"PID {pid} has fd {link.fd} " in cause
+            assert f"127.0.0.1:{link.laddr.port} -> 127.0.0.1:{link.raddr.port} (ESTABLISHED)" in cause
+        said = crckpt.run("dump", str(tree.pid), status=REFUSED).err
+        assert all(cause in said for cause in causes)
+        assert "--tcp keep" in said
+        assert "--tcp close" in said
+        assert_runs_on(tree, frozenset())
+        assert not crckpt.store.exists(), "a refused dump has made a store"
+
+
+def test_pidfiles(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Missing, a directory, garbage, stale."""
+    contents = {"garbage": b"12a\n", "empty": b"", "binary": b"\xff\x00\n", "stale": f"{NO_PID}\n".encode()}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    missing = f"pidfile:{tmp_path}/missing"
+    _refused(crckpt, USAGE, "dump", missing, names=(f"pidfile {tmp_path}/missing", "No such file"))
+    _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}", names=("Is a directory",), both=False)
+    for name in ("garbage", "empty", "binary"):
+        names = (f"pidfile:{tmp_path}/{name} is no target", "not a PID")
+        _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/{name}", names=names, both=False)
+    _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
+
+
+def test_cgroups_and_units_that_are_not_there(crckpt: Crckpt) -> None:
+    """Wherever systemd runs or not."""
+    _refused(crckpt, USAGE, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
+    said = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
+    assert "crckpt-none" in said["error"]["message"] or "systemctl" in said["error"]["message"]
+    assert said["error"]["hint"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden", "", "x" * 101, "two words", "a~1", "a:b", "-x", "ö"])
+def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt, name: str) -> None:
+    """They would be paths, options or refs."""
+    with started(COUNTER) as tree:
+        _refused(
+            crckpt, USAGE, "dump", str(tree.pid), "--tag", name, names=(f"{name!r} cannot name a tag",), both=False
+        )
+        words = ("dump", "--stop", "--", str(tree.pid), name)
+        _refused(crckpt, USAGE, *words, names=(f"{name!r} cannot name a job",), json_option=False, both=False)
+        assert_runs_on(tree, frozenset())
+        assert not crckpt.store.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("dump", "--stopp", "12"), ("No such option: --stopp",)),
+        (("dump",), ("Missing argument", "TARGET")),
+        (("dump", "12", "job", "more"), ("unexpected extra argument", "more")),
+        (("dump", "12", "--tcp", "maybe"), ("--tcp", "maybe", "keep")),
+        (("dump", "12", "--compress", "99"), ("--compress", "99")),
+        (("dump", "12", "--compress", "much"), ("--compress", "much")),
+        (("dmup", "12"), ("No such command", "dmup")),
+        (("restore",), ("Missing argument", "REF")),
+    ],
+    ids=lambda value: " ".join(value) if "dump" in value else None,
+)
+def test_what_was_typed_wrongly(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """In the same form as every other failure."""
+    _refused(crckpt, USAGE, *words, names=names)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("store: [", ("is not YAML",)),
+        ("- 1\n", ("expected `key: value` lines",)),
+        ("stroe: /srv\n", ("unknown key 'stroe'",)),
+        ("store: relative\n", ("store must be an absolute path", "'relative'")),
+        ("criu: 12\n", ("criu must be an absolute path", "12")),
+        ("compress: fast\n", ("compress must be a whole number", "'fast'")),
+        ("compress: true\n", ("compress must be a whole number", "True")),
+    ],
+)
+def test_configurations(crckpt: Crckpt, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    """The file and the key are named."""
+    path = tmp_path / "crckpt.yaml"
+    path.write_text(text)
+    _refused(crckpt, USAGE, "list", "--config", str(path), names=(str(path), *names), both=False)
+
+
+def test_configurations_that_cannot_be_read(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Missing, a directory, not text."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("missing", "binary", "."):
+        path = str(tmp_path / name)
+        _refused(crckpt, USAGE, "list", "--config", path, names=("configuration", path.removesuffix("/.")), both=False)
+
+
+def test_directories_that_are_no_store(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Neither read as one nor made one."""
+    other, file = tmp_path / "other", tmp_path / "file"
+    other.mkdir()
+    (other / "letter").write_text("mine")
+    file.write_text("mine")
+    with started(COUNTER) as tree:
+        for words in (("list",), ("dump", str(tree.pid))):
+            _refused(crckpt, STORE, *words, "--store", str(other), names=(f"{other} is not a store of crckpt",))
+            _refused(crckpt, STORE, *words, "--store", str(file), names=(str(file),), both=False)
+            _refused(crckpt, STORE, *words, "--store", f"{file}/below", names=(str(file),), both=False)
+        assert_runs_on(tree, frozenset())
+    _refused(crckpt, STORE, "list", names=(f"no store at {crckpt.store}",))
+    assert [path.name for path in other.iterdir()] == ["letter"]
+    assert file.read_text() == "mine"
+    assert not crckpt.store.exists()
+
+
+def test_a_store_that_others_could_read(crckpt: Crckpt) -> None:
+    """Wrong mode, wrong owner: the fix is one line that works."""
+    with started(COUNTER) as tree:
+        crckpt.run("dump", str(tree.pid), "job")
+        dump = ("dump", str(tree.pid), "job")
+        crckpt.store.chmod(0o750)
+        for words in (dump, ("list",), ("gc",)):
+            said = _refused(crckpt, STORE, *words, names=(str(crckpt.store), "mode 750"), both=False)
+        subprocess.run(said["hint"].split(), check=True)
+        os.chown(crckpt.store, NOBODY, NOBODY)
+        for words in (dump, ("verify", "--all")):
+            said = _refused(crckpt, STORE, *words, names=(str(crckpt.store), f"uid {NOBODY}"), both=False)
+        subprocess.run(said["hint"].split(), check=True)
+        crckpt.run(*dump)
+        assert manifests(crckpt.store) == 2
+
+
+def test_a_store_of_a_newer_format(crckpt: Crckpt) -> None:
+    """Refused with both numbers; nothing of it is touched."""
+    with started(COUNTER) as tree:
+        crckpt.run("dump", str(tree.pid), "job")
+        path = crckpt.store / "store.json"
+        facts = path.read_text()
+        path.write_text(json.dumps(json.loads(facts) | {"format": 2}))
+        for words in (("dump", str(tree.pid), "job"), ("list",), ("gc",), ("restore", "job")):
+            _refused(crckpt, STORE, *words, names=(str(crckpt.store), "format 2", "format 1"), both=False)
+        path.write_text("{")
+        _refused(crckpt, STORE, "list", names=("store.json is damaged",), both=False)
+        path.write_text(facts)
+        crckpt.run("verify", "--all")
+        assert manifests(crckpt.store) == 1
+
+
+def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
+    """For every command that takes one."""
+    with started(COUNTER) as tree:
+        crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
+    for command in ("show", "restore", "verify", "rm"):
+        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no checkpoint trianer",), both=False)
+        assert "trainer" in said["hint"]
+    assert "trainer:golden" in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("trainer:goldn",))["hint"]
+    assert "crckpt list" in _refused(crckpt, UNKNOWN, "show", "zzz", names=("zzz",), both=False)["hint"]
+    past = _refused(crckpt, UNKNOWN, "show", "trainer~1", names=("trainer has only 1 checkpoint",), both=False)
+    assert "trainer~0" in past["hint"]
+    for ref in ("0123456789", "trainer~x", "~1", ":", "../trainer", ""):
+        _refused(crckpt, UNKNOWN, "show", ref, names=("no checkpoint",), both=False)
+
+
+def test_who_is_not_root(crckpt: Crckpt) -> None:
+    """Dump and restore need root and say so; the store is then the user's own, and reading it needs no root."""
+    # A user namespace makes us nobody without taking away what the owner may read: the checkout may lie in /root.
+    nobody = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", str(PROGRAM))
+    with started(COUNTER) as tree:
+        for words in (("dump", str(tree.pid)), ("restore", "job")):
+            for option in ((), ("--json",)):
+                done = _run(crckpt.environment, *nobody, *words, *option)
+                assert done.returncode == HOST, done.stderr
+                said = _one_failure(done, as_json=bool(option))
+                assert "needs root" in said["message"]
+                assert "sudo" in said["hint"]
+        assert_runs_on(tree, frozenset())
+    home = crckpt.store.parent / "home"
+    home.mkdir()
+    environment = {name: value for name, value in crckpt.environment.items() if name != "CRCKPT_STORE"}
+    own = _run(environment | {"XDG_DATA_HOME": str(home)}, *nobody, "list", "--json")
+    assert own.returncode == STORE
+    assert f"no store at {home}/crckpt" in _one_failure(own, as_json=True)["message"]
+
+
+def test_no_criu_that_works(crckpt: Crckpt) -> None:
+    """Every one that was tried is listed with what is wrong with it; the tree is never touched."""
+    # What is remembered or lies in the private prefix is hidden from this one command.
+    hide = 'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"'
+    hidden = ("unshare", "--mount", "--propagation", "private", "sh", "-c", f'PATH="$PATH:/usr/bin:/bin"; {hide}', "sh")
+    environment = crckpt.environment | {"PATH": "/nonexistent", "CRCKPT_CRIU": "/nonexistent/criu"}
+    with started(COUNTER) as tree:
+        command = (str(PROGRAM), "dump", str(tree.pid), "--criu", "/bin/false", "--json")
+        done = _run(environment, "/usr/bin/env", *hidden, "/usr/bin/env", "PATH=/nonexistent", *command)
+        assert done.returncode == HOST, done.stderr
+        said = _one_failure(done, as_json=True)
+        assert "no CRIU works on this host" in said["message"]
+        assert "install-criu" in said["hint"]
+        assert any("/bin/false" in cause and "does not start" in cause for cause in said["causes"])
+        assert any("/nonexistent/criu" in cause and "not there" in cause for cause in said["causes"])
+        assert_runs_on(tree, frozenset())
+        assert not crckpt.store.exists()
+
+
+def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
+    """The first that works is taken, and the document names it."""
+    with started(COUNTER) as tree:
+        result = crckpt.run("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run", "--json").document["result"]
+        assert result["criu"] != "/bin/false"
+        assert result["command"][0] == result["criu"]
+
+
+def _refused(
+    crckpt: Crckpt,
+    status: int,
+    *words: str,
+    names: tuple[str, ...],
+    both: bool = True,
+    json_option: bool = True,
+) -> Mapping[str, Any]:
+    """Run it for JSON, and as text too if `both` (or only so without `json_option`); what it says of the failure."""
+    said: Mapping[str, Any] = {}
+    for as_json in (*([True] if json_option else []), *([False] if both or not json_option else [])):
+        done = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
+        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        found = _one_failure(done, as_json=as_json)
+        for name in names:
+            assert name in found["message"], found
+        assert found["hint"], found
+        said = said or found
+    return said
+
+
+def _with_json(words: tuple[str, ...], as_json: bool) -> tuple[str, ...]:
+    return (words[0], "--json", *words[1:]) if as_json else words
+
+
+def _one_failure(done: subprocess.CompletedProcess[str], *, as_json: bool) -> Mapping[str, Any]:
+    """The failure that was said, once, in the form that is promised, and nothing besides."""
+    assert "Traceback" not in done.stderr
+    if as_json:
+        assert not done.stderr
+        document = json.loads(done.stdout)
+        assert set(document) == {"schema", "command", "status", "error"}
+        assert (document["schema"], document["status"]) == (1, "error")
+        error: dict[str, Any] = document["error"]
+        assert set(error) == {"code", "message", "hint", "causes"}
+        assert error["code"] == done.returncode
+        assert "\n" not in error["message"]
+        return error
+    assert not done.stdout
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("crckpt: ")
+    assert lines[-1].startswith("  hint: ")
+    assert all(line.startswith("  - ") for line in lines[1:-1])
+    return {
+        "message": lines[0].removeprefix("crckpt: "),
+        "hint": lines[-1].removeprefix("  hint: "),
+        "causes": [line.removeprefix("  - ") for line in lines[1:-1]],
+    }
+
+
+def _run(environment: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+
+
+def _status_without_unit() -> int:
+    """Without systemctl the host cannot; with it, the unit is not there."""
+    found = any(Path(place, "systemctl").exists() for place in ("/bin", "/usr/bin"))
+    return USAGE if found else HOST
+
+
+def _is_kernel(pid: int) -> bool:
+    """A thread of the kernel has no program and no arguments."""
+    try:
+        return psutil.Process(pid).cmdline() == [] and psutil.Process(pid).ppid() in (0, 2)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def _traced(pid: int) -> Iterator[int]:
+    """Somebody traces it while the block runs; the tracer's PID."""
+    argv = [sys.executable, str(PROGRAMS / "tracer.py"), str(pid)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == "traced\n"
+        yield tracer.pid
+        tracer.communicate()

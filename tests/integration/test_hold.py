@@ -1,0 +1,171 @@
+"""With --stop the tree is held until its checkpoint is safe: what fails before that point only costs time."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from command import Crckpt, network_locks
+from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifests, reached, traced, wait_for_criu
+from trees import CASES, PROGRAMS, PYTHON, Case, started
+
+from crckpt.criu.command import Paths, dump_command
+from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.find import find
+from crckpt.criu.hold import held
+from crckpt.errors import StoreUnusable
+from crckpt.model import Options
+
+DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}", "--mib", "16"), tcp="keep")
+COUNTER: Final = next(case for case in CASES if case.name == "counter")
+
+
+@pytest.mark.parametrize(
+    ("size", "status", "says"),
+    [("24m", 21, "there is no space left"), ("40m", 10, "no space is left")],
+    ids=("criu", "commit"),
+)
+def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, status: int, says: str) -> None:
+    """First CRIU's images do not fit, then the pack beside them: the held tree runs on with its connection."""
+    with _mounted(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
+        crckpt.run("dump", str(small.pid), "small")
+        kept = checkpoints(crckpt)
+        error = crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop", "--json", status=status).document[
+            "error"
+        ]
+        assert says in error["message"]
+        assert error["message"].endswith("; no checkpoint was made; the tree runs on")
+        assert "--store" in error["hint"]
+        assert_runs_on(tree, frozenset())
+        assert not list(crckpt.store.glob("tmp/*"))
+        assert checkpoints(crckpt) == kept
+        crckpt.run("verify", "--all")
+        crckpt.run("rm", "small")
+        crckpt.run("gc")
+
+
+def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path) -> None:
+    """Not even the transaction can be begun."""
+    with _mounted(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:
+        crckpt.run("dump", str(tree.pid), "--stop", status=21)
+        with pytest.raises(OSError, match="No space"), (crckpt.store / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"\1" * 4096)
+        said = crckpt.run("dump", str(tree.pid), "--stop", status=10)
+        assert "no space is left" in said.err
+        assert "the tree runs on\n" in said.err
+        assert "hint: " in said.err
+        assert_runs_on(tree, frozenset())
+
+
+def test_a_store_that_is_mounted_noexec_cannot_hold(tmp_path: Path) -> None:
+    """CRIU's script would not start, and CRIU would go on without it: refused, unless the tree is to run on anyway."""
+    with _mounted(tmp_path / "store", "40m", "noexec") as crckpt, started(COUNTER) as tree:
+        error = crckpt.run("dump", str(tree.pid), "job", "--stop", "--json", status=20).document["error"]
+        assert f"{crckpt.store}/tmp" in error["message"]
+        assert "noexec" in error["message"]
+        assert error["message"].endswith("the tree runs on")
+        assert "--store" in error["hint"]
+        assert manifests(crckpt.store) == 0
+        assert_runs_on(tree, frozenset())
+        crckpt.run("dump", str(tree.pid), "job")
+        crckpt.run("verify", "--all")
+
+
+def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> None:
+    """As long as crckpt is at it, nothing of the tree runs; its connection survives that and the way back."""
+    with started(DIALOGUE) as tree:
+        before = tree.counters()
+        dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
+        assert reached(MOMENTS["packing"], crckpt.store, tree, lambda: dump.poll() is not None)
+        dump.send_signal(signal.SIGSTOP)
+        assert manifests(crckpt.store) == 0, "too late"
+        assert traced(tree)
+        assert {psutil.Process(pid).status() for pid in tree.pids()} == {"tracing-stop"}
+        assert network_locks()
+        dump.send_signal(signal.SIGCONT)
+        out, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 0, said
+        assert "the tree has ended" in out
+        tree.wait_gone()
+        assert network_locks(), "packets of the stopped tree's connection are let through"
+        crckpt.run("restore", "job", "--detach", "--tcp", "keep")
+        tree.wait_growth(before)
+        assert_runs_on(tree, frozenset())
+
+
+def test_giving_up_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
+    """`rm` of its checkpoint says so; of a checkpoint whose tree runs on there is nothing to lift."""
+    with started(DIALOGUE) as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep")
+        crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
+        (lock,) = network_locks()
+        assert crckpt.run("rm", "job~1", "--json").document["result"]["lifted_locks"] == []
+        assert network_locks() == {lock}
+        said = crckpt.run("rm", "job").out
+        assert "lifted the network lock" in said
+        assert lock in said
+        assert not network_locks()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: str) -> None:
+    """SIGKILL before the commit is recorded: the tree runs on. After it: the tree ends, as was agreed."""
+    paths = _work(tmp_path)
+    with started(COUNTER) as tree:
+        words = [str(find(None, None).path), str(tree.pid), str(paths.work), when]
+        died = subprocess.run([sys.executable, str(PROGRAMS / "dies_in_hold.py"), *words], check=False)
+        assert died.returncode == -signal.SIGKILL
+        wait_for_criu(paths.work)
+        if when == "before":
+            assert_runs_on(tree, frozenset())
+        else:
+            tree.wait_gone()
+
+
+def test_an_exception_in_the_hold_comes_back_after_criu_has_resumed_the_tree(tmp_path: Path) -> None:
+    """Whatever fails while the tree is held: CRIU undoes first, then the failure is told."""
+    paths = _work(tmp_path)
+    held_states = []
+    with started(COUNTER) as tree:
+
+        def fail() -> None:
+            held_states.append(psutil.Process(tree.pid).status())
+            raise StoreUnusable("no room")
+
+        with pytest.raises(StoreUnusable, match="no room"):
+            _dumped(paths, tree.pid, fail)
+        assert held_states == ["tracing-stop"]
+        assert_runs_on(tree, frozenset())
+        assert _dumped(_work(tmp_path / "again"), tree.pid, lambda: None).ok
+        tree.wait_gone()
+
+
+def _dumped(paths: Paths, pid: int, in_hold: Callable[[], None]) -> Outcome:
+    with held(paths.work / "hold", "post-dump") as hold:
+        to = Paths(paths.images, paths.work, hold.script)
+        command = dump_command(find(None, None).path, pid, to, Options(), leave_running=False)
+        return follow(command, paths.work / "dump.log", hold=hold, in_hold=in_hold)
+
+
+def _work(directory: Path) -> Paths:
+    paths = Paths(directory / "work/images", directory / "work")
+    paths.images.mkdir(parents=True)
+    return paths
+
+
+@contextmanager
+def _mounted(store: Path, size: str, *options: str) -> Iterator[Crckpt]:
+    """crckpt with a store on a file system of its own, of this size in bytes."""
+    store.mkdir()
+    words = ",".join((f"size={size}", "mode=700", *options))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", words, "tmpfs", str(store)], check=True)
+    try:
+        yield Crckpt(store)
+    finally:
+        subprocess.run(["umount", "--lazy", str(store)], check=True)

@@ -1,0 +1,193 @@
+"""A tree that is restored into PIDs of its own: the old ones inside, others on the host."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from conftest import Crckpt
+from stopped import (
+    BY_NAME,
+    JOB,
+    ObstructedCriu,
+    detached_in_namespace,
+    foreground,
+    orphans_adopted,
+    program,
+    staging,
+    stopped,
+    taken,
+)
+from trees import runs, wait_for
+
+FAILED: Final = 23
+STATUS: Final = 13
+WITHIN_S: Final = 20
+IN_NAMESPACE: Final = "--new-pid-namespace"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests up."""
+    with orphans_adopted():
+        yield
+
+
+@pytest.fixture(scope="module")
+def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
+    """A CRIU that can be made to fail or to wait."""
+    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
+
+
+def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Crckpt) -> None:
+    """By its PID on the host; its checkpoint can be restored into another namespace and on the host."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        facts, first = tree.facts(), tree.counters()
+        with taken(tree.pid, "PID"), detached_in_namespace(crckpt) as init:
+            tree.wait_growth(first)
+            root = _root(init)
+            assert _inner(root) == tree.pid != root
+            assert len(psutil.Process(root).children(recursive=True)) == 4
+            second = tree.counters()
+            crckpt.run("dump", str(root), JOB, "--stop")
+            wait_for(lambda: not runs(init), WITHIN_S, "the namespace to end with its tree")
+            with detached_in_namespace(crckpt) as other:
+                tree.wait_growth(second)
+                assert _inner(_root(other)) == tree.pid
+                third = tree.counters()
+                crckpt.run("dump", str(_root(other)), JOB, "--stop")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(third)
+        assert {name: part.pid for name, part in tree.parts().items()}[""] == tree.pid
+        tree.wait_verified()
+        assert tree.facts() == facts
+        assert staging(crckpt) == ()
+
+
+def test_a_tree_goes_on_while_it_is_checkpointed_in_its_namespace(crckpt: Crckpt) -> None:
+    """A dump without --stop is a pause and nothing else, there too."""
+    with stopped(crckpt, BY_NAME["threads"]) as tree, detached_in_namespace(crckpt) as init:
+        crckpt.run("dump", str(_root(init)), JOB)
+        tree.wait_growth(tree.counters())
+        assert runs(init)
+
+
+def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt) -> None:
+    """Through crckpt and the namespace's init."""
+    with stopped(crckpt, program("obedient")) as tree:
+        before = tree.counters()
+        with foreground(crckpt, IN_NAMESPACE) as front:
+            tree.wait_growth(before)
+            heard: list[str] = []
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                front.send_signal(number)
+                heard.append(number.name)
+                wait_for(lambda: tree.facts()[""]["signals"] == heard, WITHIN_S, f"{heard} to arrive, and nothing else")
+            front.send_signal(signal.SIGUSR2)
+            assert front.wait(WITHIN_S) == STATUS
+
+
+def test_a_program_that_a_signal_ends(crckpt: Crckpt) -> None:
+    """Told as 128 and the signal's number, though the init of the namespace stands between."""
+    with stopped(crckpt, program("obedient")) as tree:
+        before = tree.counters()
+        with foreground(crckpt, IN_NAMESPACE) as front:
+            tree.wait_growth(before)
+            front.send_signal(signal.SIGHUP)
+            assert front.wait(WITHIN_S) == 128 + signal.SIGHUP
+
+
+def test_a_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:
+    """Neither its init nor the init's parent outlives the root."""
+    with stopped(crckpt, BY_NAME["family"]) as tree, detached_in_namespace(crckpt) as init:
+        tree.wait_growth(tree.counters())
+        parent, tasks = psutil.Process(init).ppid(), psutil.Process(init).children(recursive=True)
+        os.kill(_root(init), signal.SIGKILL)
+        wait_for(lambda: not any(map(runs, (parent, init, *(task.pid for task in tasks)))), WITHIN_S, "all to end")
+
+
+def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt) -> None:
+    """Once the program runs, it does not need crckpt."""
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        with foreground(crckpt, IN_NAMESPACE) as front:
+            tree.wait_growth(before)
+            init = _init(crckpt)
+            front.kill()
+            front.wait(WITHIN_S)
+            tree.wait_growth(tree.counters())
+            os.kill(init, signal.SIGKILL)
+        wait_for(lambda: not runs(init), WITHIN_S, "the namespace to end")
+
+
+def test_a_crckpt_killed_before_the_tree_runs_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """Neither of the tree, nor of its namespace."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        before = tree.counters()
+        words = (IN_NAMESPACE, "--criu", str(obstructed.path))
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, *words) as front:
+            obstacle.wait_reached()
+            init = _init(crckpt)
+            inside = _inside(init)
+            assert len(inside) > 5
+            front.kill()
+            front.wait(WITHIN_S)
+        wait_for(lambda: not any(map(runs, inside)), WITHIN_S, f"{inside} to end")
+        assert not _makers(crckpt)
+        with detached_in_namespace(crckpt):
+            tree.wait_growth(before)
+
+
+def test_a_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """Its init ends too, and nothing is in flight."""
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        for committed in (False, True):
+            with obstructed.fails(committed=committed):
+                said = crckpt.run("restore", JOB, IN_NAMESPACE, "--criu", str(obstructed.path), status=FAILED)
+            assert "nothing is left behind" in said.err
+            assert not _makers(crckpt)
+            assert staging(crckpt) == ()
+        with detached_in_namespace(crckpt):
+            tree.wait_growth(before)
+
+
+def _root(init: int) -> int:
+    """The host's PID of the tree's root."""
+    (root,) = psutil.Process(init).children()
+    return root.pid
+
+
+def _inner(pid: int) -> int:
+    """The PID that a process has in its own namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
+
+
+def _inside(init: int) -> tuple[int, ...]:
+    """The host's PIDs of all in the namespace of this init."""
+    namespace = Path(f"/proc/{init}/ns/pid").stat().st_ino
+    found = []
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/ns/pid").stat().st_ino == namespace:
+                found.append(pid)
+    return tuple(found)
+
+
+def _init(crckpt: Crckpt) -> int:
+    return max(pid for pid in _makers(crckpt) if _inner(pid) == 1)
+
+
+def _makers(crckpt: Crckpt) -> tuple[int, ...]:
+    """PIDs of all that make a namespace for a restore from this test's store: its init, and the init's parent."""
+    marks = (str(crckpt.store), "crckpt.host.namespace_init")
+    return tuple(
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] and all(any(mark in word for word in process.info["cmdline"]) for mark in marks)
+    )

@@ -1,0 +1,152 @@
+"""A program that was started from a shell on a terminal: it comes back on another terminal, in the foreground only."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+import pytest
+from command import PROGRAM, Crckpt
+from stopped import JOB, ObstructedCriu, orphans_adopted, staging
+from trees import PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
+
+FAILED: Final = 23
+REFUSED: Final = 24
+INTERRUPTED: Final = 130
+WITHIN_S: Final = 20
+INTERRUPT: Final = b"\x03"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests up."""
+    with orphans_adopted():
+        yield
+
+
+class Terminal:
+    """A terminal with a program on it that leads its session. What is written there is gathered."""
+
+    def __init__(self, *argv: str, environment: dict[str, str] | None = None) -> None:
+        self._master, slave = os.openpty()
+        # setsid makes the terminal the controlling one, so that ^C is a signal.
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *argv], stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True
+        )
+        os.close(slave)
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._gather)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up: whoever is left there gets SIGHUP."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(WITHIN_S)
+        os.close(self._master)
+
+    @property
+    def shown(self) -> str:
+        """All that was shown until now."""
+        return self._shown.decode(errors="replace")
+
+    def type(self, keys: bytes) -> None:
+        """Type keys."""
+        os.write(self._master, keys)
+
+    def _gather(self) -> None:
+        with suppress(OSError):  # nobody has it open any more
+            while shown := os.read(self._master, 4096):
+                self._shown += shown
+
+
+@pytest.fixture
+def workdir() -> Iterator[Path]:
+    """Where the program says how it goes; when it is gone, the program ends."""
+    with open_workdir() as workdir:
+        yield workdir
+
+
+@pytest.fixture
+def stopped_job(crckpt: Crckpt, workdir: Path) -> int:
+    """The PID of a program that was a shell's job on a terminal, and that was checkpointed and ended."""
+    with _job(workdir) as pid:
+        crckpt.run("dump", str(pid), JOB, "--stop")
+    return pid
+
+
+def test_a_dump_says_why_it_takes_the_option_for_terminals(crckpt: Crckpt, workdir: Path) -> None:
+    """The session's leader is the shell, outside the tree."""
+    with _job(workdir) as pid:
+        shell = psutil.Process(pid).ppid()
+        said = crckpt.run("dump", str(pid), JOB, "-v")
+        assert f"--shell-job: its session leader {shell} is outside the tree" in said.out
+        heard = _said(workdir).counter
+        wait_for(lambda: _said(workdir).counter > heard, WITHIN_S, "the job to go on")
+
+
+def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
+    """Detached or not; what it wants is said."""
+    for words in (("--detach",), ()):
+        said = crckpt.run("restore", JOB, *words, status=REFUSED)
+        assert "the tree was started from a terminal and wants one" in said.err
+        assert "restore it from a terminal, without --detach" in said.err
+
+
+def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+    """What is typed reaches the program, ^C once, and crckpt ends with it."""
+    before = _said(workdir).counter
+    with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
+        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        assert f"says {before}" in terminal.shown or f"says {before + 1}" in terminal.shown
+        assert psutil.Process(stopped_job).ppid() == terminal.process.pid
+        terminal.type(b"hello there\n")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
+        terminal.type(INTERRUPT)
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        terminal.type(b"again\n")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there", "again"], WITHIN_S, "it to read on")
+        assert _said(workdir).facts["interrupts"] == 1
+        os.kill(stopped_job, signal.SIGTERM)
+        assert terminal.process.wait(WITHIN_S) == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_in_mid_restore_leaves_nothing(
+    crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
+) -> None:
+    """CRIU is on the terminal too, where ^C reaches it: what it had built is ended, and the next try works."""
+    before = _said(workdir).counter
+    obstructed = ObstructedCriu(tmp_path)
+    argv = (str(PROGRAM), "restore", JOB, "--criu", str(obstructed.path))
+    with obstructed.waits(committed=False) as obstacle, Terminal(*argv, environment=crckpt.environment) as terminal:
+        obstacle.wait_reached()
+        terminal.type(INTERRUPT)
+        obstacle.let_go()
+        assert terminal.process.wait(WITHIN_S) in (FAILED, INTERRUPTED)
+        assert "nothing is left behind" in terminal.shown
+    wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
+    assert staging(crckpt) == ()
+    with Terminal(*argv, environment=crckpt.environment):
+        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, "it to go on")
+
+
+@contextmanager
+def _job(workdir: Path) -> Iterator[int]:
+    """The PID of a program that a shell runs on a terminal, in the foreground."""
+    environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
+    with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
+        terminal.type(f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen\n".encode())
+        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
+        yield _said(workdir).pid
+
+
+def _said(workdir: Path) -> Part:
+    return statuses(workdir).get("", Part(0, 0, True, "", False, False, {}))

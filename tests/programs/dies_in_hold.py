@@ -1,0 +1,31 @@
+"""Dump the tree below PID with CRIU into WORK, and die by SIGKILL in the hold: before or after the commit is recorded."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from crckpt.criu.command import Paths, dump_command
+from crckpt.criu.engine import follow
+from crckpt.criu.hold import held
+from crckpt.model import Options
+
+
+def main() -> None:
+    """Never ends by itself."""
+    criu, pid, work, when = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    with held(work / "hold", "post-dump") as hold:
+
+        def die() -> None:
+            if when == "after":
+                (work / "hold/commit").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        paths = Paths(work / "images", work, hold.script)
+        follow(
+            dump_command(criu, pid, paths, Options(), leave_running=False), work / "dump.log", hold=hold, in_hold=die
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""What stands against a restore, from a real tree's images and hosts written by hand."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.proc import Owner
+from crckpt.images.ids import KernelIds
+from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
+from crckpt.images.sockets import Address
+from crckpt.images.special import Pipe, TerminalInfo
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.preflight.restore import (
+    FileNow,
+    Now,
+    OutsidePipe,
+    Rewind,
+    Verdict,
+    Wanted,
+    epoch,
+    judge,
+    numbers,
+    paths,
+    required_path,
+    uses,
+)
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RUN = "/tmp/crckpt-images/run"
+LOG, PLAIN = f"{RUN}/log", f"{RUN}/plain"
+
+
+@pytest.fixture(scope="module")
+def tree() -> ImageTree:
+    """The tree of the test images."""
+    return read_tree(lambda name: (IMAGES / name).read_bytes(), [path.name for path in IMAGES.iterdir()])
+
+
+@pytest.fixture
+def wanted(tree: ImageTree) -> Wanted:
+    """A restore of it, with nothing chosen; its log had 11 bytes."""
+    return Wanted(
+        tree=tree,
+        created=CREATED,
+        append_sizes={LOG: 11},
+        grown="refuse",
+        new_pid_namespace=False,
+        has_terminal=False,
+    )
+
+
+@pytest.fixture
+def now(tree: ImageTree) -> Now:
+    """A host on which everything is as it was."""
+    return Now(
+        owners=(),
+        files={
+            required_path(file): FileNow(
+                size=file.size if file.size is not None else 11,
+                mode=file.mode if file.mode is not None else stat.S_IFREG | 0o644,
+                written=CREATED - timedelta(hours=1),
+                build_id=file.build_id,
+            )
+            for file in paths(tree)
+        },
+        taken_addresses=frozenset(),
+    )
+
+
+def changed(now: Now, path: str, **changes: object) -> Now:
+    """This host with one file changed."""
+    file = now.files[path]
+    assert file is not None
+    return replace(now, files=now.files | {path: replace(file, **changes)})  # type: ignore[arg-type]
+
+
+def file_of(tree: ImageTree, path: str) -> RegularFile:
+    return next(file for file in tree.regular_files if required_path(file) == path)
+
+
+def with_file(tree: ImageTree, path: str, change: Callable[[RegularFile], RegularFile]) -> ImageTree:
+    """The tree with one of its files changed."""
+    return replace(
+        tree,
+        files=tuple(
+            change(file) if isinstance(file, RegularFile) and required_path(file) == path else file
+            for file in tree.files
+        ),
+    )
+
+
+def only_blocker(verdict: Verdict) -> str:
+    (finding,) = verdict.blockers
+    assert (verdict.warnings, verdict.rewinds) == ((), ())
+    assert "?" not in str(finding)
+    return f"{finding.key}: {finding}"
+
+
+def test_where_everything_is_as_it_was(wanted: Wanted, now: Now) -> None:
+    assert judge(wanted, now) == Verdict((), (), (), (), needs_terminal=False)
+
+
+def test_every_number_of_the_tree_is_asked_for(tree: ImageTree) -> None:
+    asked = numbers(tree)
+    assert asked >= {process.pid for process in tree.processes}
+    assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
+    outside = replace(tree, processes=(replace(tree.root, pgid=0, sid=5000), *tree.processes[1:]))
+    assert 5000 in numbers(outside)
+    assert 0 not in numbers(outside), "0 stands for a session outside the pid namespace"
+
+
+def test_each_path_is_asked_for_once_and_by_the_file_whose_size_is_known(tree: ImageTree) -> None:
+    asked = [required_path(file) for file in paths(tree)]
+    assert len(asked) == len(set(asked))
+    assert {LOG, PLAIN, RUN, "/", f"{RUN}/shared-map"} <= set(asked)
+    appended = replace(file_of(tree, PLAIN), id=10**6, size=None, flags=os.O_WRONLY | os.O_APPEND)
+    for files in ((appended, *tree.files), (*tree.files, appended)):
+        (chosen,) = (file for file in paths(replace(tree, files=files)) if file.path == PLAIN)
+        assert chosen.size == 100
+
+
+def test_deleted_files_are_brought_along(tree: ImageTree) -> None:
+    file = file_of(tree, PLAIN)
+    assert required_path(replace(file, remap=Remap(GHOST, 5))) == ""
+    assert required_path(replace(file, remap=Remap(PROCESS, 5))) == ""
+    assert required_path(replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))) == "/srv/link_remap.5"
+
+
+@pytest.mark.parametrize(
+    "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
+)
+def test_what_needs_not_be_there(tree: ImageTree, change: dict[str, object]) -> None:
+    assert required_path(replace(file_of(tree, PLAIN), **change)) == ""  # type: ignore[arg-type]
+
+
+def test_a_tree_with_its_own_mounts_brings_its_files(wanted: Wanted, now: Now) -> None:
+    ids = wanted.tree.root.ids
+    assert ids is not None
+    other = KernelIds(ids.vm, ids.files, ids.fs, ids.sighand, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
+    apart = replace(wanted.tree, processes=(replace(wanted.tree.root, ids=other), *wanted.tree.processes[1:]))
+    assert paths(apart) == ()
+    assert judge(replace(wanted, tree=apart), replace(now, files={})).blockers == ()
+
+
+def test_uses_name_process_and_way(tree: ImageTree) -> None:
+    used = uses(tree)
+    assert used[file_of(tree, LOG).id].endswith(f"of python3, PID {tree.root.pid}")
+    assert used[file_of(tree, LOG).id].startswith("fd ")
+    assert used[file_of(tree, f"{RUN}/private-map").id] == f"mapped by python3, PID {tree.root.pid}"
+    assert tree.root.exe is not None
+    assert tree.root.root is not None
+    assert used[tree.root.exe.id].endswith(f"python3, PID {tree.root.pid}")
+    assert used[tree.root.root.id] == f"root directory of python3, PID {tree.root.pid}"
+    assert {file.id for file in paths(tree)} <= used.keys()
+
+
+@pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
+def test_numbers_that_are_taken(wanted: Wanted, now: Now, role: str) -> None:
+    taken = replace(now, owners=(Owner(7993, role, 41, 1, "nginx", "sleeping"),))
+    told = only_blocker(judge(wanted, taken))
+    assert told.startswith(f"pid-taken: {role} 7993 is taken by nginx (PID 41)")
+    assert judge(replace(wanted, new_pid_namespace=True), taken).blockers == ()
+
+
+def test_a_process_is_told_once_for_all_its_threads(wanted: Wanted, now: Now) -> None:
+    threads = tuple(Owner(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
+    other = Owner(7998, "group", 41, 1, "y", "sleeping")
+    verdict = judge(wanted, replace(now, owners=(Owner(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other)))
+    assert [finding.what.split(" is ")[0] for finding in verdict.blockers] == ["PID 7993", "group 7998"]
+    assert len(judge(wanted, replace(now, owners=threads)).blockers) == 2
+
+
+def test_a_number_that_nobody_has_reaped(wanted: Wanted, now: Now) -> None:
+    told = only_blocker(judge(wanted, replace(now, owners=(Owner(7993, "PID", 7993, 40, "old", "zombie"),))))
+    assert told.startswith("pid-unreaped: PID 7993 is taken by old, which has ended, but which its parent 40 has not")
+
+
+def test_a_missing_file(wanted: Wanted, now: Now) -> None:
+    for files in (now.files | {PLAIN: None}, {path: file for path, file in now.files.items() if path != PLAIN}):
+        told = only_blocker(judge(wanted, replace(now, files=files)))
+        assert told.startswith(f"file-missing: {PLAIN} is missing (fd ")
+
+
+@pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
+@pytest.mark.parametrize("path", [LOG, PLAIN])
+def test_a_file_that_shrank(wanted: Wanted, now: Now, grown: str, path: str) -> None:
+    assert grown in ("refuse", "keep", "rewind")
+    chosen = replace(wanted, grown=grown)  # type: ignore[arg-type]
+    size = 11 if path == LOG else 100
+    told = only_blocker(judge(chosen, changed(now, path, size=size - 1)))
+    assert told.startswith(f"file-shrunk: {path} has {size - 1} bytes, at the checkpoint it had {size} (fd ")
+    assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "grown", "blockers", "warnings", "rewinds"),
+    [
+        (LOG, "refuse", ["log-grown"], [], ()),
+        (LOG, "keep", [], ["log-kept"], ()),
+        (LOG, "rewind", [], ["file-rewound"], (Rewind(LOG, 11),)),
+        (PLAIN, "refuse", ["file-grown"], [], ()),
+        (PLAIN, "keep", ["file-grown"], [], ()),
+        (PLAIN, "rewind", [], ["file-rewound"], (Rewind(PLAIN, 100),)),
+    ],
+)
+def test_files_that_grew(
+    wanted: Wanted,
+    now: Now,
+    path: str,
+    grown: str,
+    blockers: list[str],
+    warnings: list[str],
+    rewinds: tuple[Rewind, ...],
+) -> None:
+    verdict = judge(replace(wanted, grown=grown), changed(now, path, size=500))  # type: ignore[arg-type]
+    assert [finding.key for finding in verdict.blockers] == blockers
+    assert [finding.key for finding in verdict.warnings] == warnings
+    assert verdict.rewinds == rewinds
+    (finding,) = (*verdict.blockers, *verdict.warnings)
+    assert "to 500 bytes" in finding.what
+    assert "?" not in str(finding)
+
+
+def test_a_log_of_which_only_its_position_is_known_to_be_later(wanted: Wanted, now: Now) -> None:
+    """The size was seen before the freeze; what was appended until then moved the position."""
+    early = replace(wanted, append_sizes={LOG: 4})
+    assert judge(early, now).blockers == ()
+    (grown,) = judge(early, changed(now, LOG, size=12)).blockers
+    assert "from 11 to 12 bytes" in grown.what
+
+
+def test_a_log_whose_size_nobody_saw_is_taken_as_it_is(wanted: Wanted, now: Now) -> None:
+    assert judge(replace(wanted, append_sizes={}), changed(now, LOG, size=5000)).blockers == ()
+
+
+def test_a_program_of_another_build(wanted: Wanted, now: Now) -> None:
+    libc = next(path for path in now.files if path.endswith("/libc.so.6"))
+    told = only_blocker(judge(wanted, changed(now, libc, build_id="00ff")))
+    assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint (mapped by")
+    assert file_of(wanted.tree, libc).build_id in told
+    assert judge(wanted, changed(now, libc, build_id="")).blockers == (), "CRIU compares only where there are two"
+
+
+def test_another_mode(wanted: Wanted, now: Now) -> None:
+    told = only_blocker(judge(wanted, changed(now, PLAIN, mode=stat.S_IFREG | 0o4600)))
+    assert told.startswith(f"file-mode: {PLAIN} has mode 4600, at the checkpoint it had 06")
+    assert told.endswith(PLAIN)
+    told = only_blocker(judge(wanted, changed(now, RUN, mode=stat.S_IFDIR | 0o123)))
+    assert "has mode 0123" in told
+
+
+def test_another_kind_of_file(wanted: Wanted, now: Now) -> None:
+    told = only_blocker(judge(wanted, changed(now, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
+    assert told.startswith(f"file-kind: {PLAIN} is a directory now, at the checkpoint it was a regular file (fd ")
+    assert "file of another kind" in only_blocker(judge(wanted, changed(now, PLAIN, mode=0)))
+
+
+def test_written_after_the_checkpoint(wanted: Wanted, now: Now) -> None:
+    verdict = judge(wanted, changed(now, PLAIN, written=CREATED + timedelta(seconds=1)))
+    assert (verdict.blockers, verdict.rewinds) == ((), ())
+    (warning,) = verdict.warnings
+    assert warning.key == "file-written"
+    assert f"at {(CREATED + timedelta(seconds=1)).astimezone():%Y-%m-%d %H:%M:%S}" in warning.what
+    assert judge(wanted, changed(now, PLAIN, written=CREATED)).warnings == ()
+    assert judge(wanted, changed(now, RUN, written=CREATED + timedelta(days=1))).warnings == (), "directories change"
+
+
+def test_a_link_that_criu_left_is_compared_like_the_file(wanted: Wanted, now: Now) -> None:
+    def link(file: RegularFile) -> RegularFile:
+        return replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))
+
+    linked = replace(wanted, tree=with_file(wanted.tree, PLAIN, link))
+    files = now.files | {"/srv/link_remap.5": now.files[PLAIN]}
+    assert judge(linked, replace(now, files=files)).blockers == ()
+    assert only_blocker(judge(linked, now)).startswith("file-missing: /srv/link_remap.5 is missing")
+
+
+def test_a_port_that_is_taken(wanted: Wanted, now: Now) -> None:
+    taken = frozenset({Address("::1", 47002), Address("192.0.2.1", 80)})
+    told = only_blocker(judge(wanted, replace(now, taken_addresses=taken)))
+    assert told == "port-taken: TCP port [::1]:47002 is taken by another program: end it: ss -ltnp 'sport = :47002'"
+
+
+def test_a_terminal_of_somebody_else_is_needed(wanted: Wanted, now: Now) -> None:
+    """The images have a pty with both sides; without the master it is a terminal outside."""
+    slaves = tuple(end for end in wanted.tree.terminals if not end.is_master)
+    outside = replace(wanted, tree=replace(wanted.tree, terminals=slaves))
+    assert judge(outside, now).needs_terminal
+    assert only_blocker(judge(outside, now)).startswith("terminal: ")
+    there = judge(replace(outside, has_terminal=True), now)
+    assert (there.blockers, there.needs_terminal) == ((), True)
+    console = replace(wanted.tree, terminals=(TerminalInfo(5, "console", 0, 0, 0, None),))
+    assert judge(replace(wanted, tree=console), now).needs_terminal
+
+
+def test_pipes_to_somebody_outside(wanted: Wanted, now: Now) -> None:
+    ends = (
+        Pipe(901, 61, os.O_RDONLY),
+        Pipe(902, 62, os.O_WRONLY | os.O_NONBLOCK),
+        Pipe(903, 62, os.O_WRONLY),
+        Pipe(904, 63, os.O_RDWR),
+        Pipe(905, 64, os.O_RDONLY),
+        Pipe(906, 64, os.O_WRONLY),
+    )
+    tree = replace(wanted.tree, files=(*wanted.tree.files, *ends))
+    assert judge(replace(wanted, tree=tree), now).outside_pipes == (
+        OutsidePipe(61, writes=False),
+        OutsidePipe(62, writes=True),
+    )
+
+
+def test_all_that_is_wrong_is_told_at_once(wanted: Wanted, now: Now) -> None:
+    worse = changed(changed(now, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
+    worse = replace(worse, owners=(Owner(7993, "PID", 7993, 1, "x", "running"),))
+    told = [finding.key for finding in judge(wanted, worse).blockers]
+    assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]
+
+
+def test_epoch() -> None:
+    assert epoch(CREATED.timestamp()) == CREATED

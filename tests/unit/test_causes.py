@@ -1,0 +1,85 @@
+"""The catalogue: every key once, every sentence whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+import crckpt
+from crckpt.causes import CATALOGUE, Cause, Finding, cause
+
+NAMES = {
+    name
+    for entry in CATALOGUE
+    for text in (entry.says, entry.remedy)
+    for _, name, _, _ in string.Formatter().parse(text)
+    if name
+}
+FROM_LOG = [entry for entry in CATALOGUE if entry.pattern]
+
+
+def named(entry: Cause) -> set[str]:
+    texts = (entry.says, entry.remedy)
+    return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_keys_are_unique_and_lead_to_their_cause() -> None:
+    keys = [entry.key for entry in CATALOGUE]
+    assert len(keys) == len(set(keys))
+    assert all(cause(entry.key) is entry for entry in CATALOGUE)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", key) for key in keys)
+    with pytest.raises(KeyError):
+        cause("no such cause")
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.key)
+def test_every_cause_can_be_told(entry: Cause) -> None:
+    told = entry.told(**dict.fromkeys(NAMES, "X"))
+    assert told.key == entry.key
+    assert told.what
+    assert not re.search(r"[{}?]", str(told)), "a template is not filled in"
+    assert told.what == told.what.strip()
+    assert not told.what.endswith(".")
+
+
+@pytest.mark.parametrize("entry", FROM_LOG, ids=lambda entry: entry.key)
+def test_what_a_pattern_finds_is_what_its_sentence_needs(entry: Cause) -> None:
+    assert entry.pattern is not None
+    assert entry.source
+    assert entry.remedy, "whoever meets a failure wants to know what to do"
+    assert set(entry.pattern.groupindex) == named(entry)
+
+
+def test_what_is_not_known_is_shown_as_such() -> None:
+    told = cause("lock-outside").told()
+    assert told.what.startswith("PID ? shares")
+    assert cause("file-missing").told(path="/a{b}", use="x").what == "/a{b} is missing (x)"
+
+
+def test_a_finding_as_a_sentence() -> None:
+    assert str(Finding("key", "it broke", "mend it")) == "it broke: mend it"
+    assert str(Finding("key", "it broke", "")) == "it broke"
+
+
+def calls() -> list[tuple[str, str]]:
+    """(file, key) of every cause that the code asks for by name."""
+    found: list[tuple[str, str]] = []
+    for path in Path(crckpt.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cause":
+                asked = node.args[0]
+                parts = (asked.body, asked.orelse) if isinstance(asked, ast.IfExp) else (asked,)
+                keys = (part.value for part in parts if isinstance(part, ast.Constant))
+                found.extend((path.name, key) for key in keys if isinstance(key, str))
+    return found
+
+
+def test_every_cause_that_the_code_names_is_in_the_catalogue() -> None:
+    known = {entry.key for entry in CATALOGUE}
+    asked = calls()
+    assert len(asked) > 15
+    assert [(file, key) for file, key in asked if key not in known] == []

@@ -1,0 +1,67 @@
+"""Configuration: what it may say, and messages that name file and key."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from crckpt.config import COMPRESS_LEVELS, DEFAULT_COMPRESS, Config, parse
+from crckpt.errors import UsageError
+
+NAME = "/etc/crckpt.yaml"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "{}"])
+def test_silence(text: str) -> None:
+    assert parse(text, NAME) == Config(None, None, DEFAULT_COMPRESS, hashlib.sha256(text.encode()).hexdigest())
+
+
+def test_everything() -> None:
+    text = "store: /srv/a b\ncriu: '/opt/criu'\ncompress: 19 # small\n"
+    found = parse(text, NAME)
+    assert (found.store, found.criu, found.compress) == (Path("/srv/a b"), Path("/opt/criu"), 19)
+
+
+def test_an_empty_path_is_silence() -> None:
+    assert parse("store:\ncriu: null\n", NAME).store is None
+
+
+@pytest.mark.parametrize("level", [COMPRESS_LEVELS[0], 0, COMPRESS_LEVELS[-1]])
+def test_levels(level: int) -> None:
+    assert parse(f"compress: {level}", NAME).compress == level
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("store: [", "is not YAML"),
+        ("store: \x00", "is not YAML"),
+        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("store: 2024-13-45", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+        ("- store\n", "expected `key: value` lines"),
+        ("store", "expected `key: value` lines"),
+        ("5", "expected `key: value` lines"),
+        ("sotre: /x", "unknown key 'sotre'"),
+        ("5: /x", "unknown key '5'"),
+        ("store: relative/path", "store must be an absolute path, not 'relative/path'"),
+        ("store: ~/store", "store must be an absolute path, not '~/store'"),
+        ("criu: 5", "criu must be an absolute path, not 5"),
+        ("criu: [/a]", "criu must be an absolute path"),
+        ("compress: 20", "compress must be a whole number from -7 to 19, not 20"),
+        ("compress: -8", "not -8"),
+        ("compress: 1.5", "not 1.5"),
+        ("compress: yes", "not True"),
+        ("compress: '3'", "not '3'"),
+        ("compress:", "not None"),
+    ],
+)
+def test_what_cannot_be_meant(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, NAME)
+    assert NAME in caught.value.message
+    assert told in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint

@@ -1,0 +1,42 @@
+"""Every failure has its own exit code, and the docstring's tree is the code's."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from crckpt import errors
+from crckpt.errors import CrckptError, DumpFailed, StoreLocked, TreeStopped
+
+CLASSES = {
+    name: kind
+    for name, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, CrckptError) and kind is not CrckptError
+}
+
+
+def test_exit_codes_are_unique_and_none_is_a_bugs() -> None:
+    codes = [kind.exit_code for kind in CLASSES.values()]
+    assert len(codes) == len(set(codes))
+    assert not {0, 1} & set(codes)
+    assert CrckptError("a bug").exit_code == 1
+
+
+def test_the_tree_in_the_docstring_is_the_codes() -> None:
+    drawn = re.findall(r"([│ ]*)[├└]── (\w+) +(\d+) ", errors.__doc__ or "")
+    assert {name: int(code) for _, name, code in drawn} == {name: kind.exit_code for name, kind in CLASSES.items()}
+    below = {name for indent, name, _ in drawn if "│" in indent}
+    assert below == {name for name, kind in CLASSES.items() if kind.__base__ is not CrckptError}
+
+
+def test_message_hint_and_causes() -> None:
+    error = StoreLocked("it is held", hint="wait", causes=("by 5",))
+    assert (str(error), error.message, error.hint, error.causes) == ("it is held", "it is held", "wait", ("by 5",))
+    assert (CrckptError("x").hint, CrckptError("x").causes) == ("", ())
+
+
+def test_a_stopped_tree_is_a_failed_dump() -> None:
+    with pytest.raises(DumpFailed):
+        raise TreeStopped("stopped")
