@@ -144,7 +144,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, object]:
     }
 
 
-def warned(console: Console, findings: Iterable[Finding]) -> None:
+def warned(console: Console, findings: Iterable[Finding | str]) -> None:
     """Findings that do not stop the operation."""
     for finding in findings:
         console.print(f"[yellow]note[/] {escaped(str(finding))}")
@@ -174,6 +174,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     }
 
     def text(console: Console) -> None:
+        warned(console, result.criu.passed_over)
         warned(console, result.plan.warnings)
         if verbose or checkpoint is None:
             for reason in result.plan.reasons:
@@ -213,6 +214,7 @@ def restored(result: Restored, *, verbose: bool, program_status: int | None = No
     def text(console: Console) -> None:
         for bad, reason in result.passed_over:
             console.print(f"[yellow]passed over[/] {short(bad)}: {escaped(reason)}")
+        warned(console, result.criu.passed_over)
         warned(console, result.verdict.warnings)
         if verbose:
             console.print(escaped(shlex.join(result.command)))

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from crckpt.criu.trial import trial
@@ -21,18 +21,23 @@ from crckpt.host.files import write_durably
 PREFIX = Path("/usr/local/lib/crckpt/criu")
 """Where scripts/install-criu puts a CRIU of its own."""
 
+_NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
 _HINT = "scripts/install-criu gets one that works here; crckpt doctor says what is missing"
 
 
 @dataclass(frozen=True)
 class Criu:
-    """A CRIU that was found to work. `origin` says by which way it was found."""
+    """A CRIU that was found to work. `origin` says by which way it was found.
+
+    `passed_over` are sentences on those that the user named, and that do not work.
+    """
 
     path: Path
     origin: str
     version: str
     digest: str
     locks_by_nftables: bool
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ def find(option: Path | None, configured: Path | None) -> Criu:
     if found.criu is None:
         causes = tuple(f"{candidate.path} ({candidate.origin}): {why}" for candidate, why in found.rejected)
         raise HostCannot("no CRIU works on this host", hint=_HINT, causes=causes)
-    return found.criu
+    named = (pair for pair in found.rejected if pair[0].origin in _NAMED)
+    return replace(
+        found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was passed over: {why}" for bad, why in named)
+    )
 
 
 def search(option: Path | None, configured: Path | None, memory: Path | None = None) -> Search:
@@ -131,7 +139,7 @@ def _remember(criu: Criu, memory: Path) -> None:
     with suppress(OSError, ValueError):
         known = json.loads(memory.read_text())
     entries = known if isinstance(known, dict) else {}
-    facts = {name: value for name, value in asdict(criu).items() if name not in ("path", "origin")}
+    facts = {name: value for name, value in asdict(criu).items() if name not in ("path", "origin", "passed_over")}
     entries[str(criu.path)] = {"identity": _identity(criu.path), **facts}
     with suppress(OSError):  # a host that forgets is slower, not wrong
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

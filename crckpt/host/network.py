@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 import sys
@@ -63,15 +64,17 @@ def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
 
 
 def can_listen(address: str, port: int) -> bool:
-    """Whether a TCP listener could be bound there now (with SO_REUSEADDR, as a restore does)."""
+    """Whether nobody else listens there now. What else may be wrong with an address, only a restore can tell."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             trial.bind((address, port))
             trial.listen(1)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
     return True
 
 

@@ -51,6 +51,7 @@ class Restored:
     checkpoint: Checkpoint
     verdict: Verdict
     command: tuple[str, ...]
+    criu: Criu
     pid: int | None = None
     waits_for: int | None = None
     restore_ms: float = 0.0
@@ -130,7 +131,7 @@ def _restore_one(subject: _Subject) -> Restored:
         raise refused(verdict.blockers)
     if subject.request.dry_run:
         command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
-        return Restored(subject.checkpoint, verdict, command)
+        return Restored(subject.checkpoint, verdict, command, subject.criu)
     with subject.repository.transaction() as transaction:
         paths = Paths(transaction.path / "images", transaction.path)
         paths.images.mkdir(mode=0o700)
@@ -199,6 +200,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> 
         subject.checkpoint,
         verdict,
         command,
+        subject.criu,
         pid=pid,
         waits_for=None if request.detach else new.parent if new else root,
         restore_ms=(outcome.ended - outcome.started) * 1000,

@@ -29,7 +29,7 @@ shift
 exec @CRIU@ restore "$@"
 """
 _STEP: Final = """#!/bin/sh
-[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0
+[ "$CRTOOLS_SCRIPT_ACTION" = @STEP@ ] || exit 0
 """
 _WAITS: Final = 'touch "$0.waits"\nwhile [ ! -e "$0.go" ]; do sleep 0.02; done\n'
 
@@ -143,6 +143,22 @@ class ObstructedCriu:
             yield
 
     @contextmanager
+    def is_killed(self) -> Iterator[None]:
+        """It is killed when the tree is built and does not run yet, as by a system that is out of memory."""
+        with self._step("before", "kill -KILL $PPID\n"):
+            yield
+
+    @contextmanager
+    def waits_at_first(self) -> Iterator[Obstacle]:
+        """It waits before it builds anything."""
+        with self._step("before", _WAITS, "pre-restore") as path:
+            obstacle = Obstacle(path)
+            try:
+                yield obstacle
+            finally:
+                obstacle.let_go()
+
+    @contextmanager
     def waits(self, *, committed: bool) -> Iterator[Obstacle]:
         """It waits when the tree is built: before crckpt looks at the tree, or when it has said that all is well."""
         with self._step("after" if committed else "before", _WAITS) as path:
@@ -153,11 +169,11 @@ class ObstructedCriu:
                 obstacle.let_go()
 
     @contextmanager
-    def _step(self, name: str, what: str) -> Iterator[Path]:
+    def _step(self, name: str, what: str, step: str = "post-restore") -> Iterator[Path]:
         path = self._directory / name
         for left in self._directory.glob(f"{name}.*"):
             left.unlink()
-        path.write_text(_STEP + what)
+        path.write_text(_STEP.replace("@STEP@", step) + what)
         path.chmod(0o755)
         try:
             yield path

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -54,8 +55,11 @@ def test_a_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str
         assert_runs_on(tree, frozenset())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "mode"),
+    [(signal.SIGINT, ()), (signal.SIGINT, ("--stop",)), (signal.SIGTERM, ("--stop",))],
+    ids=("int", "int-stop", "term-stop"),
+)
 def test_an_interrupted_dump_says_that_the_tree_runs_on(
     crckpt: Crckpt, number: signal.Signals, mode: tuple[str, ...]
 ) -> None:
@@ -63,20 +67,17 @@ def test_an_interrupted_dump_says_that_the_tree_runs_on(
     with started(DIALOGUE) as tree:
         for name in MOMENTS:
             before = manifests(crckpt.store)
-            dump = _dump(crckpt, tree, mode)
-            if reached(MOMENTS[name], crckpt.store, tree, lambda dump=dump: dump.poll() is not None):
-                os.killpg(dump.pid, number)
-            _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+            status, said = _interrupted_at(name, number, crckpt, tree, mode)
             was_made = manifests(crckpt.store) > before
             assert not list(crckpt.store.glob("tmp/*"))
-            if dump.returncode == 0:
+            if status == 0:
                 assert was_made
                 _bring_back(crckpt, tree)
                 continue
-            assert dump.returncode == 130, said
-            made = "was made" if was_made else "no checkpoint was made"
+            assert status == 130, said
             assert said.startswith(f"crckpt: interrupted by {number.name}; ")
-            assert said.endswith(f"{made}; the tree runs on\n")
+            begun = "was made" if was_made else "(no checkpoint was made|nothing was begun)"
+            assert re.search(rf"{begun}[;,] the tree runs on\n$", said)
             assert said.count("\n") == 1
             assert_runs_on(tree, frozenset())
         # A pack that was finished before its manifest is no one's: only its fingerprints may be left over.
@@ -196,6 +197,16 @@ def test_two_dumps_at_once_freeze_nothing(crckpt: Crckpt) -> None:
             assert_runs_on(tree, frozenset())
         assert not list(crckpt.store.glob("tmp/*"))
         crckpt.run("verify", "--all")
+
+
+def _interrupted_at(
+    name: str, number: signal.Signals, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]
+) -> tuple[int, str]:
+    dump = _dump(crckpt, tree, mode)
+    if reached(MOMENTS[name], crckpt.store, tree, lambda: dump.poll() is not None):
+        os.killpg(dump.pid, number)
+    _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+    return dump.returncode, said
 
 
 def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> None:

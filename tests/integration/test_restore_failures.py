@@ -119,6 +119,19 @@ def test_crckpt_is_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu
         tree.wait_growth(before)
 
 
+@pytest.mark.parametrize("where", [(), ("--detach",), ("--new-pid-namespace",)])
+def test_a_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]) -> None:
+    """What it had built would wait for it for ever: crckpt ends it."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        before = tree.counters()
+        with obstructed.is_killed():
+            said = crckpt.run("restore", JOB, *where, "--criu", str(obstructed.path), status=FAILED)
+        assert "nothing is left behind" in said.err
+        _nothing_is_left(crckpt, tree)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
 @pytest.mark.parametrize("detach", [False, True])
 def test_an_interruption_after_the_commit_comes_too_late(
     crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool

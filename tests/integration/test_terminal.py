@@ -122,11 +122,11 @@ def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
 def test_an_interrupt_in_mid_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
-    """CRIU is on the terminal too, where ^C reaches it: what it had built is ended, and the next try works."""
+    """CRIU is on the terminal too, where ^C ends it: nothing is left, and the next try works."""
     before = _said(workdir).counter
     obstructed = ObstructedCriu(tmp_path)
     argv = (str(PROGRAM), "restore", JOB, "--criu", str(obstructed.path))
-    with obstructed.waits(committed=False) as obstacle, Terminal(*argv, environment=crckpt.environment) as terminal:
+    with obstructed.waits_at_first() as obstacle, Terminal(*argv, environment=crckpt.environment) as terminal:
         obstacle.wait_reached()
         terminal.type(INTERRUPT)
         obstacle.let_go()

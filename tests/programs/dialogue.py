@@ -1,7 +1,7 @@
 """A counter that a TCP connection moves: each number goes to the server, a child, and counts once it has come back.
 
-`--hold KIND` opens something that CRIU cannot save: `unix` (a stream to WORKDIR/peer.sock, which somebody else listens on),
-`io_uring` or `userfaultfd`.
+`--hold KIND` opens something that CRIU cannot save: `io_uring`, `userfaultfd`, or `unix`, which is a stream to
+WORKDIR/peer.sock, where somebody else listens.
 """
 
 import argparse
