@@ -22,4 +22,11 @@ def shown(doing: str, *, as_json: bool) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def draw(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if done >= total:
+                # What a restored program writes to this terminal must not be wiped away with the bar.
+                bar.stop()
+
+        yield draw

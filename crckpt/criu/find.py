@@ -138,7 +138,8 @@ def _remember(criu: Criu, memory: Path) -> None:
     known: object = None
     with suppress(OSError, ValueError):
         known = json.loads(memory.read_text())
-    entries = known if isinstance(known, dict) else {}
+    # What is no longer there is forgotten: the memory does not grow for ever.
+    entries = {path: facts for path, facts in known.items() if Path(path).exists()} if isinstance(known, dict) else {}
     facts = {name: value for name, value in asdict(criu).items() if name not in ("path", "origin", "passed_over")}
     entries[str(criu.path)] = {"identity": _identity(criu.path), **facts}
     with suppress(OSError):  # a host that forgets is slower, not wrong

@@ -31,6 +31,7 @@ from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, inge
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
 _REAPED_BY_PARENT_WITHIN_S = 0.5
+_ENDING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,9 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
     if not outcome.ok:
         # A CRIU that was cut short leaves sockets in repair mode, which nobody else can end.
         dead = outcome.status < 0 and subject.planned.options.tcp == "keep"
+        if outcome.status < 0:
+            # Nor does a process survive that which was inside a call of CRIU's; its end takes a moment.
+            proc.wait_until_gone(subject.seen.tree.pids, _ENDING_S)
         # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
         with interrupts_let_in():
             raise explained(outcome, DumpFailed, "the dump", "; TCP connections may be dead" if dead else "")

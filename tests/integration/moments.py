@@ -1,14 +1,15 @@
 """Moments of a dump as they are seen from outside, so that a test can strike there; and what must hold afterwards."""
 
-import os
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import psutil
 from command import Crckpt, network_locks
-from trees import Tree, wait_for
+from trees import Tree, runs, wait_for
 
 ENDS_WITHIN_S: Final = 20.0
 
@@ -33,10 +34,10 @@ MOMENTS: Final[Mapping[str, Moment]] = {
 """In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
 
 
-def reached(moment: Moment, store: Path, tree: Tree, has_ended: Callable[[], bool]) -> bool:
-    """Look without pause until the moment has come (True) or crckpt `has_ended` (False)."""
+def reached(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]) -> bool:
+    """Look without pause until the moment has come (True) or crckpt has ended (False)."""
     deadline = time.monotonic() + ENDS_WITHIN_S
-    while not has_ended():
+    while dump.poll() is None:
         assert time.monotonic() < deadline, "neither the moment nor the end comes"
         try:
             if moment(store, tree):
@@ -51,18 +52,18 @@ def traced(tree: Tree) -> bool:
     return "\nTracerPid:\t0\n" not in Path(f"/proc/{tree.pid}/status").read_text()
 
 
-def users_of(store: Path) -> tuple[int, ...]:
-    """Processes whose command line names the store: CRIU and its script, whoever started them."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(store) in word for word in process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return tuple(pid for pid in found if pid != os.getpid())
+def orphans_of(dump: subprocess.Popen[str]) -> tuple[int, ...]:
+    """SIGKILL crckpt; the processes that it had started by then, which go on without it."""
+    dump.send_signal(signal.SIGSTOP)  # so that it starts no more while we look
+    found = psutil.Process(dump.pid).children(recursive=True)
+    dump.kill()
+    dump.communicate()
+    return tuple(process.pid for process in found)
 
 
-def wait_for_criu(store: Path) -> None:
-    """Wait until no CRIU works for this store any more."""
-    wait_for(lambda: not users_of(store), ENDS_WITHIN_S, "CRIU to end")
+def wait_ended(pids: Iterable[int]) -> None:
+    """Wait until none of these runs any more."""
+    wait_for(lambda: not any(runs(pid) for pid in pids), ENDS_WITHIN_S, "CRIU to end")
 
 
 def assert_runs_on(tree: Tree, locks: frozenset[str]) -> None:

@@ -83,6 +83,9 @@ def taken(number: int, kind: str) -> Iterator[int]:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(holder, signal.SIGKILL)
+            taker.wait()
+            with suppress(ChildProcessError):
+                os.waitpid(holder, 0)
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def test_a_store_that_others_could_read(crckpt: Crckpt) -> None:
     """Wrong mode, wrong owner: the fix is one line that works."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "job")
-        dump = ("dump", str(tree.pid), "job")
+        dump: tuple[str, ...] = ("dump", str(tree.pid), "job")
         crckpt.store.chmod(0o750)
         for words in (dump, ("list",)):
             said = _refused(crckpt, STORE, *words, names=(str(crckpt.store), "mode 750"), both=False)

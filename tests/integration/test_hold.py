@@ -12,8 +12,8 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt, network_locks
-from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifests, reached, traced, wait_for_criu
-from trees import CASES, PROGRAMS, PYTHON, Case, started
+from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifests, reached, traced
+from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
@@ -82,7 +82,7 @@ def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> 
     with started(DIALOGUE) as tree:
         before = tree.counters()
         dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
-        assert reached(MOMENTS["packing"], crckpt.store, tree, lambda: dump.poll() is not None)
+        assert reached(MOMENTS["packing"], crckpt.store, tree, dump)
         dump.send_signal(signal.SIGSTOP)
         assert manifests(crckpt.store) == 0, "too late"
         assert traced(tree)
@@ -121,8 +121,8 @@ def test_the_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: s
         words = [str(find(None, None).path), str(tree.pid), str(paths.work), when]
         died = subprocess.run([sys.executable, str(PROGRAMS / "dies_in_hold.py"), *words], check=False)
         assert died.returncode == -signal.SIGKILL
-        wait_for_criu(paths.work)
         if when == "before":
+            wait_for(lambda: not traced(tree), ENDS_WITHIN_S, "CRIU to resume the tree")
             assert_runs_on(tree, frozenset())
         else:
             tree.wait_gone()

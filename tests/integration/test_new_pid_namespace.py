@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 import pytest
-from conftest import Crckpt
+from command import Crckpt
 from stopped import (
     BY_NAME,
     JOB,
@@ -124,16 +124,19 @@ def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt) -> None:
         wait_for(lambda: not runs(init), WITHIN_S, "the namespace to end")
 
 
-def test_a_crckpt_killed_before_the_tree_runs_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+@pytest.mark.parametrize("built", [False, True])
+def test_a_crckpt_killed_before_the_tree_runs_leaves_nothing(
+    crckpt: Crckpt, obstructed: ObstructedCriu, built: bool
+) -> None:
     """Neither of the tree, nor of its namespace."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         words = (IN_NAMESPACE, "--criu", str(obstructed.path))
-        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, *words) as front:
+        waits = obstructed.waits(committed=False) if built else obstructed.waits_at_first()
+        with waits as obstacle, foreground(crckpt, *words) as front:
             obstacle.wait_reached()
-            init = _init(crckpt)
-            inside = _inside(init)
-            assert len(inside) > 5
+            inside = _inside(_init(crckpt))
+            assert (len(inside) > 5) == built
             front.kill()
             front.wait(WITHIN_S)
         wait_for(lambda: not any(map(runs, inside)), WITHIN_S, f"{inside} to end")

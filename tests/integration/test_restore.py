@@ -118,13 +118,14 @@ def test_a_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
 
 def test_what_is_written_into_an_outside_pipe_comes_out_of_crckpt(crckpt: Crckpt) -> None:
     """The reader of the pipe is gone with the checkpoint; in the foreground our own output takes its place."""
-    with _talker(crckpt) as (pid, _), foreground(crckpt) as front:
-        assert front.stdout is not None
-        numbers = [int(front.stdout.readline().removeprefix("says ")) for _ in range(5)]
+    with _talker(crckpt) as (pid, workdir), foreground(crckpt) as front:
+        _goes_on(workdir)
         os.kill(pid, signal.SIGTERM)
-        assert front.wait(WITHIN_S) == 128 + signal.SIGTERM
-        assert numbers[0] > 1
-        assert numbers == list(range(numbers[0], numbers[0] + 5))
+        out, _ = front.communicate(timeout=WITHIN_S)
+    assert front.returncode == 128 + signal.SIGTERM
+    numbers = [int(line.removeprefix("says ")) for line in out.splitlines()]
+    assert numbers[0] > 1
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 @pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)])
@@ -132,9 +133,7 @@ def test_detached_a_writer_into_an_outside_pipe_is_not_ended(crckpt: Crckpt, whe
     """What it writes goes nowhere, and no SIGPIPE comes."""
     with _talker(crckpt) as (_, workdir):
         crckpt.run("restore", "job", "--detach", *where)
-        wait_for(lambda: bool(statuses(workdir)), WITHIN_S, "it to say something")
-        first = statuses(workdir)[""].counter
-        wait_for(lambda: statuses(workdir)[""].counter > first + 10, WITHIN_S, "it to go on")
+        _goes_on(workdir)
 
 
 @contextmanager
@@ -167,6 +166,12 @@ def _unreaped(workdir: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait()
+
+
+def _goes_on(workdir: Path) -> None:
+    wait_for(lambda: bool(statuses(workdir)), WITHIN_S, "the program to say something")
+    first = statuses(workdir)[""].counter
+    wait_for(lambda: statuses(workdir)[""].counter > first + 10, WITHIN_S, "it to go on")
 
 
 def _heard(tree: Tree) -> object:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from command import Crckpt
 from stopped import BY_NAME, JOB, detached_in_namespace, orphans_adopted, program, staging, stopped, taken
-from trees import Tree, open_workdir, started
+from trees import Tree, open_workdir, runs, started
 
 REFUSED = 24
 
@@ -28,17 +28,17 @@ def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-@pytest.mark.parametrize("kind", ["thread", "group", "session"])
-def test_a_number_that_is_taken_in_another_role(crckpt: Crckpt, kind: str) -> None:
+def test_a_number_that_is_taken_in_another_role(crckpt: Crckpt) -> None:
     """A thread, a group or a session of that number is in the way just as much, unless the tree has its own PIDs."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
-        with taken(tree.pid, kind) as holder:
-            said = _refused(crckpt)
-            assert f"{kind} {tree.pid} is taken by python3 (PID {holder})" in said
-            assert "--new-pid-namespace" in said
-            with detached_in_namespace(crckpt):
-                tree.wait_growth(before)
+        for kind in ("thread", "group", "session"):
+            with taken(tree.pid, kind) as holder:
+                said = _refused(crckpt)
+                assert f"{kind} {tree.pid} is taken by python3 (PID {holder})" in said
+                assert "--new-pid-namespace" in said
+        with taken(tree.pid, "session"), detached_in_namespace(crckpt):
+            tree.wait_growth(before)
 
 
 def test_every_number_of_the_tree_counts(crckpt: Crckpt) -> None:
@@ -69,6 +69,11 @@ def _append(path: Path) -> None:
         file.write("more\n")
 
 
+def _make_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGES = (
     Damage("read.txt", Path.unlink, "{path} is missing (fd 3 of python3, PID {pid})", "put it back"),
     Damage(
@@ -79,7 +84,7 @@ DAMAGES = (
     Damage(
         "mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"
     ),
-    Damage("read.txt", lambda path: (path.unlink(), path.mkdir()), "{path} is a directory now", "put back", Path.rmdir),
+    Damage("read.txt", _make_directory, "{path} is a directory now", "put back", Path.rmdir),
     Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
@@ -102,22 +107,33 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
             yield tree
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.name}: {damage.says[:28]}")
-def test_a_file_that_does_not_agree(crckpt: Crckpt, tree: Tree, damage: Damage) -> None:
-    """It is named with who holds it, a dry run says the same and touches nothing, and the remedy helps."""
+def test_a_file_that_does_not_agree(crckpt: Crckpt, tree: Tree) -> None:
+    """It is named with who holds it and with the remedy, and when all files are put right the restore works."""
     before = tree.counters()
-    path = _held(tree, damage.name)
-    with _put_back(path, damage.undo):
-        damage.do(path)
-        changed = _state(path)
-        said = _refused(crckpt)
-        assert damage.says.format(path=path, pid=tree.pid) in said
-        assert damage.remedy in said
-        assert _refused(crckpt, "--dry-run") == said
-        assert _state(path) == changed
+    for damage in DAMAGES:
+        path = _held(tree, damage.name)
+        with _put_back(path, damage.undo):
+            damage.do(path)
+            said = _refused(crckpt)
+            assert damage.says.format(path=path, pid=tree.pid) in said
+            assert damage.remedy in said
     crckpt.run("restore", JOB, "--detach")
     tree.wait_growth(before)
     assert tree.facts()[""]["answer"] == 42
+
+
+def test_a_dry_run_says_the_same_and_touches_nothing(crckpt: Crckpt, tree: Tree) -> None:
+    """Neither the file that would be cut back nor the store."""
+    path = _held(tree, "write.txt")
+    with _put_back(path):
+        _append(path)
+        changed = _state(path)
+        assert _refused(crckpt, "--dry-run") == _refused(crckpt)
+        said = crckpt.run("restore", JOB, "--dry-run", "--grown", "rewind").out
+        assert "nothing stands against a restore" in said
+        assert f"{path} grew from 1800 to 1805 bytes" in said
+        assert _state(path) == changed
+        assert not runs(tree.pid)
 
 
 def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> None:

@@ -20,6 +20,7 @@ REFUSED: Final = 24
 INTERRUPTED: Final = 130
 WITHIN_S: Final = 20
 INTERRUPT: Final = b"\x03"
+ERASE: Final = "\x1b[2K"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,10 +76,13 @@ def workdir() -> Iterator[Path]:
         yield workdir
 
 
-@pytest.fixture
-def stopped_job(crckpt: Crckpt, workdir: Path) -> int:
-    """The PID of a program that was a shell's job on a terminal, and that was checkpointed and ended."""
-    with _job(workdir) as pid:
+@pytest.fixture(params=["{}", "bash -c '{}; true'"], ids=["job", "child-of-job"])
+def stopped_job(request: pytest.FixtureRequest, crckpt: Crckpt, workdir: Path) -> int:
+    """The PID of a program that was a shell's job on a terminal, or a job's child, and was checkpointed and ended.
+
+    A job leads a process group of its own. A child takes part in that of crckpt, where ^C reaches them both.
+    """
+    with _job(workdir, request.param) as pid:
         crckpt.run("dump", str(pid), JOB, "--stop")
     return pid
 
@@ -93,6 +97,7 @@ def test_a_dump_says_why_it_takes_the_option_for_terminals(crckpt: Crckpt, workd
         wait_for(lambda: _said(workdir).counter > heard, WITHIN_S, "the job to go on")
 
 
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
     """Detached or not; what it wants is said."""
     for words in (("--detach",), ()):
@@ -106,7 +111,7 @@ def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
     before = _said(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
         wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
-        assert f"says {before}" in terminal.shown or f"says {before + 1}" in terminal.shown
+        assert ERASE not in terminal.shown.partition("says")[2], "the program's first words were erased"
         assert psutil.Process(stopped_job).ppid() == terminal.process.pid
         terminal.type(b"hello there\n")
         wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
@@ -119,6 +124,7 @@ def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
         assert terminal.process.wait(WITHIN_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_an_interrupt_in_mid_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
@@ -138,12 +144,26 @@ def test_an_interrupt_in_mid_restore_leaves_nothing(
         wait_for(lambda: _said(workdir).counter > before, WITHIN_S, "it to go on")
 
 
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
+def test_in_pids_of_its_own_it_has_the_terminal_too(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+    """Another process on the host, but the same terminal."""
+    before = _said(workdir).counter
+    argv = (str(PROGRAM), "restore", JOB, "--new-pid-namespace")
+    with Terminal(*argv, environment=crckpt.environment) as terminal:
+        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        terminal.type(b"hello\n")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
+        terminal.type(INTERRUPT)
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        assert not runs(stopped_job)
+
+
 @contextmanager
-def _job(workdir: Path) -> Iterator[int]:
-    """The PID of a program that a shell runs on a terminal, in the foreground."""
+def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
+    """The PID of a program that a shell runs on a terminal, in the foreground; `line` is what is typed around it."""
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
-        terminal.type(f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen\n".encode())
+        terminal.type(line.format(f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen").encode() + b"\n")
         wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
         yield _said(workdir).pid
 

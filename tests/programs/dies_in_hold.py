@@ -1,4 +1,4 @@
-"""Dump the tree below PID with CRIU into WORK, and SIGKILL ourselves in the hold, before or after the commit is recorded."""
+"""Dump the tree below PID with CRIU into WORK, and be killed in the hold, before or after the commit is recorded."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A counter that also writes its numbers to standard output, and reads lines from standard input if `--listen` is given.
+"""A counter that also writes its numbers to standard output; with `--listen` it reads words from standard input.
 
 The facts say which words came, and how often SIGINT came.
 """

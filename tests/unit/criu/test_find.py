@@ -172,12 +172,13 @@ def test_a_memory_of_nonsense_is_no_memory(tmp_path: Path, memory: Path, content
     assert find.remembered(find.Candidate(path, "PATH"), memory) is None
 
 
-def test_what_is_remembered_of_others_stays(working: Path, memory: Path) -> None:
+def test_what_is_remembered_of_others_stays_as_long_as_they_are_there(working: Path, memory: Path) -> None:
     memory.parent.mkdir()
-    memory.write_text(json.dumps({"/other": {"version": "1"}}))
+    other = str(memory.parent)
+    memory.write_text(json.dumps({other: {"version": "1"}, f"{other}/gone": {"version": "1"}}))
     found = find.search(working, None, memory).criu
     assert found is not None
-    assert json.loads(memory.read_text()).keys() == {"/other", str(working)}
+    assert json.loads(memory.read_text()).keys() == {other, str(working)}
 
 
 def test_a_memory_that_cannot_be_written_is_none(working: Path, tmp_path: Path) -> None:
