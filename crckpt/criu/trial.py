@@ -17,7 +17,8 @@ from crckpt.model import Options
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the trial has one of each common kind.
 _PROGRAM = """
-import os, socket, threading
+import os, signal, socket, threading
+signal.alarm(60)  # should crckpt be killed meanwhile, it ends by itself
 listener = socket.create_server(("127.0.0.1", 0))
 pipe, pair = os.pipe(), socket.socketpair()
 threading.Thread(target=threading.Event().wait, daemon=True).start()

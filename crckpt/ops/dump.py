@@ -265,5 +265,10 @@ def _details(subject: _Subject) -> bytes:
         }
         for process in subject.seen.tree.processes
     ]
-    appended = {found.target: max(found.size, found.pos) for found in subject.seen.descriptors if found.is_append_only}
+    # A position beyond the end is of a log that was truncated: then the position at the freeze tells nothing.
+    appended = {
+        found.target: found.size
+        for found in subject.seen.descriptors
+        if found.is_append_only and found.pos <= found.size
+    }
     return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()

@@ -67,8 +67,9 @@ def restore(request: Request, context: Context) -> Restored:
     need_root("to restore a checkpoint")
     repository = context.repository()
     with repository.shared():
-        newest = repository.get(repository.resolve(request.ref))
+        newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
         criu = context.criu()
+        damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(newest.job)) if request.or_older else ()
         failures: list[tuple[Checkpoint, CrckptError]] = []
         for checkpoint in _candidates(repository, newest, or_older=request.or_older):
             try:
@@ -79,7 +80,8 @@ def restore(request: Request, context: Context) -> Restored:
                 ours = as_ours(error, RestoreFailed, "the restore")
                 raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
             else:
-                return replace(done, passed_over=tuple((bad.id, error.message) for bad, error in failures))
+                failed = tuple((bad.id, error.message) for bad, error in failures)
+                return replace(done, passed_over=(*damaged, *failed))
     if len(failures) == 1:
         raise failures[0][1]
     causes = tuple(f"{bad.id[:12]}: {error.message}" for bad, error in failures)
@@ -227,12 +229,14 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 @contextmanager
 def _outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
-    """Values for --inherit-fd, each with our descriptor: our output for what the tree writes into, else /dev/null."""
+    """Values for --inherit-fd, each with our descriptor: our output for what the tree writes, else /dev/null."""
     ends: dict[str, int] = {}
     try:
         for pipe in pipes:
-            to_us = pipe.writes and not detach
-            descriptor = os.dup(1) if to_us else os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            if pipe.writes and not detach:
+                descriptor = os.dup(2 if pipe.errors else 1)
+            else:
+                descriptor = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         yield ends
     finally:

@@ -50,10 +50,14 @@ class Rewind:
 
 @dataclass(frozen=True)
 class OutsidePipe:
-    """A pipe of which the tree has one end only. `writes`: the tree writes into it."""
+    """A pipe of which the tree has one end only.
+
+    `writes`: the tree writes into it, `errors`: only as standard error (fd 2).
+    """
 
     inode: int
     writes: bool
+    errors: bool
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted.tree), needs_terminal)
 
 
+_STDERR = 2
 _HARMLESS = ("file-written", "log-kept")
 _KINDS = {
     stat.S_IFREG: "regular file",
@@ -236,11 +241,16 @@ def _ids(file: OpenFile) -> tuple[int, ...]:
 
 def _outside_pipes(tree: ImageTree) -> tuple[OutsidePipe, ...]:
     ends: dict[int, set[int]] = {}
+    numbers: dict[int, set[int]] = {}
+    for process in tree.processes:
+        for opened in process.descriptors:
+            if isinstance(opened.file, Pipe):
+                numbers.setdefault(opened.file.pipe_id, set()).add(opened.fd)
     for file in tree.files:
         if isinstance(file, Pipe):
             ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)
     return tuple(
-        OutsidePipe(inode, writes=os.O_WRONLY in found)
+        OutsidePipe(inode, writes=os.O_WRONLY in found, errors=numbers.get(inode) == {_STDERR})
         for inode, found in ends.items()
         if len(found) == 1 and os.O_RDWR not in found
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -89,6 +90,12 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
         f"the manifest of checkpoint {short} has schema {schema}; this crckpt knows schema {SCHEMA}",
         hint=f"use a crckpt that knows schema {schema}",
     )
+
+
+def job_named_in(manifest: bytes) -> str | None:
+    """The job that a manifest names, however damaged the rest of it is; None if that cannot be read."""
+    found = re.search(rb'"job": "([A-Za-z0-9._-]+)"', manifest)
+    return found[1].decode() if found else None
 
 
 def _encode(checkpoint: Checkpoint) -> bytes:

@@ -13,7 +13,7 @@ from crckpt.host.files import ensure_private_directory, make_private_directory, 
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.layout import Facts, Layout, open_layout
 from crckpt.store.lock import TIMEOUT_S, StoreLock
-from crckpt.store.manifest import Checkpoint, seal, unseal
+from crckpt.store.manifest import Checkpoint, job_named_in, seal, unseal
 from crckpt.store.names import ID, SHORT
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.retention import Collected, Unreadable, collect, remove_checkpoints
@@ -72,9 +72,9 @@ class Repository:
         """The ids of all checkpoints, readable or not."""
         return tuple(CheckpointId(path.name) for path in self._directories() if (path / "manifest.json").exists())
 
-    def unreadable(self) -> tuple[Unreadable, ...]:
-        """Checkpoints whose manifest is damaged or of a newer schema."""
-        return self.read_all()[1]
+    def unreadable(self, job: str | None = None) -> tuple[Unreadable, ...]:
+        """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
+        return tuple(bad for bad in self.read_all()[1] if job is None or bad.job in (None, job))
 
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
@@ -84,8 +84,12 @@ class Repository:
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
         return unseal(manifest, checkpoint_id)
 
-    def resolve(self, ref: str) -> CheckpointId:
-        """The checkpoint that `ref` names. Raises NoSuchCheckpoint, or UsageError if it fits several; see `refs`."""
+    def resolve(self, ref: str, *, despite_damage: bool = False) -> CheckpointId:
+        """The checkpoint that `ref` names. Raises NoSuchCheckpoint, or UsageError if it fits several; see `refs`.
+
+        Raises IntegrityError if `ref` counts a job's checkpoints and one of them may be damaged, so that nobody knows
+        which is the newest; not with `despite_damage`.
+        """
         with self.shared():
             if ID.fullmatch(ref) and self.layout.manifest(ref).exists():
                 return CheckpointId(ref)
@@ -94,7 +98,15 @@ class Repository:
             for checkpoint in found:
                 jobs.setdefault(checkpoint.job, []).append(checkpoint.id)
             ids = (*(checkpoint.id for checkpoint in found), *(bad.id for bad in unreadable))
-            return resolve(ref, Known(jobs, ids, self.tags()))
+            resolved = resolve(ref, Known(jobs, ids, self.tags()))
+            job = ref.partition("~")[0]
+            damaged = [bad for bad in unreadable if bad.job in (None, job)]
+            if damaged and job in jobs and not despite_damage:
+                raise IntegrityError(
+                    f"{damaged[0].why}; it may be the newest of {job}",
+                    hint=f"name one by its id (crckpt list {job}), or give it up: crckpt rm {damaged[0].id[:SHORT]}",
+                )
+            return resolved
 
     def tag(self, checkpoint_id: CheckpointId, name: str) -> Tag:
         """Let `JOB:name` name the checkpoint; a tag of that name moves. Raises UsageError, and what `get` raises."""
@@ -174,7 +186,8 @@ class Repository:
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
-                unreadable.append(Unreadable(checkpoint_id, error.message, remedy))
+                job = job_named_in(self.layout.manifest(checkpoint_id).read_bytes())
+                unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
         return tuple(found), tuple(unreadable)
 

@@ -23,9 +23,10 @@ _SECTOR = 512
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A checkpoint whose manifest cannot be read, why, and what helps."""
+    """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
 
     id: CheckpointId
+    job: str | None
     why: str
     remedy: str
 

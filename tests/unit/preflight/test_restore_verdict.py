@@ -312,8 +312,8 @@ def test_pipes_to_somebody_outside(wanted: Wanted, now: Now) -> None:
     )
     tree = replace(wanted.tree, files=(*wanted.tree.files, *ends))
     assert judge(replace(wanted, tree=tree), now).outside_pipes == (
-        OutsidePipe(61, writes=False),
-        OutsidePipe(62, writes=True),
+        OutsidePipe(61, writes=False, errors=False),
+        OutsidePipe(62, writes=True, errors=False),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from image_sets import ImageSet, described, opened, store
 
-from crckpt.errors import NoSuchCheckpoint, UsageError
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
 from crckpt.store.refs import Known, resolve
@@ -140,3 +140,18 @@ def test_what_does_not_exist_cannot_be_tagged_or_had(repository: Repository) -> 
         repository.tag(nobody, "x")
     with pytest.raises(NoSuchCheckpoint, match="000000000000"):
         repository.get(nobody)
+
+
+@pytest.mark.parametrize("at", ["note", "job"])
+def test_a_damaged_manifest_is_not_passed_over_in_silence(repository: Repository, at: str) -> None:
+    """Nobody knows whether it was the newest: its job's name is refused, ids and other jobs are not."""
+    first, second, third, other = repository.checkpoints()
+    manifest = repository.layout.manifest(third.id)
+    manifest.write_bytes(manifest.read_bytes().replace(f'"{at}": '.encode(), f'"{at}":~'.encode()))
+    for ref in ("one", "one~1"):
+        with pytest.raises(IntegrityError, match=third.id[:12]):
+            repository.resolve(ref)
+    assert repository.resolve("one", despite_damage=True) == second.id
+    assert repository.resolve(first.id[:12]) == first.id
+    if at == "note":
+        assert repository.resolve("two") == other.id
