@@ -75,7 +75,11 @@ def main(pid: int, ready: str, owner: str) -> int:
             return 1
         select.select([], [], [], _LOOK_S)
     os.close(lock)
-    return root.wait()
+    status = root.wait()
+    # A CRIU that is ending the tree works in here: if we ended now, the kernel would end it in the middle of its work.
+    while _has_visitors():
+        select.select([], [], [], _LOOK_S)
+    return status
 
 
 def _is_awaited(lock: int) -> bool:
@@ -84,6 +88,17 @@ def _is_awaited(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    return False
+
+
+def _has_visitors() -> bool:
+    """Whether a process whose parent is outside the namespace runs in it (nsenter): it shows 0 as its parent."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and path.name != "1":
+            with suppress(OSError):
+                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] != "Z" and fields[1] == "0":
+                    return True
     return False
 
 
