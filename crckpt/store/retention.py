@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from crckpt.errors import IntegrityError
-from crckpt.host.files import move_durably, sync_directory
+from crckpt.host.files import move_durably, remove, remove_tree, sync_directory
 from crckpt.model import CheckpointId
 from crckpt.store.layout import Layout
 from crckpt.store.names import ID
@@ -47,10 +46,10 @@ def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
     # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
     doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
     for path, aside in doomed:
-        move_durably(path, aside)
-    sync_directory(layout.checkpoints)
+        move_durably(path, aside, "doomed")
+    sync_directory(layout.checkpoints, "doomed")
     for _, aside in doomed:
-        shutil.rmtree(aside)
+        remove_tree(aside, "doomed")
 
 
 def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
@@ -107,6 +106,6 @@ def _size(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
-        shutil.rmtree(path)
+        remove_tree(path, "garbage")
     else:
-        path.unlink()
+        remove(path, "garbage")
