@@ -90,6 +90,7 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         *sorted(records),
         *sorted(orphans),
         *sorted(layout.tags.glob("*/.*")),
+        *sorted(layout.root.glob(".store.json.*")),
     )
 
 

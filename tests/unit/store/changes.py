@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 # fmt: off
 _METHODS = frozenset({
     "write_bytes", "write_text", "unlink", "rename", "mkdir", "rmdir", "symlink_to", "hardlink_to", "rmtree",
-    "copyfile", "copytree", "copy2", "makedirs", "removedirs", "renames", "write", "writelines", "writev", "pwrite", "pwritev",
-    "sendfile", "copy_file_range", "splice", "fsync", "fdatasync", "sync", "truncate", "ftruncate", "posix_fallocate",
-    "link", "symlink", "fdopen", "mkfifo", "mknod",
+    "copyfile", "copytree", "copy2", "makedirs", "removedirs", "renames", "write", "writelines", "writev",
+    "pwrite", "pwritev", "sendfile", "copy_file_range", "splice", "fsync", "fdatasync", "sync", "truncate", "ftruncate",
+    "posix_fallocate", "link", "symlink", "fdopen", "mkfifo", "mknod",
 })
 # fmt: on
 _FUNCTIONS = {"os": frozenset({"replace", "remove"}), "shutil": frozenset({"copy", "move"})}
