@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,13 +126,16 @@ _ACTS: dict[str, Callable[..., object]] = {
 
 
 def _recorder(file: TextIO, then: steps.Watcher) -> steps.Watcher:
+    order = threading.Lock()
+
     def record(name: str, operands: tuple[object, ...]) -> None:
         paths = [str(o) for o in operands if isinstance(o, Path)]
         if name.endswith((".write", ".write-at", ".sync", ".resize")):
             paths = [os.readlink(f"/proc/self/fd/{operands[0]}")]  # noqa: PTH115
         content = b"".join(bytes(o) for o in operands if isinstance(o, memoryview))
-        then(name, operands)
-        print(json.dumps([name, paths, content.decode("latin-1")]), file=file, flush=True)
+        with order:
+            then(name, operands)
+            print(json.dumps([name, paths, content.decode("latin-1")]), file=file, flush=True)
 
     return record
 
