@@ -39,8 +39,13 @@ def ensure_private_directory(path: Path, what: str) -> None:
 
 def ensure_directories(path: Path, what: str) -> None:
     """Create what is missing of `path` and the directories above it, with the mode that the umask gives; durable."""
-    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    for directory in reversed(missing):
+    above = path
+    while not above.exists():
+        above = above.parent
+    # Whoever made it may have died before the sync; where we may not look, it was not one of us.
+    with suppress(PermissionError):
+        sync_directory(above.parent, what)
+    for directory in reversed([path, *path.parents][: len(path.parts) - len(above.parts)]):
         step(f"{what}.mkdir", directory)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent, what)

@@ -18,6 +18,7 @@ from crckpt.host.files import (
     ensure_directories,
     ensure_private_directory,
     open_lock,
+    sync_directory,
     write_durably,
 )
 
@@ -91,6 +92,9 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         if create and _is_blank(root):
             _create(root)
         _check(root)
+        if create:
+            # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
+            sync_directory(root, "root")
         return Layout(root), _facts(root)
     except (PermissionError, NotADirectoryError) as error:
         raise StoreUnusable(

@@ -154,6 +154,8 @@ class Repository:
         target = self.layout.pack(digest)
         if target.exists() and filecmp.cmp(path, target, shallow=False):
             remove(path, "pack")
+            # Whoever put it there may have died before the sync, and a manifest is about to rely on it.
+            sync_directory(target.parent, "pack")
             return
         ensure_private_directory(target.parent, "pack-directory")
         move_durably(path, target, "pack")

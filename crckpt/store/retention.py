@@ -69,6 +69,8 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
     leftovers = _leftovers(layout, kept)
     freed = sum(_size(path) for path in (*packs, *leftovers))
     if not dry_run:
+        # A removal that died before its sync could be undone by a power cut: then the packs would be needed again.
+        sync_directory(layout.checkpoints, "garbage")
         for path in (*leftovers, *packs):
             _remove(path)
     shown = tuple(str(path.relative_to(layout.root)) for path in leftovers)

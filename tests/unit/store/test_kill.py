@@ -45,9 +45,9 @@ def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
 
 
 def _moments(taken: Counter[str]) -> Iterator[str]:
-    """Each step, as CRCKPT_KILL_AT says it: the first three times and the last one that it is taken."""
+    """Each step, as CRCKPT_KILL_AT says it: the first two times and the last one that it is taken."""
     for name, times in taken.items():
-        for number in sorted({1, 2, 3, times}):
+        for number in sorted({1, 2, times}):
             if number <= times:
                 yield f"{name}:{number}"
 

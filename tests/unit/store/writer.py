@@ -116,6 +116,7 @@ def _restore(repository: Repository, ref: str, directory: str) -> None:
 
 _ACTS: dict[str, Callable[..., object]] = {
     "create": lambda _repository: None,
+    "create-ingest": _dump,
     "ingest": _dump,
     "tag": _tag,
     "untag": Repository.untag,
@@ -143,7 +144,7 @@ def _recorder(file: TextIO, then: steps.Watcher) -> steps.Watcher:
 def _obey(order: Order) -> None:
     with Path(order.log or os.devnull).open("w") as log:
         steps.watch(_recorder(log, steps.killer(order.kill_at)))
-        _ACTS[order.act](Repository.open(Path(order.root), create=order.act == "create"), *order.arguments)
+        _ACTS[order.act](Repository.open(Path(order.root), create=order.act.startswith("create")), *order.arguments)
 
 
 def _obeyed(order: Order, into: int) -> int:
