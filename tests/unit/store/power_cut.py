@@ -36,22 +36,29 @@ class Renaming:
 
 
 Tree = dict[Node, dict[str, Node]]
-Kept = Callable[[float, Random], float]
-"""From where a change of names stands among those that are not safe, 0 the first and 1 the last: how likely it is done.
-The random number generator begins anew for each."""
+Kept = Callable[[int, int, Random], bool]
+"""Of the changes of names that are not safe: whether the one of that number (from 0), of so many, is there."""
 
 Torn = Callable[[bytes, bytes, Random], bytes]
 """From the safe content of a file and what was written after: what is found."""
 
-NONE: Kept = lambda _place, _chance: 0  # noqa: E731
-ALL: Kept = lambda _place, _chance: 1  # noqa: E731
-SOME: Kept = lambda _place, _chance: 0.5  # noqa: E731
-FIRST: Kept = lambda place, chance: place < chance.random()  # noqa: E731
-LAST: Kept = lambda place, chance: place > chance.random()  # noqa: E731
+NONE: Kept = lambda _number, _many, _chance: False  # noqa: E731
+ALL: Kept = lambda _number, _many, _chance: True  # noqa: E731
+SOME: Kept = lambda _number, _many, chance: chance.random() < 0.5  # noqa: E731
 
 LOST: Torn = lambda safe, _unsafe, _chance: safe  # noqa: E731
 WHOLE: Torn = lambda safe, unsafe, _chance: safe + unsafe  # noqa: E731
 ZEROS: Torn = lambda safe, unsafe, _chance: safe + bytes(len(unsafe))  # noqa: E731
+
+
+def first(kept: int) -> Kept:
+    """So many: what a journal keeps."""
+    return lambda number, _many, _chance: number < kept
+
+
+def last(kept: int) -> Kept:
+    """Only so many of the newest."""
+    return lambda number, many, _chance: number >= many - kept
 
 
 def cut_short(safe: bytes, unsafe: bytes, chance: Random) -> bytes:
@@ -83,16 +90,20 @@ class Disk:
     def after_cut(self, seed: int, kept: Kept, torn: Torn) -> Mapping[Path, bytes | None]:
         """What is found: files with their content, directories with None. What is not safe is `kept` and `torn`."""
         chance = Random(seed)
-        unsafe = [renaming for renaming in self._renamings if renaming.safe != renaming.changes]
-        lost = {
-            id(renaming)
-            for number, renaming in enumerate(unsafe, 1)
-            if chance.random() >= kept(number / (len(unsafe) + 1), Random(seed))
-        }
+        unsafe = self._unsafe()
+        lost = {id(found) for number, found in enumerate(unsafe) if not kept(number, len(unsafe), chance)}
         tree: Tree = {}
         for renaming in self._renamings:
             _follow(tree, renaming.safe if id(renaming) in lost else renaming.changes)
         return dict(_found(tree, self._root, Path(), lambda node: _content(node, torn, chance)))
+
+    @property
+    def unsafe(self) -> int:
+        """How many changes of names are not safe."""
+        return len(self._unsafe())
+
+    def _unsafe(self) -> list[Renaming]:
+        return [renaming for renaming in self._renamings if renaming.safe != renaming.changes]
 
     def _new(self, *, is_directory: bool) -> Node:
         node = Node(is_directory)

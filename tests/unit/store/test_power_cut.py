@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import pytest
-from power_cut import ALL, FIRST, LAST, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, prefixes, write_out
+from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
 from stages import ACTS, Act, Stage, build, check, memory_directory
 from writer import Entry, Order, Writers, writers
 
@@ -21,15 +21,17 @@ GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 UNSYNCED = ("sync", "sync-directory", "unlink", "rmdir")
 """Before these something is done that is not safe yet."""
 
-CUTS: tuple[tuple[Kept, Torn], ...] = (
+Kind = tuple[Kept, Torn]
+"""Which names that are not synced are there, and what becomes of content that is not."""
+
+KINDS: tuple[Kind, ...] = (
     (NONE, LOST),
     (ALL, LOST),
     (ALL, ZEROS),
     (SOME, cut_short),
-    (FIRST, WHOLE),
-    (LAST, ZEROS),
+    (first(1), WHOLE),
+    (last(1), ZEROS),
 )
-"""Which names that are not synced are there, and what becomes of content that is not."""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +62,17 @@ def _promise(root: Path) -> Promise:
     return Promise(ids, frozenset(repository.tags()))
 
 
-def _cuts(disk: Disk, seed: int, kinds: int = len(CUTS)) -> Iterator[Path]:
-    """A directory for each kind of power cut that could happen now, or for some kinds."""
-    for number, (kept, torn) in enumerate((*CUTS, *CUTS)[seed % len(CUTS) :][:kinds]):
+def _cuts(disk: Disk, seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Path]:
+    """A directory for each kind of power cut that could happen now."""
+    for number, (kept, torn) in enumerate(kinds):
         with memory_directory() as directory:
             write_out(disk.after_cut(seed * 100 + number, kept, torn), directory)
             yield directory
+
+
+def _orders(disk: Disk) -> list[Kind]:
+    """Kinds of power cuts where the disk has done things in another order than they were asked for."""
+    return [(last(number), WHOLE) for number in range(disk.unsafe + 1)]
 
 
 def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> list[Entry]:
@@ -118,11 +125,11 @@ def test_a_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> No
                 entries = _recorded(forked, copy, follower)
                 number = Random(seed).randrange(len(entries))
                 _apply(disk, entries[:number], copy.root)
-                for found in _cuts(disk, seed, 1):
+                for found in _cuts(disk, seed, [KINDS[seed % len(KINDS)]]):
                     check(found, before, both)
                 _apply(disk, entries[number:], copy.root)
                 new = _promise(copy.root)
-                for found in _cuts(disk, seed):
+                for found in _cuts(disk, seed, [*_orders(disk), (SOME, ZEROS)]):
                     assert new.kept - had.kept <= _promise(found).kept
                     assert follower.act != "tag" or new.tags <= _promise(found).tags
                     check(found, before, both)
