@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,10 @@ from crckpt.host.files import open_lock, remove
 from crckpt.store.owner import Owner, read_owner, write_owner
 
 TIMEOUT_S: Final = 10.0
-_RETRY_S: Final = 0.05
+_RETRY_S: Final = 0.01
+"""Short: who wants it alone must meet a moment in which nobody of many has it."""
+
+_COMMAND = 100
 
 
 class StoreLock:
@@ -90,7 +94,9 @@ class StoreLock:
             return StoreLocked(
                 f"the store {self._root} is locked", hint=f"see which process has it open: lsof {self._root}/lock"
             )
-        names = tuple(f"PID {owner.pid} ({owner.command}) since {_clock(owner)}" for owner in owners)
+        names = tuple(
+            f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
+        )
         pids = " ".join(str(owner.pid) for owner in owners)
         return StoreLocked(
             f"the store {self._root} is locked by {', '.join(names)}",
