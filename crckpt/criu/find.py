@@ -144,7 +144,7 @@ def _remember(criu: Criu, memory: Path) -> None:
     entries[str(criu.path)] = {"identity": _identity(criu.path), **facts}
     with suppress(OSError):  # a host that forgets is slower, not wrong
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_durably(memory, json.dumps(entries, indent=1).encode())
+        write_durably(memory, json.dumps(entries, indent=1).encode(), "memory")
 
 
 def _identity(path: Path) -> list[object]:

@@ -1,4 +1,7 @@
-"""Files and directories that survive a crash: write, fsync, rename, fsync the directory."""
+"""Files and directories that survive a crash: write, fsync, rename, fsync the directory.
+
+Every function that changes something is told `what` that is, a word that its steps are named by: see `steps`.
+"""
 
 from __future__ import annotations
 
@@ -9,70 +12,154 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from crckpt.host.steps import step
+
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 
 
-def make_private_directory(path: Path) -> None:
+def make_private_directory(path: Path, what: str) -> None:
     """Create `path` with mode 0700, whatever the umask; durable once it returns."""
+    step(f"{what}.mkdir", path)
     path.mkdir(mode=PRIVATE_DIRECTORY)
     path.chmod(PRIVATE_DIRECTORY)
-    sync_directory(path.parent)
+    sync_directory(path.parent, what)
 
 
-def ensure_private_directory(path: Path) -> None:
-    """As `make_private_directory`, but it may exist already, or be made by somebody else meanwhile."""
-    with suppress(FileExistsError):
-        make_private_directory(path)
+def ensure_private_directory(path: Path, what: str) -> None:
+    """As `make_private_directory`, but it may exist already, or be made by somebody else meanwhile.
+
+    It is durable in any case: whoever made it may have died before the sync.
+    """
+    try:
+        make_private_directory(path, what)
+    except FileExistsError:
+        sync_directory(path.parent, what)
 
 
-def sync_directory(path: Path) -> None:
+def ensure_directories(path: Path, what: str) -> None:
+    """Create what is missing of `path` and the directories above it, with the mode that the umask gives; durable."""
+    above = path
+    while not above.exists():
+        above = above.parent
+    # Whoever made it may have died before the sync; where we may not look, it was not one of us.
+    with suppress(PermissionError):
+        sync_directory(above.parent, what)
+    for directory in reversed([path, *path.parents][: len(path.parts) - len(above.parts)]):
+        step(f"{what}.mkdir", directory)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent, what)
+
+
+def sync_directory(path: Path, what: str) -> None:
     """Make the names in `path` durable (fsync of the directory)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        step(f"{what}.sync-directory", path)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def open_private(path: Path) -> int:
+def open_private(path: Path, what: str) -> int:
     """Create `path` for writing with mode 0600, whatever the umask, and return its descriptor. Fails if it exists."""
+    step(f"{what}.create", path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     os.fchmod(descriptor, PRIVATE_FILE)
     return descriptor
 
 
-def write_new(path: Path, content: bytes) -> None:
-    """Create `path` with mode 0600 and make its content durable; its name is so once the directory is synced."""
-    with os.fdopen(open_private(path), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def open_lock(path: Path, what: str) -> int:
+    """Open `path` to be locked; it is created, empty, with mode 0600, if it is missing."""
+    step(f"{what}.create", path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    os.fchmod(descriptor, PRIVATE_FILE)
+    return descriptor
 
 
-def move_durably(source: Path, target: Path) -> None:
-    """Rename a file or directory, whose content is durable already, and make its new name durable."""
+def write(descriptor: int, content: bytes | memoryview, what: str) -> None:
+    """Write all of `content` where the descriptor is."""
+    left = memoryview(content)
+    while left:
+        step(f"{what}.write", descriptor, left)
+        left = left[os.write(descriptor, left) :]
+
+
+def write_at(descriptor: int, content: bytes | memoryview, offset: int, what: str) -> None:
+    """Write all of `content` at `offset`."""
+    left = memoryview(content)
+    while left:
+        step(f"{what}.write-at", descriptor, left, offset)
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
+
+
+def resize(file: int | Path, size: int, what: str) -> None:
+    """Cut a file, or let it grow by a hole."""
+    step(f"{what}.resize", file, size)
+    os.truncate(file, size)
+
+
+def sync(descriptor: int, what: str) -> None:
+    """Make a file's content durable."""
+    step(f"{what}.sync", descriptor)
+    os.fsync(descriptor)
+
+
+def rename(source: Path, target: Path, what: str) -> None:
+    """Rename; durable only once the directories are synced."""
+    step(f"{what}.rename", source, target)
     source.rename(target)
-    sync_directory(target.parent)
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def remove(path: Path, what: str) -> None:
+    """Remove a file; it may come back until the directory is synced. Raises FileNotFoundError if there is none."""
+    step(f"{what}.unlink", path)
+    path.unlink()
+
+
+def remove_tree(path: Path, what: str) -> None:
+    """Remove a directory and all that is in it; links are removed, not followed."""
+    for top, directories, names in os.walk(path, topdown=False, onerror=_raised):
+        for name in names:
+            remove(Path(top, name), what)
+        for directory in (Path(top, name) for name in directories):
+            if directory.is_symlink():
+                remove(directory, what)
+            else:
+                _remove_empty(directory, what)
+    _remove_empty(path, what)
+
+
+def write_new(path: Path, content: bytes, what: str) -> None:
+    """Create `path` with mode 0600 and make its content durable; its name is so once the directory is synced."""
+    _fill(open_private(path, what), content, what)
+
+
+def move_durably(source: Path, target: Path, what: str) -> None:
+    """Rename a file or directory, whose content is durable already, and make its new name durable."""
+    rename(source, target, what)
+    sync_directory(target.parent, what)
+
+
+def write_durably(path: Path, content: bytes, what: str) -> None:
     """Create or replace `path` so that after any crash it holds either the old or the new content, whole."""
     # A PID comes again after a crash: alone it would find its own leftover in the way.
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    with removed_on_failure(beside):
-        write_new(beside, content)
-        beside.rename(path)
-    sync_directory(path.parent)
+    with removed_on_failure(beside, what):
+        write_new(beside, content, what)
+        rename(beside, path, what)
+    sync_directory(path.parent, what)
 
 
 @contextmanager
-def removed_on_failure(path: Path) -> Iterator[None]:
+def removed_on_failure(path: Path, what: str) -> Iterator[None]:
     """Remove `path`, a half-written temporary, if the block fails."""
     try:
         yield
     except BaseException:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            remove(path, what)
         raise
 
 
@@ -84,33 +171,51 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
     """
     tail = _tail(path, size)
     kept = _kept(kept, tail)
-    with removed_on_failure(kept):
-        sync_directory(kept.parent)
-        os.truncate(path, size)
+    with removed_on_failure(kept, "tail"):
+        sync_directory(kept.parent, "tail")
+        resize(path, size, "rewound")
     try:
         yield
     except BaseException:
-        with path.open("ab") as file:
-            file.write(tail)
-        kept.unlink()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            write(descriptor, tail, "rewound")
+        finally:
+            os.close(descriptor)
+        remove(kept, "tail")
         raise
 
 
 def _kept(wanted: Path, content: bytes) -> Path:
     names = itertools.chain((wanted,), (wanted.with_name(f"{wanted.name}.{number}") for number in itertools.count(2)))
     free = next(name for name in names if not os.path.lexists(name))
-    descriptor = open_private(free)
-    with removed_on_failure(free), os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = open_private(free, "tail")
+    with removed_on_failure(free, "tail"):
+        _fill(descriptor, content, "tail")
     return free
+
+
+def _fill(descriptor: int, content: bytes, what: str) -> None:
+    try:
+        write(descriptor, content, what)
+        sync(descriptor, what)
+    finally:
+        os.close(descriptor)
 
 
 def _tail(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
         file.seek(size)
         return file.read()
+
+
+def _remove_empty(path: Path, what: str) -> None:
+    step(f"{what}.rmdir", path)
+    path.rmdir()
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def status_of(path: str) -> os.stat_result | None:

@@ -47,7 +47,8 @@ Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 
 Order of writing. The pack is written in tmp, synced, renamed into packs, and the directory synced; then the manifest
 is written in a directory in tmp, both are synced, the directory is renamed into checkpoints, and that is synced. So a
 checkpoint exists if and only if its manifest does. Nothing is modified afterwards. Every checkpoint is complete: it
-refers to packs, never to other checkpoints.
+refers to packs, never to other checkpoints. Who relies on a name that is there already syncs its directory first:
+whoever made it may have died before that. So gc syncs checkpoints before it removes packs.
 
 Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or is named by no manifest is
 removed by gc, which refuses to remove anything as long as a manifest cannot be read.

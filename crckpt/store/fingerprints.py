@@ -37,7 +37,7 @@ def as_array(prints: list[bytes] | bytes) -> Numbers:
 def remember(layout: Layout, facts: Facts, digest: str, prints: bytes) -> None:
     """Keep the fingerprints of a pack's pages. That it is a cache makes failures harmless."""
     with suppress(OSError):
-        write_durably(layout.fingerprints / digest, prints + _seal(facts, digest, prints))
+        write_durably(layout.fingerprints / digest, prints + _seal(facts, digest, prints), "fingerprints")
 
 
 def recall(layout: Layout, facts: Facts, pack: Pack) -> Numbers:

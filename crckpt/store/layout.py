@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from crckpt.errors import StoreUnusable
-from crckpt.host.files import PRIVATE_DIRECTORY, PRIVATE_FILE, ensure_private_directory, sync_directory, write_durably
+from crckpt.host.files import (
+    PRIVATE_DIRECTORY,
+    ensure_directories,
+    ensure_private_directory,
+    open_lock,
+    sync_directory,
+    write_durably,
+)
 
 FORMAT: Final = 1
 
@@ -85,6 +92,9 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         if create and _is_blank(root):
             _create(root)
         _check(root)
+        if create:
+            # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
+            sync_directory(root, "root")
         return Layout(root), _facts(root)
     except (PermissionError, NotADirectoryError) as error:
         raise StoreUnusable(
@@ -106,20 +116,21 @@ def _is_blank(root: Path) -> bool:
 
 def _create(root: Path) -> None:
     """Make the store; store.json comes last and makes it one. Two who do this at once make one store."""
-    root.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    ensure_directories(root.parent, "root")
+    ensure_private_directory(root, "root")
     status = root.stat()
     if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
         root.chmod(PRIVATE_DIRECTORY)
     _check_owner_and_mode(root)
-    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    lock = open_lock(root / "lock", "lock")
     try:
-        os.fchmod(lock, PRIVATE_FILE)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "store.json").exists():
             for name in _DIRECTORIES:
-                ensure_private_directory(root / name)
-            write_durably(root / "store.json", json.dumps(_new_facts(), sort_keys=True, indent=1).encode() + b"\n")
-            sync_directory(root.parent)
+                ensure_private_directory(root / name, "layout")
+            write_durably(
+                root / "store.json", json.dumps(_new_facts(), sort_keys=True, indent=1).encode() + b"\n", "facts"
+            )
     finally:
         os.close(lock)
 

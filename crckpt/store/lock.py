@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import StoreLocked
-from crckpt.host.files import PRIVATE_FILE, open_private
-from crckpt.store.owner import Owner, read_owner, this_process
+from crckpt.host.files import open_lock, remove
+from crckpt.store.owner import Owner, read_owner, write_owner
 
 TIMEOUT_S: Final = 10.0
-_RETRY_S: Final = 0.05
+_RETRY_S: Final = 0.01
+"""Short: who wants it alone must meet a moment in which nobody of many has it."""
+
+_COMMAND = 100
 
 
 class StoreLock:
@@ -49,7 +53,7 @@ class StoreLock:
 
     @contextmanager
     def _locked(self, alone: bool, timeout: float) -> Iterator[None]:
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        descriptor = open_lock(self._root / "lock", "lock")
         try:
             self._acquire(descriptor, alone, timeout)
             self._alone = alone
@@ -76,13 +80,13 @@ class StoreLock:
     def _recorded(self) -> Iterator[None]:
         """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
         path = self._root / "locks" / f"{os.getpid()}-{secrets.token_hex(4)}"
-        with suppress(OSError), os.fdopen(open_private(path), "wb") as file:
-            file.write(this_process(time.time()).encode())
+        with suppress(OSError):
+            write_owner(path, time.time(), "lock-record")
         try:
             yield
         finally:
             with suppress(OSError):
-                path.unlink()
+                remove(path, "lock-record")
 
     def _refusal(self) -> StoreLocked:
         owners = holders(self._root)
@@ -90,7 +94,9 @@ class StoreLock:
             return StoreLocked(
                 f"the store {self._root} is locked", hint=f"see which process has it open: lsof {self._root}/lock"
             )
-        names = tuple(f"PID {owner.pid} ({owner.command}) since {_clock(owner)}" for owner in owners)
+        names = tuple(
+            f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
+        )
         pids = " ".join(str(owner.pid) for owner in owners)
         return StoreLocked(
             f"the store {self._root} is locked by {', '.join(names)}",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crckpt.host import proc
+from crckpt.host.files import open_private, write
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ def this_process(since: float) -> Owner:
         command=" ".join(proc.command_line(pid)),
         since=since,
     )
+
+
+def write_owner(path: Path, since: float, what: str) -> None:
+    """Record ourselves in a new file, for as long as this boot lasts: it is not synced. `what` names its steps."""
+    descriptor = open_private(path, what)
+    try:
+        write(descriptor, this_process(since).encode(), what)
+    finally:
+        os.close(descriptor)
 
 
 def read_owner(path: Path) -> Owner | None:

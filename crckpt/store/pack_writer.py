@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 import zstandard
 
-from crckpt.host.files import open_private
+from crckpt.host.files import open_private, sync, write
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes
 from crckpt.store.pack import FOOTER, FRAME, FRAME_SIZE, MAGIC
@@ -52,13 +52,13 @@ class PackWriter:
 
     def __enter__(self) -> PackWriter:
         self._pool = ThreadPoolExecutor(_THREADS)
-        self._file: BinaryIO | None = None
+        self._file: int | None = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
 
     def add(self, pages: Bytes) -> int:
         """Append pages (n by page size); the number of the first. Raises OSError when the disk is full."""
@@ -87,16 +87,15 @@ class PackWriter:
         ).tobytes()
         footer = FOOTER.pack(self._offset, len(self._table), PAGE_SIZE, MAGIC)
         file = self._opened()
-        file.write(table + footer)
-        file.flush()
-        os.fsync(file.fileno())
+        write(file, table + footer, "pack")
+        sync(file, "pack")
         size = self._offset + len(table) + len(footer)
         return Written(self._path, hashlib.sha256(table).hexdigest(), len(self._table), self.pages, size)
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> int:
         if self._file is None:
-            self._file = os.fdopen(open_private(self._path), "wb")
-            self._file.write(MAGIC)
+            self._file = open_private(self._path, "pack")
+            write(self._file, MAGIC, "pack")
         return self._file
 
     def _close_frame(self) -> None:
@@ -107,7 +106,7 @@ class PackWriter:
 
     def _write_frame(self) -> None:
         stored, raw, digest = self._waiting.popleft().result()
-        self._opened().write(stored)
+        write(self._opened(), stored, "pack")
         self._table.append((self._offset, len(stored), raw, digest))
         self._offset += len(stored)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import NoSuchCheckpoint, UsageError
-from crckpt.host.files import ensure_private_directory, sync_directory, write_durably
+from crckpt.host.files import ensure_private_directory, remove, sync_directory, write_durably
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.names import ID, NAME, SHORT, check_name
 
@@ -55,8 +55,8 @@ def write_tag(directory: Path, tag: Tag) -> None:
     """Make or move a tag, durably. Raises UsageError for a name that cannot be one."""
     check_name(tag.job, "job")
     check_name(tag.name, "tag")
-    ensure_private_directory(directory / tag.job)
-    write_durably(directory / tag.job / tag.name, f"{tag.id}\n".encode())
+    ensure_private_directory(directory / tag.job, "tag-directory")
+    write_durably(directory / tag.job / tag.name, f"{tag.id}\n".encode(), "tag")
 
 
 def remove_tag(directory: Path, job: str, name: str) -> None:
@@ -65,8 +65,8 @@ def remove_tag(directory: Path, job: str, name: str) -> None:
     if not names_one:
         ours = (f"{tag.job}:{tag.name}" for tag in read_tags(directory))
         raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours))
-    (directory / job / name).unlink()
-    sync_directory(directory / job)
+    remove(directory / job / name, "tag")
+    sync_directory(directory / job, "tag")
 
 
 def read_tags(directory: Path) -> tuple[Tag, ...]:

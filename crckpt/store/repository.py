@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
-from crckpt.host.files import ensure_private_directory, make_private_directory, move_durably, sync_directory, write_new
+from crckpt.host.files import (
+    ensure_private_directory,
+    make_private_directory,
+    move_durably,
+    remove,
+    sync_directory,
+    write_new,
+)
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.layout import Facts, Layout, open_layout
 from crckpt.store.lock import TIMEOUT_S, StoreLock
@@ -158,20 +165,21 @@ class Repository:
         """Take in a finished pack file, whose content is durable. The same one stays; a damaged one is mended by it."""
         target = self.layout.pack(digest)
         if target.exists() and filecmp.cmp(path, target, shallow=False):
-            path.unlink()
+            remove(path, "pack")
+            # Whoever put it there may have died before the sync, and a manifest is about to rely on it.
+            sync_directory(target.parent, "pack")
             return
-        ensure_private_directory(target.parent)
-        sync_directory(self.layout.packs)
-        move_durably(path, target)
+        ensure_private_directory(target.parent, "pack-directory")
+        move_durably(path, target, "pack")
 
     def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
         """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there."""
         checkpoint, manifest = seal(draft)
         directory = begun.path / "checkpoint"
-        make_private_directory(directory)
-        write_new(directory / "manifest.json", manifest)
-        sync_directory(directory)
-        move_durably(directory, self.layout.checkpoints / checkpoint.id)
+        make_private_directory(directory, "checkpoint")
+        write_new(directory / "manifest.json", manifest, "manifest")
+        sync_directory(directory, "checkpoint")
+        move_durably(directory, self.layout.checkpoints / checkpoint.id, "checkpoint")
         return checkpoint
 
     def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:

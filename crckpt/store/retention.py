@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from crckpt.errors import IntegrityError
-from crckpt.host.files import move_durably, sync_directory
+from crckpt.host.files import move_durably, remove, remove_tree, sync_directory
 from crckpt.model import CheckpointId
 from crckpt.store.layout import Layout
 from crckpt.store.names import ID
@@ -49,10 +48,10 @@ def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
     # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
     doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
     for path, aside in doomed:
-        move_durably(path, aside)
-    sync_directory(layout.checkpoints)
+        move_durably(path, aside, "doomed")
+    sync_directory(layout.checkpoints, "doomed")
     for _, aside in doomed:
-        shutil.rmtree(aside)
+        remove_tree(aside, "doomed")
 
 
 def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
@@ -72,6 +71,8 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
     leftovers = _leftovers(layout, kept)
     freed = sum(_size(path) for path in (*packs, *leftovers))
     if not dry_run:
+        # A removal that died before its sync could be undone by a power cut: then the packs would be needed again.
+        sync_directory(layout.checkpoints, "garbage")
         for path in (*leftovers, *packs):
             _remove(path)
     shown = tuple(str(path.relative_to(layout.root)) for path in leftovers)
@@ -93,6 +94,7 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         *sorted(records),
         *sorted(orphans),
         *sorted(layout.tags.glob("*/.*")),
+        *sorted(layout.root.glob(".store.json.*")),
     )
 
 
@@ -109,10 +111,10 @@ def _size(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     if not path.is_dir():
-        path.unlink()
+        remove(path, "garbage")
         return
     try:
-        shutil.rmtree(path)
+        remove_tree(path, "garbage")
     except OSError as error:
         # A CRIU that outlives a killed crckpt still writes there: what it leaves is removed the next time.
         if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crckpt.host.files import make_private_directory, open_private
+from crckpt.host.files import make_private_directory, remove_tree
 from crckpt.host.signals import interrupts_put_off
-from crckpt.store.owner import read_owner, this_process
+from crckpt.store.owner import read_owner, write_owner
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,8 @@ def transaction(directory: Path) -> Iterator[Transaction]:
     """A new transaction in `directory`, removed with all that is in it when the block ends."""
     path = directory / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        make_private_directory(path)
-        with os.fdopen(open_private(path / "owner.json"), "wb") as file:
-            file.write(this_process(time.time()).encode())
+        make_private_directory(path, "transaction")
+        write_owner(path / "owner.json", time.time(), "owner")
         yield Transaction(path)
     except BaseException:
         with interrupts_put_off():
@@ -42,7 +40,8 @@ def transaction(directory: Path) -> Iterator[Transaction]:
 
 def _remove(path: Path) -> None:
     # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
-    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        remove_tree(path, "transaction")
 
 
 def dead_transactions(directory: Path) -> tuple[Path, ...]:

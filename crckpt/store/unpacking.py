@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
-from crckpt.host.files import open_private
+from crckpt.host.files import open_private, resize, write_at
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
 from crckpt.store.extents import ZERO, Numbers, spread
@@ -62,9 +62,9 @@ def _unpack_some(contents: Contents, files: list[StoredFile], directory: Path) -
     with ExitStack() as stack:
         descriptors = []
         for file in files:
-            descriptor = open_private(directory / file.name)
+            descriptor = open_private(directory / file.name, "image")
             stack.callback(os.close, descriptor)
-            os.ftruncate(descriptor, file.bytes)
+            resize(descriptor, file.bytes, "image")
             descriptors.append(descriptor)
         pool = stack.enter_context(ThreadPoolExecutor(_THREADS))
         yield from pool.map(lambda some: _write(some, descriptors, files), work)
@@ -120,13 +120,7 @@ def _write(work: _Work, descriptors: list[int], files: list[StoredFile]) -> int:
         while piece is not None and piece[1] == frame:
             _, _, start, count, file, to = piece
             length = min(count * PAGE_SIZE, files[file].bytes - to * PAGE_SIZE)
-            _write_at(descriptors[file], memoryview(content)[start * PAGE_SIZE :][:length], to * PAGE_SIZE)
+            write_at(descriptors[file], memoryview(content)[start * PAGE_SIZE :][:length], to * PAGE_SIZE, "image")
             done += length
             piece = next(pieces, None)
     return done
-
-
-def _write_at(descriptor: int, content: memoryview, offset: int) -> None:
-    while content:
-        written = os.pwrite(descriptor, content, offset)
-        content, offset = content[written:], offset + written

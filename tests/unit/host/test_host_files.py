@@ -38,31 +38,31 @@ def mode(path: Path) -> int:
 
 
 def test_private_directories(tmp_path: Path) -> None:
-    files.make_private_directory(tmp_path / "new")
+    files.make_private_directory(tmp_path / "new", "test")
     assert mode(tmp_path / "new") == 0o700
     with pytest.raises(FileExistsError):
-        files.make_private_directory(tmp_path / "new")
-    files.ensure_private_directory(tmp_path / "new")
-    files.ensure_private_directory(tmp_path / "other")
+        files.make_private_directory(tmp_path / "new", "test")
+    files.ensure_private_directory(tmp_path / "new", "test")
+    files.ensure_private_directory(tmp_path / "other", "test")
     assert mode(tmp_path / "other") == 0o700
 
 
 def test_private_files(tmp_path: Path) -> None:
-    files.write_new(tmp_path / "new", b"content")
+    files.write_new(tmp_path / "new", b"content", "test")
     assert ((tmp_path / "new").read_bytes(), mode(tmp_path / "new")) == (b"content", 0o600)
     with pytest.raises(FileExistsError):
-        files.write_new(tmp_path / "new", b"other")
+        files.write_new(tmp_path / "new", b"other", "test")
     assert (tmp_path / "new").read_bytes() == b"content"
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    files.write_durably(path, b"first")
-    files.write_durably(path, b"second")
+    files.write_durably(path, b"first", "test")
+    files.write_durably(path, b"second", "test")
     assert (path.read_bytes(), mode(path)) == (b"second", 0o600)
     (tmp_path / "directory").mkdir()
     with pytest.raises(OSError, match="directory"):
-        files.write_durably(tmp_path / "directory", b"x")
+        files.write_durably(tmp_path / "directory", b"x", "test")
     assert names(tmp_path) == ["directory", "file"], "a failure must leave no temporary file"
 
 
@@ -70,7 +70,7 @@ def test_moving(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "below").mkdir()
     (tmp_path / "below").chmod(0o700)
-    files.move_durably(tmp_path / "a", tmp_path / "below/b")
+    files.move_durably(tmp_path / "a", tmp_path / "below/b", "test")
     assert names(tmp_path / "below") == ["b"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, described, flip, opened, packs, restored, store
 
+from crckpt.cli.app import run
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
@@ -49,12 +51,13 @@ def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, b
             shutil.rmtree(left)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
-def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: float) -> None:
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
     repository, checkpoint = whole
     manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
     offset = int(share * manifest.stat().st_size)
-    flip(manifest, offset)
+    flip(manifest, offset, bit)
     try:
         with pytest.raises(IntegrityError, match=f"manifest of checkpoint {checkpoint.short_id} is damaged"):
             repository.get(checkpoint.id)
@@ -63,7 +66,72 @@ def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: floa
         assert [bad.id for bad in repository.unreadable()] == [checkpoint.id]
         assert repository.resolve(checkpoint.short_id) == checkpoint.id
     finally:
-        flip(manifest, offset)
+        flip(manifest, offset, bit)
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Four checkpoints that share some of their packs, and no frame that nobody needs."""
+    base = tmp_path_factory.mktemp("series")
+    repository = opened(base)
+    for number in range(3):
+        pages = [*range(1, 150), *range(1000 * number, 1000 * number + 60)]
+        store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
+    store(repository, base, IMAGES, described("other"))
+    return repository
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_verify_names_what_will_be_refused(series: Repository, data: st.DataObject) -> None:
+    """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""
+    ids = series.ids()
+    files = [*packs(series), *sorted(series.root.glob("checkpoints/*/manifest.json"))]
+    path = data.draw(st.sampled_from(files))
+    offset, bit = data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7))
+    flip(path, offset, bit)
+    try:
+        found = verify(Repository.open(series.root))
+        refused = {identity: error for identity in ids if (error := _refusal(series.root, identity)) is not None}
+        (damage,) = found.damages
+        assert set(damage.checkpoints) == set(refused) == set(found.lost)
+        assert refused
+        for identity, error in refused.items():
+            assert error.exit_code == 13
+            assert identity[:8] in error.message
+            assert damage.name[:8] in error.message
+    finally:
+        flip(path, offset, bit)
+
+
+def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
+    repository = Repository.open(root)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            materialise(repository, repository.get(identity), Path(directory))
+        except IntegrityError as error:
+            return error
+    return None
+
+
+def test_the_commands_end_with_13_and_name_it(
+    whole: tuple[Repository, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository, checkpoint = whole
+    pack = packs(repository)[0]
+    flip(pack, 1000)
+    try:
+        arguments = ["--store", str(repository.root), "--json"]
+        assert run(["verify", "--all", *arguments]) == 13
+        (damage,) = json.loads(capsys.readouterr().out)["result"]["damages"]
+        assert (damage["name"], damage["checkpoints"]) == (pack.stem, [checkpoint.id])
+        assert run(["export", "job", str(tmp_path / "out"), *arguments]) == 13
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["code"] == 13
+        assert f"checkpoint {checkpoint.short_id}: pack {pack.stem[:12]}" in error["message"]
+        assert not list(tmp_path.rglob("*.img"))
+    finally:
+        flip(pack, 1000)
 
 
 @pytest.mark.parametrize("size", [0, 7, 31, 5000, -1, -25, -80])

@@ -1,0 +1,126 @@
+"""A store to do things to, the things that are done, and what the store is like before and after."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from image_sets import ImageSet, area, described, opened, store, write_set
+
+from crckpt.store import Checkpoint, Repository, verify
+
+ONE = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
+TWO = ImageSet({"pagemap-100.img": [area(10, *range(1, 90), *range(200, 210))]}, {"core-100.img": b"changed" * 99})
+NEXT = ImageSet({"pagemap-100.img": [area(10, *range(1, 80), *range(300, 400))]}, {"core-100.img": b"again" * 99})
+SOLO = ImageSet({"pagemap-7.img": [area(0, *range(500, 520))]})
+GONE = ImageSet({"pagemap-7.img": [area(0, *range(600, 620))]})
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something that is done to the store: arguments that begin with / are paths in the stage's directory.
+
+    `adds`: how many checkpoints come; `removes`: how many go, the oldest first.
+    """
+
+    name: str
+    act: str
+    arguments: tuple[str, ...] = ()
+    adds: int = 0
+    removes: int = 0
+
+
+ACTS = (
+    Act("ingest", "ingest", ("/sets/next", "job"), adds=1),
+    Act("ingest what another job has stored", "ingest", ("/sets/solo", "twin"), adds=1),
+    Act("tag", "tag", ("job", "new")),
+    Act("move the first tag of a job", "tag", ("solo", "new")),
+    Act("untag", "untag", ("job", "good")),
+    Act("rm", "rm", ("solo", "job~1"), removes=2),
+    Act("gc", "gc"),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A directory with `store`, `sets` of images, and nothing else."""
+
+    base: Path
+
+    @property
+    def root(self) -> Path:
+        """The store."""
+        return self.base / "store"
+
+    def arguments(self, act: Act) -> tuple[str, ...]:
+        """An act's arguments, with paths as they are here."""
+        return tuple(f"{self.base}{word}" if word.startswith("/") else word for word in act.arguments)
+
+    @contextmanager
+    def copy(self) -> Iterator[Stage]:
+        """A copy to be spoilt."""
+        with memory_directory() as base:
+            shutil.copytree(self.root, base / "store")
+            (base / "sets").symlink_to(self.base / "sets")
+            yield Stage(base)
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """A directory in memory: a kill does not ask whether anything was synced."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def build(base: Path) -> Stage:
+    """Two checkpoints of `job`, the older one tagged `good`, one of `solo`, a garbage pack, a dead transaction."""
+    repository = opened(base)
+    store(repository, base, SOLO, described("solo"))
+    gone = store(repository, base, GONE, described("gone"))
+    first = store(repository, base, ONE)
+    store(repository, base, TWO)
+    repository.tag(first.id, "good")
+    repository.remove([gone.id])
+    (repository.root / "tmp/1-dead/images").mkdir(parents=True)
+    (repository.root / "tmp/1-dead/images/core-1.img").touch()
+    (base / "sets").mkdir()
+    write_set(base / "sets/next", NEXT)
+    write_set(base / "sets/solo", SOLO)
+    return Stage(base)
+
+
+def check(root: Path, before: Sequence[Checkpoint], act: Act) -> None:
+    """After an act that was cut short: what was there is whole, nothing half-done is seen, and gc leaves no trace."""
+    repository = Repository.open(root)
+    kept = {checkpoint.id for checkpoint in before[act.removes :]}
+    listed = {checkpoint.id for checkpoint in repository.checkpoints()}
+    assert kept <= listed
+    assert len(listed - {checkpoint.id for checkpoint in before}) <= act.adds
+    assert repository.unreadable() == ()
+    assert {tag.id for tag in repository.tags()} <= listed
+    repository.gc()
+    assert superfluous(repository) == set()
+    assert {checkpoint.id for checkpoint in repository.checkpoints()} == listed
+    assert verify(repository).damages == ()
+
+
+def superfluous(repository: Repository) -> set[str]:
+    """The files in the store that it would not have if nothing had ever gone wrong."""
+    found = repository.checkpoints()
+    packs = {use.digest for checkpoint in found for use in checkpoint.packs}
+    expected = {
+        "store.json",
+        "lock",
+        *(f"checkpoints/{checkpoint.id}/manifest.json" for checkpoint in found),
+        *(f"packs/{digest[:2]}/{digest}.pack" for digest in packs),
+        *(f"cache/fingerprints/{digest}" for digest in packs),
+        *(f"refs/tags/{tag.job}/{tag.name}" for tag in repository.tags()),
+    }
+    root = repository.root
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+    directories = {str(path.relative_to(root)) for path in (*root.glob("tmp/*"), *root.glob("checkpoints/*"))}
+    return files - expected | directories - {f"checkpoints/{checkpoint.id}" for checkpoint in found}

@@ -1,0 +1,106 @@
+"""A process that is killed before any step of what it does to the store harms nothing, and gc removes what it left."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from changes import step_names
+from image_sets import described, restored
+from stages import ACTS, NEXT, Act, Stage, build, check, memory_directory
+from writer import Order, Writers, writers
+
+import crckpt
+from crckpt.store import Repository, ingest, verify
+from crckpt.store.lock import holders
+
+CREATE = Act("create", "create")
+RESTORE = Act("restore", "materialise", ("job", "/out"))
+ON_FAILURE_ONLY = {"facts.unlink", "fingerprints.unlink"}
+"""What a write that fails leaves is removed; other tests fill the disk."""
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """Copied by each test."""
+    with memory_directory() as base:
+        yield build(base)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Writers]:
+    """For all tests: it takes time to start."""
+    with writers() as found:
+        yield found
+
+
+def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
+    with stage.copy() as copy:
+        (copy.base / "out").mkdir()
+        order = Order(act.act, str(copy.root), copy.arguments(act))
+        return Counter(entry.name for entry in forked.recorded(order, copy.base / "log"))
+
+
+def _moments(taken: Counter[str]) -> Iterator[str]:
+    """Each step, as CRCKPT_KILL_AT says it: the first two times and the last one that it is taken."""
+    for name, times in taken.items():
+        for number in sorted({1, 2, times}):
+            if number <= times:
+                yield f"{name}:{number}"
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
+def test_killed_before_any_step(act: Act, stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    for moment in _moments(_steps(stage, forked, act)):
+        with stage.copy() as copy:
+            order = Order(act.act, str(copy.root), copy.arguments(act), kill_at=moment)
+            assert forked.status(order) == -signal.SIGKILL, moment
+            repository = Repository.open(copy.root)
+            assert holders(copy.root) == ()
+            check(copy.root, before, act)
+            again = ingest(repository, copy.base / "sets/next", described())
+            assert restored(repository, again, copy.base)["core-100.img"] == NEXT.files["core-100.img"]
+            assert verify(repository).damages == ()
+            assert repository.gc().leftovers == ()
+
+
+def test_killed_before_any_step_of_the_creation(stage: Stage, forked: Writers) -> None:
+    def order(base: Path, moment: str = "") -> Order:
+        return Order("create", str(base / "above/store"), kill_at=moment)
+
+    with memory_directory() as base:
+        taken = Counter(entry.name for entry in forked.recorded(order(base), base / "log"))
+    for name, times in taken.items():
+        for number in range(1, times + 1):
+            with memory_directory() as base:
+                assert forked.status(order(base, f"{name}:{number}")) == -signal.SIGKILL
+                repository = Repository.open(base / "above/store", create=True)
+                checkpoint = ingest(repository, stage.base / "sets/next", described())
+                repository.gc()
+                check(repository.root, [checkpoint], CREATE)
+
+
+def test_killed_while_it_gives_files_back(stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    for moment in _moments(_steps(stage, forked, RESTORE)):
+        with stage.copy() as copy:
+            (copy.base / "out").mkdir()
+            order = Order(RESTORE.act, str(copy.root), copy.arguments(RESTORE), kill_at=moment)
+            assert forked.status(order) == -signal.SIGKILL
+            check(copy.root, before, RESTORE)
+
+
+def test_no_step_is_left_out(stage: Stage, forked: Writers) -> None:
+    """What the code can do to the store is what the tests above have cut short."""
+    taken: set[str] = set()
+    for act in (*ACTS, RESTORE):
+        taken |= set(_steps(stage, forked, act))
+    with memory_directory() as base:
+        taken |= {entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")}
+    code = Path(crckpt.__file__).parent
+    sources = [path.read_text() for path in (code / "store").rglob("*.py")]
+    assert step_names((code / "host/files.py").read_text(), sources) - ON_FAILURE_ONLY == taken

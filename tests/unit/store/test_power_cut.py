@@ -1,0 +1,184 @@
+"""After a power cut at any moment the store is whole, and has every checkpoint whose ingest had returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
+from stages import ACTS, Act, Stage, build, check, memory_directory
+from writer import Entry, Order, Writers, writers
+
+from crckpt.errors import StoreUnusable
+from crckpt.model import CheckpointId
+from crckpt.store import Repository, Tag, verify
+
+GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
+
+UNSYNCED = ("sync", "sync-directory", "unlink", "rmdir")
+"""Before these something is done that is not safe yet."""
+
+Kind = tuple[Kept, Torn]
+"""Which names that are not synced are there, and what becomes of content that is not."""
+
+KINDS: tuple[Kind, ...] = (
+    (NONE, LOST),
+    (ALL, LOST),
+    (ALL, ZEROS),
+    (SOME, cut_short),
+    (first(1), WHOLE),
+    (last(1), ZEROS),
+)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """Copied by each test."""
+    with memory_directory() as base:
+        yield build(base)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Writers]:
+    """For all tests: it takes time to start."""
+    with writers() as found:
+        yield found
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a store must have after a power cut, and must not."""
+
+    kept: frozenset[CheckpointId]
+    tags: frozenset[Tag]
+
+
+def _promise(root: Path) -> Promise:
+    repository = Repository.open(root)
+    ids = frozenset(checkpoint.id for checkpoint in repository.checkpoints())
+    return Promise(ids, frozenset(repository.tags()))
+
+
+def _cuts(disk: Disk, seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Path]:
+    """A directory for each kind of power cut that could happen now."""
+    for number, (kept, torn) in enumerate(kinds):
+        with memory_directory() as directory:
+            write_out(disk.after_cut(seed * 100 + number, kept, torn), directory)
+            yield directory
+
+
+def _orders(disk: Disk) -> list[Kind]:
+    """Kinds of power cuts where the disk has done things in another order than they were asked for."""
+    return [(last(number), WHOLE) for number in range(disk.unsafe + 1)]
+
+
+def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> list[Entry]:
+    order = Order(act.act, str(stage.root), stage.arguments(act), kill_at=kill_at)
+    return forked.recorded(order, stage.base / "log")
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
+def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    with stage.copy() as copy:
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, act)
+        for number in prefixes(entries, disk, copy.root):
+            for found in _cuts(disk, number):
+                if number == len(entries):
+                    assert _promise(found) == _promise(copy.root)
+                check(found, before, act)
+
+
+def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers) -> None:
+    with memory_directory() as base:
+        disk = Disk(base)
+        store = Stage(base / "above/below")
+        order = Order("create-ingest", str(store.root), (str(stage.base / "sets/next"), "job"))
+        entries = forked.recorded(order, base / "log")
+        for number in prefixes(entries, disk, base):
+            for found in _cuts(disk, number):
+                root = found / "above/below/store"
+                Repository.open(root, create=number < len(entries))
+                if number == len(entries):
+                    assert _promise(root) == _promise(store.root)
+                check(root, (), ACTS[0])
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
+def test_a_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> None:
+    """Whoever comes next relies on what the killed one has not synced."""
+    before = Repository.open(stage.root).checkpoints()
+    with stage.copy() as copy:
+        names = dict.fromkeys(entry.name for entry in _recorded(forked, copy, act) if entry.verb in UNSYNCED)
+    followers = (act, GC) if act.adds or act.act == "tag" else (GC, ACTS[0])
+    both = replace(act, adds=act.adds + 1)
+    for seed, name in enumerate(names):
+        with stage.copy() as copy:
+            disk = Disk(copy.root)
+            _apply(disk, _recorded(forked, copy, act, name), copy.root)
+            for follower in followers:
+                had = _promise(copy.root)
+                entries = _recorded(forked, copy, follower)
+                number = Random(seed).randrange(len(entries))
+                _apply(disk, entries[:number], copy.root)
+                for found in _cuts(disk, seed, [KINDS[seed % len(KINDS)]]):
+                    check(found, before, both)
+                _apply(disk, entries[number:], copy.root)
+                new = _promise(copy.root)
+                for found in _cuts(disk, seed, [*_orders(disk), (SOME, ZEROS)]):
+                    assert new.kept - had.kept <= _promise(found).kept
+                    assert follower.act != "tag" or new.tags <= _promise(found).tags
+                    check(found, before, both)
+
+
+def test_a_power_cut_after_a_creation_was_killed(stage: Stage, forked: Writers) -> None:
+    with memory_directory() as base:
+        names = [entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")]
+    moments = dict.fromkeys((*names, *(f"{name}:{names.count(name)}" for name in names)))
+    for seed, moment in enumerate(moments):
+        with memory_directory() as base:
+            new = Stage(base / "above")
+            disk = Disk(base)
+            _apply(disk, forked.recorded(Order("create", str(new.root), kill_at=moment), base / "log"), base)
+            again = Order("create-ingest", str(new.root), (str(stage.base / "sets/next"), "job"))
+            _apply(disk, forked.recorded(again, base / "log"), base)
+            for found in _cuts(disk, seed):
+                assert _promise(found / "above/store") == _promise(new.root)
+                check(found / "above/store", (), ACTS[0])
+
+
+def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
+    for entry in entries:
+        disk.apply(entry, directory)
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        *((ACTS[0], name) for name in ("pack.sync", "pack.sync-directory", "pack-directory.sync-directory")),
+        *((ACTS[0], name) for name in ("manifest.sync", "checkpoint.sync-directory")),
+        *((ACTS[3], name) for name in ("tag.sync", "tag.sync-directory", "tag-directory.sync-directory")),
+        (RM, "doomed.sync-directory"),
+        (RM, "tag.sync-directory"),
+    ],
+    ids=str,
+)
+def test_without_a_sync_something_is_lost(act: Act, name: str, stage: Stage, forked: Writers) -> None:
+    """The cuts of these tests find a sync that is missing."""
+    with stage.copy() as copy:
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, act)
+        _apply(disk, [entry for entry in entries if entry.name != name], copy.root)
+        assert any(not _is_kept(found, _promise(copy.root)) for seed in range(5) for found in _cuts(disk, seed))
+        assert name in {entry.name for entry in entries}
+
+
+def _is_kept(root: Path, promise: Promise) -> bool:
+    try:
+        return _promise(root) == promise and verify(Repository.open(root)).damages == ()
+    except StoreUnusable:
+        return False

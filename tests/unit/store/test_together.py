@@ -1,0 +1,117 @@
+"""Dumps, restores, removals and collections at the same time, in processes of their own, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from image_sets import opened, restored
+from stages import superfluous
+
+from crckpt.store import verify
+from crckpt.store.lock import holders
+
+PRELUDE = """
+import random, select, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from image_sets import ImageSet, area, described, files_of, write_set
+from crckpt.errors import NoSuchCheckpoint, StoreLocked
+from crckpt.store import Repository, details_of, ingest, materialise
+repository = Repository.open(Path(sys.argv[1]))
+
+def pause():
+    # Nobody does this without a break, and who wants the store alone gets it only then.
+    select.select([], [], [], random.uniform(0.02, 0.1))
+
+def images(job, number):
+    start = 1000 * (job == "two")
+    return ImageSet({"pagemap-1.img": [area(0, *range(start + 1, start + 200), *range(number * 9, number * 9 + 30))]})
+"""
+
+DUMP = """
+job = sys.argv[3]
+for number in range(1, 16):
+    with tempfile.TemporaryDirectory() as name:
+        directory = write_set(Path(name, "set"), images(job, number))
+        print(ingest(repository, directory, described(job, str(number).encode())).id, flush=True)
+    pause()
+"""
+
+RESTORE = """
+while True:
+    for job in ("one", "two", "three"):
+        with tempfile.TemporaryDirectory() as name, repository.shared():
+            try:
+                found = repository.get(repository.resolve(job))
+            except NoSuchCheckpoint:
+                continue
+            written, given = Path(name, "set"), Path(name, "given")
+            given.mkdir()
+            materialise(repository, found, given)
+            write_set(written, images(job, int(details_of(repository, found))))
+            assert files_of(written) == files_of(given), found.id
+            print("restored", flush=True)
+        pause()
+"""
+
+COLLECT = """
+while True:
+    try:
+        with repository.exclusive(timeout=random.choice([0.05, 2])):
+            for job in ("one", "two", "three"):
+                repository.remove([old.id for old in repository.checkpoints(job)[:-2]])
+            repository.gc()
+        print("collected", flush=True)
+    except StoreLocked as error:
+        print(error, flush=True)
+    pause()
+"""
+
+
+def _start(root: Path, program: str, *words: str, kill_at: str | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PRELUDE + program, str(root), str(Path(__file__).parent), *words]
+    environment = {**os.environ, **({"CRCKPT_KILL_AT": kill_at} if kill_at else {})}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    said, _ = process.communicate()
+    return process.returncode, said.splitlines()
+
+
+def _stopped(process: subprocess.Popen[str]) -> list[str]:
+    """What it said until now: it must not have ended by itself."""
+    assert process.poll() is None
+    process.kill()
+    return _ended(process)[1]
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    dumping = {job: _start(repository.root, DUMP, job) for job in ("one", "two")}
+    killed = _start(repository.root, DUMP, "three", kill_at="checkpoint.rename:5")
+    reading, collecting = _start(repository.root, RESTORE), _start(repository.root, COLLECT)
+    assert _ended(killed)[0] == -signal.SIGKILL
+    made = {}
+    for job, process in dumping.items():
+        status, made[job] = _ended(process)
+        assert (status, len(made[job])) == (0, 15)
+    restorations, collections = _stopped(reading), _stopped(collecting)
+    assert restorations
+    refusals = [line for line in collections if line != "collected"]
+    assert len(refusals) < len(collections)
+    assert all(re.search(r"is locked by PID \d+ \(.*since|is locked$", line) for line in refusals), refusals
+    assert holders(repository.root) == ()
+    for job, ids in made.items():
+        kept = repository.checkpoints(job)
+        assert [checkpoint.id for checkpoint in kept] == ids[-len(kept) :]
+        assert len(kept) >= 2
+        assert restored(repository, kept[-1], tmp_path)
+    assert verify(repository).damages == ()
+    repository.gc()
+    assert superfluous(repository) == set()

@@ -1,0 +1,174 @@
+"""Processes that do one thing each to a store, and are killed before a step of it, or leave a record of its steps.
+
+They are forked by a process that has imported everything: hundreds of them take no time to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from image_sets import described
+
+from crckpt.host import steps
+from crckpt.store import Repository, ingest, materialise
+
+LATER = datetime(2040, 1, 1, tzinfo=UTC)
+"""When checkpoints of writers were created: after all that tests make themselves."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a writer does to the store at `root`: an act and its arguments; all paths are absolute."""
+
+    act: str
+    root: str
+    arguments: tuple[str, ...] = ()
+    kill_at: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step that was taken: descriptors are paths here."""
+
+    name: str
+    paths: tuple[str, ...]
+    content: bytes = b""
+
+    @property
+    def verb(self) -> str:
+        """What is done, whatever it is done to."""
+        return self.name.rpartition(".")[2]
+
+
+class Writers:
+    """The process that forks them. Use `writers`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """`process` runs this file."""
+        self._process = process
+
+    def status(self, order: Order) -> int:
+        """How a writer ended: its exit status, or minus the signal. Raises AssertionError if it failed."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        self._process.stdin.flush()
+        status, said = json.loads(self._process.stdout.readline())
+        assert status <= 0, said
+        return int(status)
+
+    def recorded(self, order: Order, log: Path) -> list[Entry]:
+        """Let a writer do something, and be told the steps."""
+        self.status(Order(order.act, order.root, order.arguments, order.kill_at, str(log)))
+        try:
+            return list(_entries(log))
+        finally:
+            log.unlink(missing_ok=True)
+
+
+@contextmanager
+def writers() -> Iterator[Writers]:
+    """What forks writers, while the block runs."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            yield Writers(process)
+        finally:
+            assert process.stdin
+            process.stdin.close()
+
+
+def _entries(log: Path) -> Iterator[Entry]:
+    if log.exists():
+        with log.open() as file:
+            for name, paths, content in map(json.loads, file):
+                yield Entry(name, tuple(paths), content.encode("latin-1"))
+
+
+def _dump(repository: Repository, images: str, job: str) -> None:
+    ingest(repository, Path(images), described(job, created=LATER))
+
+
+def _tag(repository: Repository, ref: str, name: str) -> None:
+    repository.tag(repository.resolve(ref), name)
+
+
+def _rm(repository: Repository, *refs: str) -> None:
+    repository.remove([repository.resolve(ref) for ref in refs])
+
+
+def _restore(repository: Repository, ref: str, directory: str) -> None:
+    materialise(repository, repository.get(repository.resolve(ref)), Path(directory))
+
+
+_ACTS: dict[str, Callable[..., object]] = {
+    "create": lambda _repository: None,
+    "create-ingest": _dump,
+    "ingest": _dump,
+    "tag": _tag,
+    "untag": Repository.untag,
+    "rm": _rm,
+    "gc": Repository.gc,
+    "materialise": _restore,
+}
+
+
+def _recorder(file: TextIO, then: steps.Watcher) -> steps.Watcher:
+    order = threading.Lock()
+
+    def record(name: str, operands: tuple[object, ...]) -> None:
+        paths = [str(o) for o in operands if isinstance(o, Path)]
+        if name.endswith((".write", ".write-at", ".sync", ".resize")):
+            paths = [os.readlink(f"/proc/self/fd/{operands[0]}")]  # noqa: PTH115
+        content = b"".join(bytes(o) for o in operands if isinstance(o, memoryview))
+        with order:
+            then(name, operands)
+            print(json.dumps([name, paths, content.decode("latin-1")]), file=file, flush=True)
+
+    return record
+
+
+def _obey(order: Order) -> None:
+    with Path(order.log or os.devnull).open("w") as log:
+        steps.watch(_recorder(log, steps.killer(order.kill_at)))
+        _ACTS[order.act](Repository.open(Path(order.root), create=order.act.startswith("create")), *order.arguments)
+
+
+def _obeyed(order: Order, into: int) -> int:
+    try:
+        _obey(order)
+    except Exception:
+        os.write(into, traceback.format_exc().encode())
+        return 1
+    return 0
+
+
+def _serve() -> None:
+    for line in sys.stdin.buffer:
+        order = Order(**json.loads(line))
+        out, into = os.pipe()
+        writer = os.fork()
+        if writer == 0:
+            os.close(out)
+            os._exit(_obeyed(order, into))
+        os.close(into)
+        with os.fdopen(out, "rb") as pipe:
+            said = pipe.read().decode()
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), said]), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
