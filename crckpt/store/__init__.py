@@ -58,6 +58,7 @@ from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.materialise import details_of, file_names, materialise, read_file
 from crckpt.store.names import check_name
 from crckpt.store.refs import Tag
+from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
 from crckpt.store.transaction import Transaction
@@ -70,9 +71,11 @@ __all__ = [
     "IndexPlace",
     "NewCheckpoint",
     "PackUse",
+    "Repaired",
     "Repository",
     "Tag",
     "Transaction",
+    "Unmended",
     "Unreadable",
     "Verified",
     "check_name",
@@ -81,5 +84,6 @@ __all__ = [
     "ingest",
     "materialise",
     "read_file",
+    "repair",
     "verify",
 ]
