@@ -2,17 +2,19 @@
 
 A pack dies when no checkpoint names it. Programs that rewrite pages here and there would keep every pack alive for
 its last few pages, and a restore would read all of them. So pages that are still used of little used packs are stored
-again, at a price in bytes written. The figures are a trade, tried out on series in which 1 % of the pages, anywhere,
+again, at a price in bytes written. The figures are a trade, simulated on series in which 1 % of the pages, anywhere,
 is rewritten from one checkpoint to the next. After 100 of them:
 
-    USED_BELOW  PER_NEW   written / new   frames read / needed at least   on disk (the last 5) / one checkpoint
+    USED_BELOW  PER_NEW   written / new   bytes in frames read / needed   packs of the last 5 / one checkpoint
+    none                  1.0             1.99                            2.0
     0.5         1         1.2             1.55                            1.7
-    0.75        1         1.4             1.40                            1.5
-    0.75        2.5       1.9             1.18                            1.35
-    0.8         3         2.2             1.15                            1.3
+    0.75        1         1.3             1.40                            1.5
+    0.75        2.5       1.9             1.18 (1.26 at the worst time)   1.35 (1.45)
+    0.8         3         2.2             1.15 (1.21)                     1.3
 
-Below 0.75 a series of ten checkpoints under light load copies nothing. A pack is copied as a whole over several
-checkpoints, its least used frames first, so that no single one writes much more than what is new.
+Written are at most 1 + PER_NEW times what is new, in the long run 1 / (1 - USED_BELOW) times. Above 0.75 a series of
+ten checkpoints under light load would begin to copy, with nothing to gain yet. A pack is copied over several
+checkpoints, its least used frames first, so that no checkpoint writes much more than what is new.
 """
 
 from __future__ import annotations
