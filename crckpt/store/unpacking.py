@@ -30,7 +30,11 @@ _FRAMES_AT_ONCE: Final = 16
 """Frames that follow each other in a pack and are read at once: up to 4 MiB."""
 
 _FRAMES_IN_BATCH: Final = 256
-"""64 MiB of memory. A frame of a small checkpoint has pages from far apart: the more, the fewer are written alone."""
+"""64 MiB of memory."""
+
+_KEPT_FROM: Final = _FRAMES_IN_BATCH * FRAME_PAGES
+_PAGES_KEPT: Final = 8192
+"""32 MiB for pages that wait for their neighbours: a frame of a small checkpoint has pages from far apart."""
 
 _PAGES_AT_ONCE: Final = 1024
 _FILES_AT_ONCE: Final = 256
@@ -41,10 +45,14 @@ _PIECE: Final = np.dtype(
 )
 """`count` pages from page `start` of a frame on go to page `to` of a file."""
 
+_MOVE: Final = np.dtype([("row", "<u8"), ("count", "<u4"), ("file", "<u4"), ("to", "<u8"), ("batch", "<i8")])
+"""`count` unpacked pages from `row` on go to page `to` of a file, best when that `batch` is written."""
+
 _PACK_SHIFT: Final = 40
 """A frame's number in all packs: the pack's, shifted, and its own there."""
 
 _Pieces = npt.NDArray[np.void]
+_Moves = npt.NDArray[np.void]
 
 
 def unpack(contents: Contents, directory: Path, progress: Callable[[int, int], None]) -> None:
@@ -73,30 +81,32 @@ def _unpack_some(contents: Contents, files: list[StoredFile], directory: Path) -
             descriptors.append(descriptor)
         pool = stack.enter_context(ThreadPoolExecutor(_THREADS))
         unpacked = _Unpacked(contents, descriptors, [file.bytes for file in files])
-        for frames, some in _batches(pieces):
+        for number, (frames, some) in enumerate(_batches(pieces)):
             for _ in pool.map(unpacked.fill, *zip(*unpacked.reads(frames), strict=True)):
                 pass
-            yield from pool.map(unpacked.write, *zip(*_parts(some), strict=True))
+            due, later = unpacked.taken(some, number)
+            yield from pool.map(unpacked.write, *zip(*_parts(due), strict=True))
+            unpacked.keep(later)
 
 
-def _batches(pieces: _Pieces) -> Iterator[tuple[Numbers, _Pieces]]:
-    """Frames as numbers that `_frame` makes, in order, and the pieces of them in the order of the files.
-
-    The `frame` of these pieces is its place in the batch.
-    """
+def _batches(pieces: _Pieces) -> Iterator[tuple[Numbers, _Moves]]:
+    """Frames as numbers that `_frame` makes, in order, and what is to become of them, in the order of the files."""
     frames, first, which = np.unique(_frame(pieces), return_index=True, return_inverse=True)
     batch = np.argsort(np.argsort(first)) // _FRAMES_IN_BATCH
     together = np.argsort(batch, kind="stable")
-    place = np.empty(len(frames), np.int64)
+    place = np.empty(len(frames), np.uint64)
     place[together] = np.arange(len(frames)) % _FRAMES_IN_BATCH
+    moves = np.empty(len(pieces), _MOVE)
+    moves["row"] = place[which] * np.uint64(FRAME_PAGES) + pieces["start"]
+    moves["count"], moves["file"], moves["to"] = pieces["count"], pieces["file"], pieces["to"]
+    # Frames are in the order of their first use: until one of the next batch is needed, a batch is being written.
+    moves["batch"] = np.maximum.accumulate(batch[which])
     order = np.argsort(batch[which], kind="stable")
     starts = np.arange(_FRAMES_IN_BATCH, len(frames), _FRAMES_IN_BATCH)
     ends = np.searchsorted(batch[which[order]], np.arange(1, len(starts) + 1))
     for inside, some in zip(np.split(together, starts), np.split(order, ends), strict=True):
-        placed = pieces[some]
-        placed["frame"] = place[which[some]]
-        if len(placed):
-            yield frames[inside], placed
+        if len(some):
+            yield frames[inside], moves[some]
 
 
 def _frame(pieces: _Pieces) -> Numbers:
@@ -104,23 +114,27 @@ def _frame(pieces: _Pieces) -> Numbers:
     return numbers
 
 
-def _parts(pieces: _Pieces) -> Iterator[tuple[_Pieces, Places]]:
-    """The pieces, cut so that each part has about as many pages as are written at once; where a part's runs begin."""
-    ends = np.cumsum(pieces["count"], dtype=np.int64)
+def _parts(moves: _Moves) -> Iterator[tuple[_Moves, Places]]:
+    """The moves, cut so that each part has about as many pages as are written at once; where a part's runs begin."""
+    ends = np.cumsum(moves["count"], dtype=np.int64)
     cuts = np.flatnonzero(np.diff(ends // _PAGES_AT_ONCE)) + 1
-    for part in np.split(pieces, cuts):
+    for part in np.split(moves, cuts):
         follows = (part["file"][1:] == part["file"][:-1]) & (part["to"][1:] == part["to"][:-1] + part["count"][:-1])
         yield part, np.concatenate(([0], np.flatnonzero(~follows) + 1))
 
 
 class _Unpacked:
-    """The frames of a batch, one after the other, and the files that they go to; its memory is used again."""
+    """The frames of a batch, one after the other, and the files that they go to; its memory is used again.
+
+    Behind the frames lie pages of batches before, whose neighbours in the files come in a later one.
+    """
 
     def __init__(self, contents: Contents, descriptors: list[int], sizes: list[int]) -> None:
         self._contents = contents
         self._descriptors = descriptors
         self._sizes = sizes
-        self._pages = np.empty((_FRAMES_IN_BATCH * FRAME_PAGES, PAGE_SIZE), np.uint8)
+        self._pages = np.empty((_KEPT_FROM + _PAGES_KEPT, PAGE_SIZE), np.uint8)
+        self._kept = np.empty(0, _MOVE)
         self._local = threading.local()
 
     def reads(self, frames: Numbers) -> Iterator[tuple[Pack, int, int, int]]:
@@ -139,14 +153,27 @@ class _Unpacked:
             pages = np.frombuffer(content, np.uint8).reshape(-1, PAGE_SIZE)
             self._pages[number * FRAME_PAGES :][: len(pages)] = pages
 
-    def write(self, pieces: _Pieces, runs: Places) -> int:
-        """Write pieces whose frames are unpacked; how many bytes. A run of pieces follows each other in a file."""
-        pages = self._gathered(pieces["frame"] * np.uint64(FRAME_PAGES) + pieces["start"], pieces["count"])
-        starts = np.concatenate(([0], np.cumsum(pieces["count"], dtype=np.int64)))
-        ends = starts[np.append(runs[1:], len(pieces))].tolist()
-        places = zip(
-            starts[runs].tolist(), ends, pieces["file"][runs].tolist(), pieces["to"][runs].tolist(), strict=True
-        )
+    def taken(self, moves: _Moves, batch: int) -> tuple[_Moves, _Moves]:
+        """What is to be written now and what is to be kept, of these moves and of what was kept before."""
+        everything = np.concatenate([self._kept, moves])
+        everything = everything[np.lexsort((everything["to"], everything["file"]))]
+        later = everything["batch"] > batch
+        later[later] = np.cumsum(everything["count"][later], dtype=np.int64) <= _PAGES_KEPT
+        return everything[~later], everything[later]
+
+    def keep(self, moves: _Moves) -> None:
+        """Put the pages of these moves aside: the frames make room for others."""
+        pages = self._pages.take(spread(moves["row"], moves["count"]).astype(np.int64), axis=0)
+        self._pages[_KEPT_FROM:][: len(pages)] = pages
+        self._kept = moves
+        self._kept["row"] = np.cumsum(moves["count"], dtype=np.uint64) - moves["count"] + np.uint64(_KEPT_FROM)
+
+    def write(self, moves: _Moves, runs: Places) -> int:
+        """Write pages that are there; how many bytes. A run of moves follows each other in a file."""
+        pages = self._gathered(moves["row"], moves["count"])
+        starts = np.concatenate(([0], np.cumsum(moves["count"], dtype=np.int64)))
+        ends = starts[np.append(runs[1:], len(moves))].tolist()
+        places = zip(starts[runs].tolist(), ends, moves["file"][runs].tolist(), moves["to"][runs].tolist(), strict=True)
         done = 0
         for start, end, file, to in places:
             length = min((end - start) * PAGE_SIZE, self._sizes[file] - to * PAGE_SIZE)
