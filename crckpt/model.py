@@ -43,7 +43,8 @@ class Statistics:
     """Times in milliseconds, sizes in bytes, of one checkpoint.
 
     `frozen_ms` is how long the tree stood still; `raw` the size of CRIU's images, `new` what the store did not hold
-    yet (uncompressed), `stored` what that became on disk, pack overhead included.
+    yet (uncompressed), `copied` what of it was stored again so that old packs can go (uncompressed), `stored` what both
+    became on disk, pack overhead included.
     """
 
     frozen_ms: float
@@ -55,6 +56,7 @@ class Statistics:
     pages: int
     zero_pages: int
     shared_pages: int
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,24 @@ Pack. Numbers are little endian, without padding::
     frame table, 48 bytes a frame   offset u64, stored bytes u32, raw bytes u32, SHA-256 of the stored bytes
     footer                          offset of the table u64, frames u32, page size u32, "CRCKPAK1"
 
-DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered.
+DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered. A checkpoint
+makes as many new packs as it needs; none holds more than a sixteenth of its images, or 16 MiB if that is more.
 
 Extent. 24 bytes: first u64, count u32, pack u32, page u64: the pages numbered `first` and following, `count` of them,
 lie in the pack of that number in the manifest's list, from its page `page` on. Pack 0xFFFFFFFF: they are zero.
 Extents of an object stand in the order of its pages.
 
 Index. One for each checkpoint, itself an object: length u32, JSON of that length, the extents of all files. The JSON
-is {"files": [{"name", "kind", "bytes", "pagemap", "extents": how many}, ...]}. The kinds:
+is {"coding": "columns", "files": [{"name", "kind", "bytes", "pagemap", "extents": how many}, ...]}. The kinds:
 
     file      an image file as it was; its pages are numbered from 0
     pages     pages-N.img; its pages are numbered by address / 4096, as the image file `pagemap` says, in its order
     details   bytes that the caller gave: JSON that may be secret, and is no image
+
+Columns are one zstd frame of four columns, each of 8 byte planes (the lowest byte of all extents first), of numbers
+modulo 2^64: `first` as steps, `count` less 1, `pack` plus 1 modulo 2^32, `page` as steps among the extents of its pack
+(0 for pages that are zero). A step is from the end of the extent before, or 0, to the start of this one; step n is
+written as 2n, or as -2n-1 if it is negative. Without "coding" the extents stand there as they are.
 
 Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
 
@@ -44,14 +50,18 @@ SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA
 Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 bytes each; then the SHA-256 of seed
 (u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal.
 
-Order of writing. The pack is written in tmp, synced, renamed into packs, and the directory synced; then the manifest
+Copying forward. Pages that are in use of packs of which little else is in use are stored again in new packs, so that
+old packs die; they are taken from the images, not from the packs. `copy_forward` says which, and why.
+
+Order of writing. Each pack is written in tmp, synced, renamed into packs, and the directory synced; then the manifest
 is written in a directory in tmp, both are synced, the directory is renamed into checkpoints, and that is synced. So a
 checkpoint exists if and only if its manifest does. Nothing is modified afterwards. Every checkpoint is complete: it
 refers to packs, never to other checkpoints. Who relies on a name that is there already syncs its directory first:
 whoever made it may have died before that. So gc syncs checkpoints before it removes packs.
 
 Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or is named by no manifest is
-removed by gc, which refuses to remove anything as long as a manifest cannot be read.
+removed by gc, which refuses to remove anything as long as a manifest cannot be read. A damaged pack or manifest may be
+replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
 """
 
 from crckpt.store.ingest import NewCheckpoint, ingest
@@ -59,6 +69,7 @@ from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.materialise import details_of, file_names, materialise, read_file
 from crckpt.store.names import check_name
 from crckpt.store.refs import Tag
+from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
 from crckpt.store.transaction import Transaction
@@ -71,9 +82,11 @@ __all__ = [
     "IndexPlace",
     "NewCheckpoint",
     "PackUse",
+    "Repaired",
     "Repository",
     "Tag",
     "Transaction",
+    "Unmended",
     "Unreadable",
     "Verified",
     "check_name",
@@ -82,5 +95,6 @@ __all__ = [
     "ingest",
     "materialise",
     "read_file",
+    "repair",
     "verify",
 ]

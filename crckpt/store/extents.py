@@ -56,6 +56,14 @@ def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
     return np.repeat(shift, counts) + np.arange(total).astype(np.uint64)
 
 
+def places_of(extents: Extents) -> tuple[npt.NDArray[np.uint32], Numbers]:
+    """Pack and page in it of each single page of the extents; page 0 for those that are zero."""
+    pack = np.repeat(extents["pack"], extents["count"].astype(np.int64))
+    page = spread(extents["page"], extents["count"])
+    page[pack == ZERO] = 0
+    return pack, page
+
+
 def renumbered(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
     """The same extents with pack numbers looked up in `numbers`."""
     changed = extents.copy()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +70,18 @@ class Source:
             pages = buffer[: end - start]
             self._fill(pages.reshape(-1).data, start, end)
             yield np.arange(start, end, dtype=np.uint64) if self.table is None else self.table.address[start:end], pages
+
+    def some(self, which: Places) -> Iterator[tuple[slice, Bytes]]:
+        """The pages at these positions (in order), in batches: which of them, and their contents, as `batches` does."""
+        buffer = np.empty((min(len(which), BATCH_PAGES), PAGE_SIZE), np.uint8)
+        for start in range(0, len(which), BATCH_PAGES):
+            wanted = which[start : start + BATCH_PAGES]
+            pages = buffer[: len(wanted)]
+            begins = np.concatenate(([0], np.flatnonzero(np.diff(wanted) != 1) + 1, [len(wanted)])).tolist()
+            for begin, end in pairwise(begins):
+                first = int(wanted[begin])
+                self._fill(pages[begin:end].reshape(-1).data, first, first + end - begin)
+            yield slice(start, start + len(wanted)), pages
 
     def _fill(self, into: memoryview, start: int, end: int) -> None:
         offset, length = start * PAGE_SIZE, min(end * PAGE_SIZE, self.size) - start * PAGE_SIZE

@@ -11,6 +11,7 @@ import numpy as np
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import PAGE_SIZE
+from crckpt.store.columns import decode_columns, encode_columns
 from crckpt.store.extents import EXTENT, ZERO, Extents
 
 FILE: Final = "file"
@@ -18,6 +19,7 @@ PAGES: Final = "pages"
 DETAILS: Final = "details"
 
 _KINDS: Final = (FILE, PAGES, DETAILS)
+_COLUMNS: Final = "columns"
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -49,7 +51,7 @@ class Index:
 
 
 def encode_index(index: Index) -> bytes:
-    """A length, a JSON header, and all extents in the order of the files."""
+    """A length, a JSON header, and all extents in the order of the files, as columns."""
     header = [
         {
             "name": file.name,
@@ -60,8 +62,9 @@ def encode_index(index: Index) -> bytes:
         }
         for file in index.files
     ]
-    text = json.dumps({"files": header}, sort_keys=True, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(text)) + text + b"".join(file.extents.tobytes() for file in index.files)
+    text = json.dumps({"coding": _COLUMNS, "files": header}, sort_keys=True, separators=(",", ":")).encode()
+    extents = np.concatenate([np.empty(0, EXTENT), *(file.extents for file in index.files)])
+    return _LENGTH.pack(len(text)) + text + encode_columns(extents)
 
 
 def decode_index(content: bytes, packs: int) -> Index:
@@ -74,7 +77,7 @@ def decode_index(content: bytes, packs: int) -> Index:
             end = at + int(entry["extents"])
             files.append(_stored_file(entry, extents[at:end]))
             at = end
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"the index cannot be read: {error}") from error
     names = {(file.kind == DETAILS, file.name) for file in files}
     if at != len(extents) or len(names) != len(files) or not _refer_to(extents, packs):
@@ -84,8 +87,14 @@ def decode_index(content: bytes, packs: int) -> Index:
 
 def _taken_apart(content: bytes) -> tuple[dict[str, Any], Extents]:
     (length,) = _LENGTH.unpack_from(content)
-    header = json.loads(content[_LENGTH.size : _LENGTH.size + length])
-    return header, np.frombuffer(content, EXTENT, offset=_LENGTH.size + length)
+    start = _LENGTH.size + length
+    header = json.loads(content[_LENGTH.size : start])
+    coding = header.get("coding")
+    if coding is None:
+        return header, np.frombuffer(content, EXTENT, offset=start)
+    if coding != _COLUMNS:
+        raise StoreUnusable(f"the index has extents coded as {coding!r}", hint="use the newest crckpt")
+    return header, decode_columns(content[start:], sum(int(entry["extents"]) for entry in header["files"]))
 
 
 def _stored_file(entry: dict[str, Any], extents: Extents) -> StoredFile:

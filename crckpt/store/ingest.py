@@ -1,4 +1,4 @@
-"""Take an image directory into the store: what is new becomes a pack, and a manifest makes the checkpoint."""
+"""Take an image directory into the store: what is new becomes packs, and a manifest makes the checkpoint."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def ingest(
     began = time.monotonic()
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
-        target = Target(begun.path / "pack", compress, progress)
+        target = Target(begun.path, compress, progress)
         packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target)
-        if packed.pack is not None:
-            repository.add_pack(packed.pack.path, packed.pack.digest)
-            remember(repository.layout, repository.facts, packed.pack.digest, packed.fingerprints)
+        for written, fingerprints in packed.packs:
+            repository.add_pack(written.path, written.digest)
+            remember(repository.layout, repository.facts, written.digest, fingerprints)
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000), begun)
 
 
@@ -103,9 +103,10 @@ def _statistics(new: NewCheckpoint, packed: Packed, commit_ms: float) -> Statist
         dump_ms=new.dump_ms,
         commit_ms=commit_ms,
         raw_bytes=packed.raw,
-        new_bytes=packed.pack.pages * PAGE_SIZE if packed.pack else 0,
-        stored_bytes=packed.pack.size if packed.pack else 0,
+        new_bytes=(sum(written.pages for written, _ in packed.packs) - packed.copied) * PAGE_SIZE,
+        stored_bytes=sum(written.size for written, _ in packed.packs),
         pages=packed.counts.pages,
         zero_pages=packed.counts.zero,
         shared_pages=packed.counts.shared,
+        copied_bytes=packed.copied * PAGE_SIZE,
     )

@@ -19,7 +19,8 @@ from crckpt.store.pack import Pack
 class KnownPages:
     """The pages of a parent's packs, numbered through all of them. Without a parent there are none.
 
-    A damaged pack, or a damaged index of the parent, makes fewer pages known; nothing new comes to depend on it.
+    `starts` are the numbers of the packs' first pages, and how many there are in all. A damaged pack, or a damaged
+    index of the parent, makes fewer pages known; nothing new comes to depend on it.
     """
 
     def __init__(self, layout: Layout, facts: Facts, parent: Checkpoint | None) -> None:
@@ -37,7 +38,7 @@ class KnownPages:
                     found.append(prints)
             self._take_places(contents, numbers)
         self.fingerprints: Numbers = np.concatenate(found)
-        self._starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
+        self.starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
     def at(self, key: tuple[str, str], first: Numbers) -> Places:
         """Of the pages numbered `first` in the object `key`: which page the parent has there, -1 for none."""
@@ -47,7 +48,7 @@ class KnownPages:
         spot = np.maximum(np.searchsorted(extents["first"], first, side="right"), 1) - 1
         found = extents[spot]
         inside = (first >= found["first"]) & (first < found["first"] + found["count"])
-        start = self._starts[np.where(inside, found["pack"], 0)]
+        start = self.starts[np.where(inside, found["pack"], 0)]
         return np.where(inside, start + (found["page"] + first - found["first"]).astype(np.int64), -1)
 
     def with_content(self, prints: Numbers) -> Places:
@@ -60,8 +61,13 @@ class KnownPages:
 
     def places(self, pages: Places) -> tuple[npt.NDArray[np.intp], Places]:
         """Pack numbers (in `packs`) and page numbers there, of pages as the other methods give them."""
-        pack = np.searchsorted(self._starts, pages, side="right") - 1
-        return pack, pages - self._starts[pack]
+        pack = np.searchsorted(self.starts, pages, side="right") - 1
+        return pack, pages - self.starts[pack]
+
+    def numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Places:
+        """The inverse of `places`."""
+        numbers: Places = self.starts[pack] + page.astype(np.int64)
+        return numbers
 
     @cached_property
     def _sorted(self) -> tuple[npt.NDArray[np.intp], Numbers]:

@@ -9,15 +9,31 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, covered, extents_of, renumbered, together
+from crckpt.errors import IntegrityError
+from crckpt.store.copy_forward import worth_copying
+from crckpt.store.extents import (
+    ZERO,
+    Bytes,
+    Extents,
+    Mask,
+    Numbers,
+    Places,
+    covered,
+    extents_of,
+    places_of,
+    renumbered,
+    spread,
+    together,
+)
 from crckpt.store.fingerprints import as_array, fingerprints
 from crckpt.store.imageset import Source, sources
 from crckpt.store.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.known import KnownPages
 from crckpt.store.layout import Facts, Layout
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
+from crckpt.store.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.pack import FRAME_PAGES
-from crckpt.store.pack_writer import PackWriter, Written
+from crckpt.store.pack_writer import Written
 
 
 @dataclass(frozen=True)
@@ -31,21 +47,24 @@ class Counts:
 
 @dataclass(frozen=True)
 class Packed:
-    """What is to be committed; `pack` is None if nothing was new. `raw` is in bytes."""
+    """What is to be committed: packs, each with the fingerprints of its pages; none if nothing was new.
 
-    pack: Written | None
-    fingerprints: bytes
+    `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
+    """
+
+    packs: tuple[tuple[Written, bytes], ...]
     uses: tuple[PackUse, ...]
     index: IndexPlace
     raw: int
     counts: Counts
+    copied: int
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the pack is written, at which zstd level, and who is told (bytes done, bytes in all)."""
+    """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all)."""
 
-    path: Path
+    directory: Path
     level: int
     progress: Callable[[int, int], None]
 
@@ -53,37 +72,43 @@ class Target:
 def pack_images(
     layout: Layout, facts: Facts, parent: Checkpoint | None, images: Path, details: bytes, target: Target
 ) -> Packed:
-    """Store what is new of an image directory in a new pack. Raises IntegrityError if the set contradicts itself."""
+    """Store what is new of an image directory in new packs. Raises IntegrityError if the set contradicts itself."""
     found = sources(images, details)
     raw = sum(source.size for source in found)
     known = KnownPages(layout, facts, parent)
-    with PackWriter(target.path, target.level) as writer:
-        packing = _Packing(known, writer, facts.seed, lambda done: target.progress(min(done, raw), raw))
+    with new_packs(target.directory, target.level, pages_in_a_pack(raw)) as packs:
+        packing = _Packing(known, packs, facts.seed, lambda done: target.progress(min(done, raw), raw))
         files = [packing.store(source) for source in found]
-        counts = packing.counts
+        counts, new = packing.counts, len(packing.fingerprints)
+        chosen = worth_copying(_known_in_use(files, known), known.starts, new)
+        files = [packing.copy(source, file, chosen) for source, file in zip(found, files, strict=True)]
+        copied = len(packing.fingerprints) - new
         first = _used(files)
-        content = encode_index(Index(tuple(_numbered(file, first, known) for file in files)))
+        content = encode_index(
+            Index(tuple(replace(file, extents=renumbered(file.extents, _numbers(first))) for file in files))
+        )
         index = packing.store(Source("index", FILE, len(content), content=content))
-        written = writer.finish()
-    order = _order(first, index, known, new=written is not None)
+        written = packs.finish()
+    order = [*first, *(pack for pack in _used([index]) if pack not in first)]
+    prints = (packing.fingerprints[at : at + packs.limit] for at in range(0, len(packing.fingerprints), packs.limit))
     return Packed(
-        pack=written,
-        fingerprints=b"".join(packing.fingerprints),
+        packs=tuple(zip(written, map(b"".join, prints), strict=True)),
         uses=_uses(order, [*files, index], known, written),
-        index=IndexPlace(len(content), tuple(renumbered(index.extents, _numbers(order, known)).tolist())),
+        index=IndexPlace(len(content), tuple(renumbered(index.extents, _numbers(order)).tolist())),
         raw=raw,
         counts=counts,
+        copied=copied,
     )
 
 
 class _Packing:
-    """Stores sources one by one. Packs in its extents are numbered as in `known`, the new one last."""
+    """Stores sources one by one. Packs in its extents are numbered as in `known`, then come the new ones."""
 
-    def __init__(self, known: KnownPages, writer: PackWriter, seed: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, known: KnownPages, packs: NewPacks, seed: int, tell: Callable[[int], None]) -> None:
         self.counts = Counts()
         self.fingerprints: list[bytes] = []
         self._known = known
-        self._writer = writer
+        self._packs = packs
         self._seed = seed
         self._tell = tell
         self._done = 0
@@ -97,6 +122,21 @@ class _Packing:
             self._tell(self._done)
         return StoredFile(source.name, source.kind, source.size, source.pagemap, together(parts))
 
+    def copy(self, source: Source, file: StoredFile, chosen: Mask) -> StoredFile:
+        """Store the pages of a file again that are known and `chosen`. Raises IntegrityError if it has changed."""
+        pack, page = places_of(file.extents)
+        old = np.flatnonzero(pack < len(self._known.packs))
+        numbers = self._known.numbers(pack[old], page[old])
+        which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
+        if not len(which):
+            return file
+        for at, pages in source.some(which):
+            prints = fingerprints(pages, np.arange(len(pages)), self._seed)
+            if (as_array(prints) != self._known.fingerprints[numbers[at]]).any():
+                raise IntegrityError(f"{source.name} changed while it was read")
+            pack[which[at]], page[which[at]] = self._add(prints, pages)
+        return replace(file, extents=extents_of(spread(file.extents["first"], file.extents["count"]), pack, page))
+
     def _batch(self, key: tuple[str, str], first: Numbers, pages: Bytes) -> Extents:
         pack, page = np.full(len(pages), ZERO, np.uint32), np.zeros(len(pages), np.uint64)
         filled = np.flatnonzero(pages.view(np.uint64).any(axis=1))
@@ -105,8 +145,9 @@ class _Packing:
         is_known = found >= 0
         pack[filled[is_known]], page[filled[is_known]] = self._known.places(found[is_known])
         rest = np.flatnonzero(~is_known)
-        fresh = self._add([prints[at] for at in rest.tolist()], filled[rest], pages, page)
-        pack[filled[rest]] = len(self._known.packs)
+        before = len(self.fingerprints)
+        pack[filled[rest]], page[filled[rest]] = self._add([prints[at] for at in rest.tolist()], pages, filled[rest])
+        fresh = len(self.fingerprints) - before
         self.counts = Counts(
             self.counts.pages + len(pages),
             self.counts.zero + len(pages) - len(filled),
@@ -124,19 +165,22 @@ class _Packing:
             found[missing] = self._known.with_content(prints[missing])
         return found
 
-    def _add(self, prints: list[bytes], which: npt.NDArray[np.intp], pages: Bytes, numbers: Numbers) -> int:
-        """Put into the pack what is not there yet, and fill in `numbers`; how many pages that were."""
-        fresh, where = [], []
-        for at, content in zip(which.tolist(), prints, strict=True):
-            number = self._new.setdefault(content, len(self._new))
+    def _add(
+        self, prints: list[bytes], pages: Bytes, which: npt.NDArray[np.intp] | None = None
+    ) -> tuple[Places, Places]:
+        """Put those of the pages (`which`: all) into packs that are not there yet; pack and page number of each."""
+        fresh: list[int] = []
+        numbers = np.empty(len(prints), np.int64)
+        rows = range(len(pages)) if which is None else which.tolist()
+        for spot, (row, content) in enumerate(zip(rows, prints, strict=True)):
+            numbers[spot] = number = self._new.setdefault(content, len(self._new))
             if number == len(self.fingerprints):
-                fresh.append(at)
+                fresh.append(row)
                 self.fingerprints.append(content)
-            where.append(number)
-        numbers[which] = where
         if fresh:
-            self._writer.add(pages[fresh])
-        return len(fresh)
+            self._packs.add(pages if len(fresh) == len(pages) else pages[fresh])
+        pack, page = self._packs.places(numbers)
+        return pack + len(self._known.packs), page
 
 
 def _used(files: Iterable[StoredFile]) -> list[int]:
@@ -144,34 +188,28 @@ def _used(files: Iterable[StoredFile]) -> list[int]:
     return [int(pack) for pack in packs if pack != ZERO]
 
 
-def _order(first: list[int], index: StoredFile, known: KnownPages, *, new: bool) -> list[int]:
-    """The packs as the manifest numbers them: known ones of files, the new one, those only the index uses."""
-    old = [pack for pack in first if pack != len(known.packs)]
-    more = [pack for pack in _used([index]) if pack not in first and pack != len(known.packs)]
-    return [*old, *([len(known.packs)] if new else []), *more]
+def _known_in_use(files: list[StoredFile], known: KnownPages) -> Mask:
+    extents = np.concatenate([file.extents for file in files])
+    parts = [covered(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+    return np.concatenate([np.empty(0, np.bool_), *parts])
 
 
-def _numbers(order: list[int], known: KnownPages) -> npt.NDArray[np.uint32]:
-    numbers = np.full(len(known.packs) + 1, ZERO, np.uint32)
+def _numbers(order: list[int]) -> npt.NDArray[np.uint32]:
+    """The number in the manifest of each pack."""
+    numbers = np.full(max(order, default=0) + 1, ZERO, np.uint32)
     numbers[order] = np.arange(len(order), dtype=np.uint32)
     return numbers
 
 
-def _numbered(file: StoredFile, used: list[int], known: KnownPages) -> StoredFile:
-    return replace(file, extents=renumbered(file.extents, _numbers(used, known)))
-
-
-def _uses(order: list[int], files: list[StoredFile], known: KnownPages, written: Written | None) -> tuple[PackUse, ...]:
+def _uses(
+    order: list[int], files: list[StoredFile], known: KnownPages, new: tuple[Written, ...]
+) -> tuple[PackUse, ...]:
     extents = np.concatenate([file.extents for file in files])
-    return tuple(_use(pack, extents, known, written) for pack in order)
+    packs = [*((pack.digest, pack.pages) for pack in known.packs), *((pack.digest, pack.pages) for pack in new)]
+    return tuple(_use(number, *packs[number], extents) for number in order)
 
 
-def _use(pack: int, extents: Extents, known: KnownPages, written: Written | None) -> PackUse:
-    if pack < len(known.packs):
-        digest, total = known.packs[pack].digest, known.packs[pack].pages
-    else:
-        assert written is not None
-        digest, total = written.digest, written.pages
-    pages = covered(extents, pack, total)
+def _use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
+    pages = covered(extents, number, total)
     frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
     return PackUse(digest, int(frames.sum()), int(pages.sum()))

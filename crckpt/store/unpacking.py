@@ -1,14 +1,18 @@
-"""From extents to files: each frame is read, verified and unpacked once, in whatever order the files use it."""
+"""From extents to files: each frame is read, verified and unpacked once, in whatever order the files use it.
+
+Where pages are rewritten one by one, pages that follow each other lie in many packs. So frames are taken in the order
+in which the files need them, a batch is unpacked, and what follows each other is gathered and written at once.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +21,22 @@ from crckpt.errors import IntegrityError
 from crckpt.host.files import open_private, resize, write_at
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Numbers, spread
+from crckpt.store.extents import ZERO, Bytes, Numbers, Places, spread
 from crckpt.store.index import DETAILS, StoredFile
 from crckpt.store.pack import FRAME_PAGES, Pack
 
 _THREADS: Final = 2
 _FRAMES_AT_ONCE: Final = 16
+"""Frames that follow each other in a pack and are read at once: up to 4 MiB."""
+
+_FRAMES_IN_BATCH: Final = 256
+"""64 MiB of memory."""
+
+_KEPT_FROM: Final = _FRAMES_IN_BATCH * FRAME_PAGES
+_PAGES_KEPT: Final = 8192
+"""32 MiB for pages that wait for their neighbours: a frame of a small checkpoint has pages from far apart."""
+
+_PAGES_AT_ONCE: Final = 1024
 _FILES_AT_ONCE: Final = 256
 """Far below any limit of open files."""
 
@@ -31,15 +45,14 @@ _PIECE: Final = np.dtype(
 )
 """`count` pages from page `start` of a frame on go to page `to` of a file."""
 
+_MOVE: Final = np.dtype([("row", "<u8"), ("count", "<u4"), ("file", "<u4"), ("to", "<u8"), ("batch", "<i8")])
+"""`count` unpacked pages from `row` on go to page `to` of a file, best when that `batch` is written."""
 
-@dataclass(frozen=True)
-class _Work:
-    """Frames that follow each other, and the pieces of them that are needed."""
+_PACK_SHIFT: Final = 40
+"""A frame's number in all packs: the pack's, shifted, and its own there."""
 
-    pack: Pack
-    first: int
-    count: int
-    pieces: npt.NDArray[np.void]
+_Pieces = npt.NDArray[np.void]
+_Moves = npt.NDArray[np.void]
 
 
 def unpack(contents: Contents, directory: Path, progress: Callable[[int, int], None]) -> None:
@@ -58,7 +71,7 @@ def unpack(contents: Contents, directory: Path, progress: Callable[[int, int], N
 
 def _unpack_some(contents: Contents, files: list[StoredFile], directory: Path) -> Iterator[int]:
     """Yields bytes as they are written."""
-    work = list(_work(contents, files))
+    pieces = np.concatenate([_pieces(contents, number, file) for number, file in enumerate(files)])
     with ExitStack() as stack:
         descriptors = []
         for file in files:
@@ -67,26 +80,118 @@ def _unpack_some(contents: Contents, files: list[StoredFile], directory: Path) -
             resize(descriptor, file.bytes, "image")
             descriptors.append(descriptor)
         pool = stack.enter_context(ThreadPoolExecutor(_THREADS))
-        yield from pool.map(lambda some: _write(some, descriptors, files), work)
+        unpacked = _Unpacked(contents, descriptors, [file.bytes for file in files])
+        for number, (frames, some) in enumerate(_batches(pieces)):
+            for _ in pool.map(unpacked.fill, *zip(*unpacked.reads(frames), strict=True)):
+                pass
+            due, later = unpacked.taken(some, number)
+            yield from pool.map(unpacked.write, *zip(*_parts(due), strict=True))
+            unpacked.keep(later)
 
 
-def _work(contents: Contents, files: list[StoredFile]) -> Iterator[_Work]:
-    pieces = np.concatenate([_pieces(contents, number, file) for number, file in enumerate(files)])
-    pieces = pieces[np.lexsort((pieces["frame"], pieces["pack"]))]
-    if not len(pieces):
-        return
-    frames, starts = np.unique(pieces[["pack", "frame"]], return_index=True)
-    ends = np.append(starts[1:], len(pieces))
-    begin = 0
-    for at in range(1, len(frames) + 1):
-        if at == len(frames) or at - begin == _FRAMES_AT_ONCE or not _follows(frames[at - 1], frames[at]):
-            pack = contents.pack(int(frames["pack"][begin]))
-            yield _Work(pack, int(frames["frame"][begin]), at - begin, pieces[starts[begin] : ends[at - 1]])
-            begin = at
+def _batches(pieces: _Pieces) -> Iterator[tuple[Numbers, _Moves]]:
+    """Frames as numbers that `_frame` makes, in order, and what is to become of them, in the order of the files."""
+    frames, first, which = np.unique(_frame(pieces), return_index=True, return_inverse=True)
+    batch = np.argsort(np.argsort(first)) // _FRAMES_IN_BATCH
+    together = np.argsort(batch, kind="stable")
+    place = np.empty(len(frames), np.uint64)
+    place[together] = np.arange(len(frames)) % _FRAMES_IN_BATCH
+    moves = np.empty(len(pieces), _MOVE)
+    moves["row"] = place[which] * np.uint64(FRAME_PAGES) + pieces["start"]
+    moves["count"], moves["file"], moves["to"] = pieces["count"], pieces["file"], pieces["to"]
+    # Frames are in the order of their first use: until one of the next batch is needed, a batch is being written.
+    moves["batch"] = np.maximum.accumulate(batch[which])
+    order = np.argsort(batch[which], kind="stable")
+    starts = np.arange(_FRAMES_IN_BATCH, len(frames), _FRAMES_IN_BATCH)
+    ends = np.searchsorted(batch[which[order]], np.arange(1, len(starts) + 1))
+    for inside, some in zip(np.split(together, starts), np.split(order, ends), strict=True):
+        if len(some):
+            yield frames[inside], moves[some]
 
 
-def _follows(before: np.void, after: np.void) -> bool:
-    return bool(before["pack"] == after["pack"] and before["frame"] + 1 == after["frame"])
+def _frame(pieces: _Pieces) -> Numbers:
+    numbers: Numbers = pieces["pack"].astype(np.uint64) << np.uint64(_PACK_SHIFT) | pieces["frame"]
+    return numbers
+
+
+def _parts(moves: _Moves) -> Iterator[tuple[_Moves, Places]]:
+    """The moves, cut so that each part has about as many pages as are written at once; where a part's runs begin."""
+    ends = np.cumsum(moves["count"], dtype=np.int64)
+    cuts = np.flatnonzero(np.diff(ends // _PAGES_AT_ONCE)) + 1
+    for part in np.split(moves, cuts):
+        follows = (part["file"][1:] == part["file"][:-1]) & (part["to"][1:] == part["to"][:-1] + part["count"][:-1])
+        yield part, np.concatenate(([0], np.flatnonzero(~follows) + 1))
+
+
+class _Unpacked:
+    """The frames of a batch, one after the other, and the files that they go to; its memory is used again.
+
+    Behind the frames lie pages of batches before, whose neighbours in the files come in a later one.
+    """
+
+    def __init__(self, contents: Contents, descriptors: list[int], sizes: list[int]) -> None:
+        self._contents = contents
+        self._descriptors = descriptors
+        self._sizes = sizes
+        self._pages = np.empty((_KEPT_FROM + _PAGES_KEPT, PAGE_SIZE), np.uint8)
+        self._kept = np.empty(0, _MOVE)
+        self._local = threading.local()
+
+    def reads(self, frames: Numbers) -> Iterator[tuple[Pack, int, int, int]]:
+        """What `fill` is to be called with: pack, its first frame, how many, and where they go."""
+        follows = np.diff(frames) == 1
+        begin = 0
+        for at in range(1, len(frames) + 1):
+            if at == len(frames) or at - begin == _FRAMES_AT_ONCE or not follows[at - 1]:
+                pack, frame = divmod(int(frames[begin]), 1 << _PACK_SHIFT)
+                yield self._contents.pack(pack), frame, at - begin, begin
+                begin = at
+
+    def fill(self, pack: Pack, first: int, count: int, place: int) -> None:
+        """Unpack frames. Raises IntegrityError."""
+        for number, content in enumerate(pack.frames(first, count), place):
+            pages = np.frombuffer(content, np.uint8).reshape(-1, PAGE_SIZE)
+            self._pages[number * FRAME_PAGES :][: len(pages)] = pages
+
+    def taken(self, moves: _Moves, batch: int) -> tuple[_Moves, _Moves]:
+        """What is to be written now and what is to be kept, of these moves and of what was kept before."""
+        everything = np.concatenate([self._kept, moves])
+        everything = everything[np.lexsort((everything["to"], everything["file"]))]
+        later = everything["batch"] > batch
+        later[later] = np.cumsum(everything["count"][later], dtype=np.int64) <= _PAGES_KEPT
+        return everything[~later], everything[later]
+
+    def keep(self, moves: _Moves) -> None:
+        """Put the pages of these moves aside: the frames make room for others."""
+        pages = self._pages.take(spread(moves["row"], moves["count"]).astype(np.int64), axis=0)
+        self._pages[_KEPT_FROM:][: len(pages)] = pages
+        self._kept = moves
+        self._kept["row"] = np.cumsum(moves["count"], dtype=np.uint64) - moves["count"] + np.uint64(_KEPT_FROM)
+
+    def write(self, moves: _Moves, runs: Places) -> int:
+        """Write pages that are there; how many bytes. A run of moves follows each other in a file."""
+        pages = self._gathered(moves["row"], moves["count"])
+        starts = np.concatenate(([0], np.cumsum(moves["count"], dtype=np.int64)))
+        ends = starts[np.append(runs[1:], len(moves))].tolist()
+        places = zip(starts[runs].tolist(), ends, moves["file"][runs].tolist(), moves["to"][runs].tolist(), strict=True)
+        done = 0
+        for start, end, file, to in places:
+            length = min((end - start) * PAGE_SIZE, self._sizes[file] - to * PAGE_SIZE)
+            content = pages[start:end].reshape(-1).data[:length]
+            write_at(self._descriptors[file], content, to * PAGE_SIZE, "image")
+            done += length
+        return done
+
+    def _gathered(self, start: Numbers, count: npt.NDArray[Any]) -> Bytes:
+        """The pages of these ranges, one after the other."""
+        total = int(count.sum())
+        if (start[1:] == start[:-1] + count[:-1]).all():
+            return self._pages[int(start[0]) :][:total]
+        if not hasattr(self._local, "pages"):
+            self._local.pages = np.empty((_PAGES_AT_ONCE + FRAME_PAGES, PAGE_SIZE), np.uint8)
+        into: Bytes = self._local.pages[:total]
+        # The places are known to be inside; any other mode than "clip" copies twice.
+        return self._pages.take(spread(start, count).astype(np.int64), axis=0, out=into, mode="clip")
 
 
 def _pieces(contents: Contents, number: int, file: StoredFile) -> npt.NDArray[np.void]:
@@ -110,17 +215,3 @@ def _pieces(contents: Contents, number: int, file: StoredFile) -> npt.NDArray[np
     pieces["count"] = np.minimum(end[of], (pieces["frame"] + np.uint64(1)) * size) - start
     pieces["to"] = to[of] + start - extents["page"][of]
     return pieces
-
-
-def _write(work: _Work, descriptors: list[int], files: list[StoredFile]) -> int:
-    pieces = iter(work.pieces.tolist())
-    piece = next(pieces)
-    done = 0
-    for frame, content in enumerate(work.pack.frames(work.first, work.count), work.first):
-        while piece is not None and piece[1] == frame:
-            _, _, start, count, file, to = piece
-            length = min(count * PAGE_SIZE, files[file].bytes - to * PAGE_SIZE)
-            write_at(descriptors[file], memoryview(content)[start * PAGE_SIZE :][:length], to * PAGE_SIZE, "image")
-            done += length
-            piece = next(pieces, None)
-    return done

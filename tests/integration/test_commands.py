@@ -25,6 +25,7 @@ STATISTICS = {
     "pages",
     "zero_pages",
     "shared_pages",
+    "copied_bytes",
 }
 KEYS = {
     "dump": {

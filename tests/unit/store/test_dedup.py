@@ -113,6 +113,8 @@ def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 66), 500)]}))
     old, new = second.packs
-    # 65 pages of memory in two frames, and the details in the last one; then a page, page map and index.
-    assert (old.frames, old.pages) == (3, 66)
-    assert (new.frames, new.pages) == (1, 3)
+    # Of the old pack 65 pages of memory and the details were in use. Beside a page, page map and index, five of them
+    # are stored again, those from the least used frames first: the details, the 65th page, and three of the others.
+    assert (old.frames, old.pages) == (1, 61)
+    assert (new.frames, new.pages) == (1, 3 + 5)
+    assert (second.statistics.new_bytes, second.statistics.copied_bytes) == (3 * PAGE_SIZE, 5 * PAGE_SIZE)

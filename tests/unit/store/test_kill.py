@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -9,16 +10,17 @@ from pathlib import Path
 
 import pytest
 from changes import step_names
-from image_sets import described, restored
+from image_sets import described, flip, packs, restored
 from stages import ACTS, NEXT, Act, Stage, build, check, memory_directory
 from writer import Order, Writers, writers
 
 import crckpt
-from crckpt.store import Repository, ingest, verify
+from crckpt.store import Repository, ingest, repair, verify
 from crckpt.store.lock import holders
 
 CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
+REPAIR = Act("repair", "repair", ("/whole",))
 ON_FAILURE_ONLY = {"facts.unlink", "fingerprints.unlink"}
 """What a write that fails leaves is removed; other tests fill the disk."""
 
@@ -40,6 +42,8 @@ def forked() -> Iterator[Writers]:
 def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
     with stage.copy() as copy:
         (copy.base / "out").mkdir()
+        if act == REPAIR:
+            _spoil(copy)
         order = Order(act.act, str(copy.root), copy.arguments(act))
         return Counter(entry.name for entry in forked.recorded(order, copy.base / "log"))
 
@@ -94,10 +98,34 @@ def test_killed_while_it_gives_files_back(stage: Stage, forked: Writers) -> None
             check(copy.root, before, RESTORE)
 
 
+def _spoil(stage: Stage) -> None:
+    """Damage a pack and a manifest, and lose another pack with its directory; `whole` is a copy from before."""
+    shutil.copytree(stage.root, stage.base / "whole")
+    damaged, lost, *_ = packs(Repository.open(stage.root))
+    flip(damaged, 100)
+    lost.unlink()
+    lost.parent.rmdir()
+    flip(next(stage.root.glob("checkpoints/*/manifest.json")), 20)
+
+
+def test_killed_while_it_mends(stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    for moment in _moments(_steps(stage, forked, REPAIR)):
+        with stage.copy() as copy:
+            _spoil(copy)
+            lost = set(verify(Repository.open(copy.root)).lost)
+            order = Order(REPAIR.act, str(copy.root), copy.arguments(REPAIR), kill_at=moment)
+            assert forked.status(order) == -signal.SIGKILL, moment
+            assert set(verify(Repository.open(copy.root)).lost) <= lost
+            whole = Repository.open(copy.base / "whole")
+            assert repair(Repository.open(copy.root), source=whole).now.damages == ()
+            check(copy.root, before, REPAIR)
+
+
 def test_no_step_is_left_out(stage: Stage, forked: Writers) -> None:
     """What the code can do to the store is what the tests above have cut short."""
     taken: set[str] = set()
-    for act in (*ACTS, RESTORE):
+    for act in (*ACTS, RESTORE, REPAIR):
         taken |= set(_steps(stage, forked, act))
     with memory_directory() as base:
         taken |= {entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")}

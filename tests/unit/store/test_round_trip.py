@@ -11,10 +11,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
-from image_sets import Area, ImageSet, area, described, files_of, opened, page, restored, store, write_set
+from image_sets import (
+    Area,
+    ImageSet,
+    area,
+    described,
+    files_of,
+    flip,
+    opened,
+    packs,
+    page,
+    restored,
+    store,
+    write_set,
+)
 
 from crckpt.model import CheckpointId
-from crckpt.store import details_of, file_names, ingest, materialise, read_file, verify
+from crckpt.store import Repository, details_of, file_names, ingest, materialise, read_file, repair, verify
+from crckpt.store.copy_forward import PER_NEW
 
 # Few different pages, so that equal ones are met at the same place, elsewhere, and in other objects.
 numbers = st.integers(0, 12)
@@ -48,7 +62,7 @@ def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Any order of dumps, removals and collections: what is kept comes back, and nothing else stays for long."""
+    """Any order of dumps, removals, collections and repairs: what is kept comes back, nothing else stays for long."""
 
     kept: Bundle[CheckpointId] = Bundle("kept")
 
@@ -58,13 +72,29 @@ class Lives(RuleBasedStateMachine):
         self.repository = opened(self.base)
         self.expected: dict[CheckpointId, dict[str, bytes]] = {}
         self.dumps = 0
+        self.heap: list[int] = []
+        self.copies: list[Repository] = []
 
     @rule(target=kept, images=sets, job=st.sampled_from(("one", "two")))
     def dump(self, images: ImageSet, job: str) -> CheckpointId:
+        return self.stored(images, job)
+
+    @rule(target=kept, every=st.integers(2, 9), offset=st.integers(0, 8), more=st.integers(0, 30))
+    def dump_of_a_heap(self, every: int, offset: int, more: int) -> CheckpointId:
+        """Of one program again and again: some pages are rewritten, so that others are copied forward."""
+        fresh = 1000 * (self.dumps + 1)
+        self.heap = self.heap or list(range(100_000, 100_000 + 150))
+        self.heap[offset::every] = range(fresh, fresh + len(self.heap[offset::every]))
+        self.heap += range(fresh + 500, fresh + 500 + more)
+        return self.stored(ImageSet({"pagemap-100.img": [area(5, *self.heap)]}), "heap")
+
+    def stored(self, images: ImageSet, job: str) -> CheckpointId:
         self.dumps += 1
         directory = write_set(self.base / f"set-{self.dumps}", images)
         checkpoint = ingest(self.repository, directory, described(job))
         self.expected[checkpoint.id] = files_of(directory)
+        numbers = checkpoint.statistics
+        assert numbers.copied_bytes <= PER_NEW * numbers.new_bytes
         return checkpoint.id
 
     @rule(doomed=consumes(kept))
@@ -77,6 +107,37 @@ class Lives(RuleBasedStateMachine):
         self.repository.gc()
         named = {use.digest for checkpoint in self.repository.checkpoints() for use in checkpoint.packs}
         assert {path.stem for path in (self.repository.root / "packs").glob("*/*")} == named
+
+    @rule()
+    def verify(self) -> None:
+        found = verify(self.repository)
+        assert found.damages == ()
+        assert set(found.checkpoints) == self.expected.keys()
+
+    @rule()
+    def back_up(self) -> None:
+        copy = self.base / f"copy-{len(self.copies)}"
+        shutil.copytree(self.repository.root, copy)
+        self.copies.append(Repository.open(copy))
+
+    @precondition(lambda self: self.copies and self.expected)
+    @rule(data=st.data(), share=st.floats(0, 1, exclude_max=True))
+    def damage_and_mend(self, data: st.DataObject, share: float) -> None:
+        """What an older copy of the store has of it is mended; the rest stays as it was."""
+        files = sorted((*packs(self.repository), *self.repository.root.glob("checkpoints/*/manifest.json")))
+        path, copy = data.draw(st.sampled_from(files)), data.draw(st.sampled_from(self.copies))
+        offset = int(share * path.stat().st_size)
+        whole = path.read_bytes()
+        flip(path, offset)
+        there = copy.root / path.relative_to(self.repository.root)
+        lost = set(verify(self.repository).lost)
+        done = repair(self.repository, source=copy)
+        assert set(done.now.lost) == (set() if there.exists() else lost)
+        assert set(done.restorable) == self.expected.keys() - set(done.now.lost)
+        if there.exists() and lost:
+            assert path.read_bytes() == whole
+        else:
+            flip(path, offset)
 
     @rule()
     def forget_fingerprints(self) -> None:
@@ -100,7 +161,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

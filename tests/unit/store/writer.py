@@ -21,7 +21,7 @@ from typing import TextIO
 from image_sets import described
 
 from crckpt.host import steps
-from crckpt.store import Repository, ingest, materialise
+from crckpt.store import Repository, ingest, materialise, repair
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created: after all that tests make themselves."""
@@ -114,6 +114,10 @@ def _restore(repository: Repository, ref: str, directory: str) -> None:
     materialise(repository, repository.get(repository.resolve(ref)), Path(directory))
 
 
+def _repair(repository: Repository, source: str) -> None:
+    repair(repository, source=Repository.open(Path(source)))
+
+
 _ACTS: dict[str, Callable[..., object]] = {
     "create": lambda _repository: None,
     "create-ingest": _dump,
@@ -123,6 +127,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "rm": _rm,
     "gc": Repository.gc,
     "materialise": _restore,
+    "repair": _repair,
 }
 
 

@@ -1,0 +1,21 @@
+"""Verify checkpoints, and mend what is damaged from another store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crckpt.ops.context import Context
+from crckpt.store import Repaired, Repository
+from crckpt.store import repair as repair_store
+
+
+def repair(context: Context, ref: str | None, source: Path | None) -> Repaired:
+    """Verify and mend one checkpoint, or all (None), from the store at `source` (None: only say what there is).
+
+    Raises NoSuchCheckpoint, StoreUnusable, UsageError if both stores are one.
+    """
+    repository = context.repository()
+    other = Repository.open(source) if source is not None else None
+    with repository.shared():
+        wanted = None if ref is None else (repository.resolve(ref),)
+        return repair_store(repository, wanted, source=other, progress=context.progress)

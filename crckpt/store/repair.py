@@ -1,0 +1,136 @@
+"""Repair: damaged packs and manifests are replaced by what a second store has of them, if that is whole.
+
+Manifests and packs are named by their SHA-256, so that whatever has the right content is the right file, wherever it
+comes from. It is written beside, verified, and then renamed: a repair that is cut short has mended less, and harmed
+nothing. A pack that is damaged in both stores is put together from the frames that either of them has whole.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError
+from crckpt.host.files import move_durably, write_new
+from crckpt.model import CheckpointId
+from crckpt.store.manifest import unseal
+from crckpt.store.names import SHORT
+from crckpt.store.repository import Repository
+from crckpt.store.verify import Damage, Verified, verify
+
+
+@dataclass(frozen=True)
+class Unmended:
+    """A manifest or pack (its id or digest) that the other store could not mend, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """How things stand now, the damages that are gone, why others are not, and what can be restored."""
+
+    now: Verified
+    mended: tuple[Damage, ...]
+    unmended: tuple[Unmended, ...]
+    restorable: tuple[CheckpointId, ...]
+
+
+def repair(
+    repository: Repository,
+    ids: Iterable[CheckpointId] | None = None,
+    *,
+    source: Repository | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Repaired:
+    """Verify these checkpoints (None: all), and mend what is damaged from `source`, another store.
+
+    Without `source` nothing is changed. `progress` is told (bytes done, bytes in all) of each reading. Raises
+    NoSuchCheckpoint, UsageError if both stores are one, OSError if the disk is full: then less is mended.
+    """
+    if source is not None and source.root.samefile(repository.root):
+        raise UsageError(f"{source.root} is the damaged store itself", hint="name another store with --from")
+    with repository.shared(), _unchanging(source), repository.transaction() as begun:
+        wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
+        mending = _Mending(repository, source, begun.path) if source is not None else None
+        manifests = tuple(filter(mending.manifest, _damaged_manifests(repository, wanted))) if mending else ()
+        before = now = verify(repository, wanted, progress=progress)
+        packs = dict.fromkeys(damage.name for damage in before.damages if damage.kind == "pack")
+        mended = frozenset(filter(mending.pack, packs)) if mending else frozenset()
+        if mended:
+            now = verify(repository, wanted, progress=progress)
+        gone = (*manifests, *(damage for damage in before.damages if damage.name in mended))
+        unmended = tuple(mending.unmended) if mending else ()
+        return Repaired(now, gone, unmended, tuple(found for found in wanted if found not in now.lost))
+
+
+@contextmanager
+def _unchanging(source: Repository | None) -> Iterator[None]:
+    """Hold the other store's lock too. Where nobody can write, on a medium for reading only, there is no need."""
+    with ExitStack() as stack:
+        try:
+            if source is not None:
+                stack.enter_context(source.shared())
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+        yield
+
+
+def _damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> Iterator[Damage]:
+    for checkpoint_id in ids:
+        try:
+            repository.get(checkpoint_id)
+        except IntegrityError as error:
+            yield Damage("manifest", checkpoint_id, error.message, (checkpoint_id,))
+        except StoreUnusable:
+            continue  # a newer crckpt's: that is no damage
+
+
+class _Mending:
+    """Replaces single files of a store by those of another."""
+
+    def __init__(self, repository: Repository, source: Repository, directory: Path) -> None:
+        """`directory` lies in the store that is mended."""
+        self.unmended: list[Unmended] = []
+        self._repository = repository
+        self._source = source
+        self._directory = directory
+
+    def manifest(self, damage: Damage) -> bool:
+        """Whether the checkpoint has its manifest again."""
+        checkpoint_id = CheckpointId(damage.name)
+        try:
+            content = self._source.layout.manifest(checkpoint_id).read_bytes()
+            unseal(content, checkpoint_id)
+        except FileNotFoundError:
+            return self._given_up(checkpoint_id, f"{self._source.root} has no checkpoint {checkpoint_id[:SHORT]}")
+        except (CrckptError, OSError) as error:
+            return self._given_up(checkpoint_id, f"in {self._source.root}: {error}")
+        beside = self._directory / f"{checkpoint_id}.json"
+        write_new(beside, content, "manifest")
+        move_durably(beside, self._repository.layout.manifest(checkpoint_id), "manifest")
+        return True
+
+    def pack(self, digest: str) -> bool:
+        """Whether the pack is whole again."""
+        from crckpt.store.reassembly import reassemble
+
+        beside = self._directory / f"{digest}.pack"
+        copies = (self._source.layout.pack(digest), self._repository.layout.pack(digest))
+        if not copies[0].exists():
+            return self._given_up(digest, f"{self._source.root} has no pack {digest[:SHORT]}")
+        try:
+            reassemble(digest, copies, beside)
+        except IntegrityError as error:
+            return self._given_up(digest, f"in {self._source.root}: {error.message}")
+        self._repository.add_pack(beside, digest)
+        return True
+
+    def _given_up(self, name: str, why: str) -> bool:
+        self.unmended.append(Unmended(name, why))
+        return False

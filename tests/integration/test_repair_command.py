@@ -1,0 +1,74 @@
+"""`crckpt verify --repair`: its words, its document, its exit codes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command import Crckpt
+
+IMAGES = Path(__file__).parents[1] / "data/images/tree"
+KEYS = {
+    "checkpoints",
+    "packs",
+    "bytes",
+    "damages",
+    "intact",
+    "mended",
+    "unmended",
+    "restorable",
+    "lost",
+}
+
+
+@pytest.fixture
+def copy(crckpt: Crckpt, tmp_path: Path) -> Path:
+    """A copy of the store, in which two jobs have one checkpoint each; the store's first pack is damaged."""
+    for job, left_out in (("one", "pagemap-"), ("two", "pagemap-|fdinfo-")):
+        images = tmp_path / job
+        shutil.copytree(IMAGES, images, ignore=shutil.ignore_patterns(*(f"{word}*" for word in left_out.split("|"))))
+        (images / "extra.img").write_bytes(job.encode() * 3000)
+        crckpt.run("import", str(images), job)
+    shutil.copytree(crckpt.store, tmp_path / "copy")
+    pack = sorted((crckpt.store / "packs").glob("*/*.pack"))[0]
+    pack.write_bytes(pack.read_bytes()[:-1])
+    return tmp_path / "copy"
+
+
+def test_it_says_what_can_be_restored_and_what_is_lost(crckpt: Crckpt, copy: Path) -> None:
+    said = crckpt.run("verify", "--repair", "--json", status=13).document["result"]
+    assert set(said) == KEYS
+    assert (said["intact"], said["mended"], said["unmended"]) == (False, [], [])
+    assert len(said["lost"]) == len(said["restorable"]) == 1
+    words = crckpt.run("verify", "--repair", status=13).out
+    assert f"can be restored: {said['restorable'][0][:12]}" in words
+    assert f"crckpt rm {said['lost'][0][:12]}" in words
+    assert "--from STORE" in words
+
+
+def test_it_mends_from_another_store(crckpt: Crckpt, copy: Path) -> None:
+    words = crckpt.run("verify", "--repair", "--from", str(copy)).out
+    assert words.splitlines()[0].startswith("mended pack ")
+    assert words.splitlines()[-1].startswith("2 checkpoints whole")
+    said = crckpt.run("verify", "--repair", "--from", str(copy), "--json").document["result"]
+    assert set(said) == KEYS
+    assert (said["intact"], said["damages"], said["mended"], said["lost"]) == (True, [], [], [])
+    assert len(said["restorable"]) == 2
+
+
+def test_it_says_why_it_could_not(crckpt: Crckpt, copy: Path) -> None:
+    shutil.rmtree(copy / "packs")
+    (copy / "packs").mkdir(mode=0o700)
+    words = crckpt.run("verify", "--repair", "--from", str(copy), status=13).out
+    assert f"not mended: {copy} has no pack " in words
+    said = crckpt.run("verify", "--repair", "--from", str(copy), "--json", status=13).document["result"]
+    assert set(said["unmended"][0]) == {"name", "why"}
+    assert [damage["name"] for damage in said["damages"]] == [still["name"] for still in said["unmended"]]
+
+
+def test_it_is_told_what_makes_no_sense(crckpt: Crckpt, copy: Path) -> None:
+    assert "crckpt verify --repair --from" in crckpt.run("verify", "--from", str(copy), status=2).err
+    assert "damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err
+    assert "there is no store" in crckpt.run("verify", "--repair", "--from", str(copy / "nothing"), status=10).err
+    assert crckpt.run("verify", status=13).out.endswith("crckpt verify --repair\n")

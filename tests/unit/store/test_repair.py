@@ -1,0 +1,277 @@
+"""Repair: what a second store has whole mends the first one, and nothing gets worse on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import ImageSet, area, described, files_of, flip, opened, packs, restored, store
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
+from crckpt.model import CheckpointId
+from crckpt.store import Repository, Unmended, repair, verify
+
+FRAMES = ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]})
+MORE = ImageSet({"pagemap-1.img": [area(0, *range(1, 250), *range(1000, 1100))]})
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[Repository, Repository]:
+    """A store with two checkpoints of one job and one of another, and a copy of it."""
+    repository = opened(tmp_path)
+    store(repository, tmp_path, FRAMES)
+    store(repository, tmp_path, MORE)
+    store(repository, tmp_path, ImageSet(files={"core-1.img": b"x" * 9000}), described("other"))
+    shutil.copytree(repository.root, tmp_path / "copy")
+    return repository, Repository.open(tmp_path / "copy")
+
+
+def _tree(root: Path) -> dict[str, bytes]:
+    """Everything in a store but what is in flight and who is at work."""
+    found = (path for path in sorted(root.rglob("*")) if path.is_file())
+    names = {str(path.relative_to(root)): path.read_bytes() for path in found}
+    return {name: content for name, content in names.items() if not name.startswith(("locks/", "tmp/", "cache/"))}
+
+
+def _spoil_everything(root: Path) -> None:
+    """Each pack in another way, and the manifest of the other job's checkpoint, the only one that names its pack."""
+    manifest = Repository.open(root).layout.manifest(Repository.open(root).checkpoints("other")[0].id)
+    first, second, third = sorted((root / "packs").glob("*/*.pack"))
+    flip(first, 100)
+    second.unlink()
+    second.parent.rmdir()
+    third.write_bytes(third.read_bytes()[:-3])
+    flip(manifest, 40)
+
+
+def test_everything_that_is_damaged_is_mended(stores: tuple[Repository, Repository]) -> None:
+    repository, copy = stores
+    whole = _tree(repository.root)
+    ids = set(repository.ids())
+    _spoil_everything(repository.root)
+    damages = len(verify(repository).damages)
+    done = repair(repository, source=copy)
+    assert _tree(repository.root) == _tree(copy.root) == whole
+    assert done.now.damages == ()
+    assert done.unmended == ()
+    assert set(done.restorable) == ids
+    # The pack that only the spoilt manifest names was not known to be damaged before.
+    assert len(done.mended) == damages + 1 == 4
+    assert {damage.kind for damage in done.mended} == {"manifest", "pack"}
+    assert list((repository.root / "tmp").iterdir()) == []
+    assert {path.stat().st_mode & 0o777 for path in (repository.root / "packs").iterdir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in packs(repository)} == {0o600}
+
+
+def test_without_another_store_it_says_what_can_be_restored(stores: tuple[Repository, Repository]) -> None:
+    repository, _ = stores
+    _, _, other = repository.checkpoints()
+    flip(repository.layout.pack(other.packs[0].digest), 100)
+    before = _tree(repository.root)
+    done = repair(repository)
+    assert done.now == verify(repository)
+    assert (done.mended, done.unmended) == ((), ())
+    assert set(done.restorable) == set(repository.ids()) - {other.id}
+    assert _tree(repository.root) == before
+
+
+def test_only_what_was_asked_for(stores: tuple[Repository, Repository]) -> None:
+    repository, copy = stores
+    first, _, other = repository.checkpoints()
+    for checkpoint in (first, other):
+        flip(repository.layout.pack(checkpoint.packs[0].digest), 100)
+    done = repair(repository, [other.id], source=copy)
+    assert [damage.name for damage in done.mended] == [other.packs[0].digest]
+    assert done.restorable == (other.id,)
+    assert first.id in verify(repository).lost
+    with pytest.raises(NoSuchCheckpoint):
+        repair(repository, [CheckpointId("0" * 64)], source=copy)
+
+
+def test_each_frame_comes_from_the_store_that_has_it_whole(
+    stores: tuple[Repository, Repository], tmp_path: Path
+) -> None:
+    repository, copy = stores
+    first = repository.checkpoints()[0]
+    here, there = (one.layout.pack(first.packs[0].digest) for one in stores)
+    whole = here.read_bytes()
+    flip(here, 100)
+    there.write_bytes(whole[:-1])
+    flip(there, len(whole) // 2)
+    spoilt = there.read_bytes()
+    # Neither table can be read by itself: then there is nothing to go by.
+    flip(here, len(whole) - 60)
+    assert len(repair(repository, source=copy).unmended) == 1
+    flip(here, len(whole) - 60)
+    assert repair(repository, source=copy).now.damages == ()
+    assert here.read_bytes() == whole
+    assert there.read_bytes() == spoilt, "the other store is left as it is"
+    assert restored(repository, first, tmp_path) == files_of(tmp_path / "images-0")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: flip(path, 100), "frame 0: its SHA-256 does not match"),
+        (lambda path: path.unlink(), "has no pack"),
+        (lambda path: path.write_bytes(b""), "frame 0: the file is cut short"),
+    ],
+)
+def test_what_is_damaged_there_too_stays_as_it_is(
+    stores: tuple[Repository, Repository], spoil: Callable[[Path], None], why: str
+) -> None:
+    repository, copy = stores
+    first = repository.checkpoints()[0]
+    digest = first.packs[0].digest
+    flip(repository.layout.pack(digest), 100)
+    spoil(copy.layout.pack(digest))
+    before = _tree(repository.root)
+    done = repair(repository, source=copy)
+    assert _tree(repository.root) == before
+    assert done.mended == ()
+    assert [still.name for still in done.unmended] == [digest]
+    assert why in done.unmended[0].why
+    assert str(copy.root) in done.unmended[0].why
+    assert done.now.lost == verify(repository).lost
+
+
+def test_a_manifest_that_is_not_there_either(stores: tuple[Repository, Repository]) -> None:
+    repository, copy = stores
+    first, second, _ = repository.checkpoints()
+    for checkpoint in (first, second):
+        flip(repository.layout.manifest(checkpoint.id), 9)
+    copy.remove([first.id])
+    flip(copy.layout.manifest(second.id), 9)
+    done = repair(repository, source=copy)
+    assert set(done.unmended) == {
+        Unmended(first.id, f"{copy.root} has no checkpoint {first.short_id}"),
+        Unmended(
+            second.id,
+            f"in {copy.root}: the manifest of checkpoint {second.short_id} is damaged: its SHA-256 is not its id",
+        ),
+    }
+    assert done.now.lost == tuple(sorted((first.id, second.id)))
+
+
+def test_a_store_that_cannot_help(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+    repository, _ = stores
+    (tmp_path / "link").symlink_to(repository.root)
+    with pytest.raises(UsageError, match="the damaged store itself"):
+        repair(repository, source=Repository.open(tmp_path / "link"))
+    _spoil_everything(repository.root)
+    done = repair(repository, source=Repository.open(tmp_path / "empty", create=True))
+    assert done.mended == ()
+    assert len(done.unmended) == 4 - 1, "the pack that only the spoilt manifest names is not known"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    here=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
+    there=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
+)
+def test_nothing_gets_worse(stores: tuple[Repository, Repository], here: list[float], there: list[float]) -> None:
+    repository, copy = stores
+    whole = _tree(repository.root)
+    pack = packs(repository)[0]
+    try:
+        for root, shares in ((repository.root, here), (copy.root, there)):
+            for share in shares:
+                flip(root / pack.relative_to(repository.root), int(share * pack.stat().st_size))
+        before, theirs = verify(repository), verify(copy)
+        done = repair(repository, source=copy)
+        assert set(done.now.lost) <= set(before.lost)
+        assert done.now == verify(repository)
+        if not theirs.damages:
+            assert done.now.damages == ()
+        assert {name for name, content in _tree(repository.root).items() if content != whole[name]} <= {
+            str(pack.relative_to(repository.root))
+        }
+    finally:
+        for root in (repository.root, copy.root):
+            (root / pack.relative_to(repository.root)).write_bytes(whole[str(pack.relative_to(repository.root))])
+
+
+CUT_SHORT = """
+import os, signal, sys
+from pathlib import Path
+from crckpt.store import Repository, repair
+import crckpt.store.audit, crckpt.store.reassembly
+repository, source = (Repository.open(Path(path)) for path in sys.argv[1:3])
+left = int(sys.argv[3])
+def count(event, arguments):
+    global left
+    if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+repair(repository, source=source)
+"""
+
+
+def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
+    """Repair, and be killed before the next step after so many; whether it was."""
+    command = [sys.executable, "-c", CUT_SHORT, str(repository.root), str(source.root), str(after)]
+    ended = subprocess.run(command, check=False, env=os.environ)
+    assert ended.returncode in (0, -signal.SIGKILL)
+    return ended.returncode != 0
+
+
+def test_a_repair_that_is_killed_at_any_step(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+    """Every file is as it was or whole; nobody else loses anything; another repair ends the work, and gc the rest."""
+    repository, copy = stores
+    whole = _tree(copy.root)
+    shutil.copytree(repository.root, tmp_path / "spoilt")
+    _spoil_everything(tmp_path / "spoilt")
+    spoilt = _tree(tmp_path / "spoilt")
+    stages = set()
+    for after in range(0, 10_000, 5):
+        shutil.rmtree(repository.root)
+        shutil.copytree(tmp_path / "spoilt", repository.root)
+        killed = _cut_short(repository, copy, after)
+        now = _tree(repository.root)
+        for name, content in whole.items():
+            assert now.get(name) in (content, spoilt.get(name)), name
+        assert now.keys() <= whole.keys()
+        stages.add(sum(now.get(name) == content for name, content in whole.items()))
+        if not killed:
+            break
+        if after % 30 == 0:
+            assert repair(repository, source=copy).now.damages == ()
+            repository.gc()
+            assert _tree(repository.root) == whole
+            assert list((repository.root / "tmp").iterdir()) == []
+    assert now == whole
+    assert len(stages) == 5, "four files are mended one after the other"
+
+
+def test_a_copy_for_reading_only(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+    """A backup on a medium that takes no lock."""
+    repository, copy = stores
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    subprocess.run(["mount", "--bind", copy.root, copy.root], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", copy.root], check=True)
+        _spoil_everything(repository.root)
+        assert repair(repository, source=Repository.open(copy.root)).now.damages == ()
+    finally:
+        subprocess.run(["umount", copy.root], check=True)
+
+
+def test_a_restore_after_a_repair(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+    repository, copy = stores
+    second = repository.checkpoints()[1]
+    _spoil_everything(repository.root)
+    with pytest.raises(IntegrityError):
+        restored(Repository.open(repository.root), second, tmp_path)
+    repair(repository, source=copy)
+    assert restored(repository, second, tmp_path) == files_of(tmp_path / "images-1")

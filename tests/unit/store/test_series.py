@@ -1,0 +1,204 @@
+"""Long series stay cheap: what they write, what they leave on disk, what a restore of the last one reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_sets import ImageSet, area, described, files_of, opened, packs, restored, store
+from series import cost, disk, series, some_pages, started
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store import ingest, verify
+from crckpt.store.columns import decode_columns, encode_columns
+from crckpt.store.copy_forward import MOST_PACKS, PER_NEW, USED_BELOW, worth_copying
+from crckpt.store.extents import EXTENT, ZERO, Extents, Mask
+from crckpt.store.new_packs import pages_in_a_pack
+
+
+def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
+    """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 64 << 8)
+    kept = list(series(repository, program, 100, 0.01))
+    first, last = cost(repository, kept[0]), cost(repository, kept[-1])
+    one = kept[0].statistics.stored_bytes
+    new = sum(checkpoint.statistics.new_bytes for checkpoint in kept) * one / kept[0].statistics.new_bytes
+    written = sum(checkpoint.statistics.stored_bytes for checkpoint in kept)
+    assert new < 2.05 * one, "only what was rewritten counts as new"
+    assert written <= 2 * new
+    assert last.raw <= 1.2 * first.raw
+    assert last.stored <= 1.22 * first.stored
+    assert last.frames <= 1.25 * first.frames, "frames at the ends of packs are smaller"
+    assert restored(repository, kept[-1], tmp_path) == files_of(program.directory)
+    repository.remove([checkpoint.id for checkpoint in kept[:-5]])
+    repository.gc()
+    assert disk(repository) <= 1.6 * one
+    assert verify(repository).damages == ()
+    assert restored(repository, kept[-1], tmp_path) == files_of(program.directory)
+
+
+def test_ten_checkpoints_under_light_load_copy_nothing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    kept = list(series(repository, started(tmp_path / "images", 2000), 10, 0.02))
+    assert [checkpoint.statistics.copied_bytes for checkpoint in kept] == [0] * 10
+
+
+def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    kept = list(series(repository, started(tmp_path / "images", 2000), 40, 0.05))
+    copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
+    assert any(copied)
+    assert all(part <= PER_NEW * checkpoint.statistics.new_bytes for part, checkpoint in zip(copied, kept, strict=True))
+
+
+def test_an_old_pack_dies(tmp_path: Path) -> None:
+    """The pages that nobody rewrites move on, so that the first pack can go, with the checkpoints that need it."""
+    repository = opened(tmp_path)
+    kept = list(series(repository, started(tmp_path / "images", 500), 40, 0.1))
+    assert not {use.digest for use in kept[0].packs} & {use.digest for use in kept[-1].packs}
+    repository.remove([checkpoint.id for checkpoint in kept[:-1]])
+    assert kept[0].packs[0].digest in repository.gc().packs
+
+
+def test_a_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 3 * pages_in_a_pack(0))
+    (checkpoint,) = series(repository, program, 1, 0)
+    # Three are full; page map, registers, details and index are in the last one.
+    assert [use.pages for use in checkpoint.packs[:-1]] == [pages_in_a_pack(0)] * 3
+    assert len(packs(repository)) == len(checkpoint.packs) == 4
+    assert restored(repository, checkpoint, tmp_path) == files_of(program.directory)
+    assert (pages_in_a_pack(16 << 30), pages_in_a_pack((16 << 30) + 1)) == (1 << 18, (1 << 18) + 64)
+
+
+def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> None:
+    """Copies do not come from old packs: what is copied is whole whatever became of them."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 300)
+    (first,) = series(repository, program, 1, 0)
+    with (repository.layout.pack(first.packs[0].digest)).open("r+b") as file:
+        file.seek(100)
+        file.write(b"damaged")
+    for _ in range(40):
+        program.rewrite(0.1)
+        checkpoint = ingest(repository, program.directory, described())
+    assert restored(repository, checkpoint, tmp_path) == files_of(program.directory)
+    assert verify(repository, [checkpoint.id]).damages == ()
+
+
+def test_images_that_change_while_they_are_stored(tmp_path: Path) -> None:
+    """What is read again for a copy must be what was compared before: else its fingerprint would lie."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 100)
+    list(series(repository, program, 1, 0))
+    program.rewrite(0.5)
+    pages = program.directory / "pages-1.img"
+
+    def change(done: int, total: int) -> None:
+        if done >= total:
+            pages.write_bytes(bytes(pages.stat().st_size))
+
+    with pytest.raises(IntegrityError, match=r"pages-1.img changed while it was read"):
+        ingest(repository, program.directory, described(), progress=change)
+    assert len(repository.checkpoints()) == 1
+
+
+def test_pages_that_several_objects_share_are_copied_once(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 101))]}))
+    shared = ImageSet(
+        {
+            "pagemap-1.img": [area(0, *range(1, 11), *range(300, 350))],
+            "pagemap-2.img": [area(0, *range(1, 11)), area(900, 0, 5, 0)],
+        }
+    )
+    second = store(repository, tmp_path, shared)
+    # Ten pages of memory, and the details.
+    assert second.statistics.copied_bytes == 11 * PAGE_SIZE
+    assert len(second.packs) == 1
+    assert restored(repository, second, tmp_path) == files_of(tmp_path / "images-1")
+
+
+def _used(*packs: tuple[int, int]) -> tuple[Mask, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Packs as (pages, how many of the first ones are used)."""
+    masks = [np.arange(size) < live for size, live in packs]
+    return np.concatenate(masks), np.cumsum([0, *(size for size, _ in packs)], dtype=np.int64)
+
+
+def test_the_least_used_packs_and_frames_go_first() -> None:
+    used, starts = _used((1000, 900), (1000, 130), (1000, 500))
+    chosen = worth_copying(used, starts, 60)
+    # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
+    assert chosen[1000:1130].all()
+    assert np.flatnonzero(chosen[2000:]).tolist() == list(range(448, 448 + 20))
+    assert np.flatnonzero(worth_copying(used, starts, 1)).tolist() == [1128, 1129]
+
+
+def test_nothing_is_copied_without_need() -> None:
+    just_enough = int(1000 * USED_BELOW)
+    used, starts = _used((1000, just_enough), (1000, 0), (64, 64))
+    assert not worth_copying(used, starts, 1000).any()
+    used, starts = _used((1000, just_enough - 1))
+    assert worth_copying(used, starts, 1).sum() == int(PER_NEW)
+    assert not worth_copying(used, starts, 0).any()
+    assert not worth_copying(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
+
+
+def test_many_small_packs_become_one() -> None:
+    used, starts = _used(*[(10, 10)] * MOST_PACKS, (5000, 5000), (10, 0))
+    chosen = worth_copying(used, starts, 1)
+    assert chosen.sum() == (MOST_PACKS + 1) // 2 * 10
+    assert not chosen[MOST_PACKS * 10 :].any()
+    used, starts = _used(*[(10, 10)] * MOST_PACKS, (10, 0))
+    assert not worth_copying(used, starts, 1).any()
+
+
+def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:
+    """A program that hardly writes would else have one more pack to open after each checkpoint."""
+    repository = opened(tmp_path)
+    *_, last = series(repository, started(tmp_path / "images", 5000), MOST_PACKS + 20, 0.0005)
+    assert MOST_PACKS // 3 < len(last.packs) <= MOST_PACKS + 1
+
+
+numbers = st.integers(0, (1 << 64) - 1) | st.integers(0, 300)
+rows = st.tuples(numbers, st.integers(1, (1 << 32) - 1), st.integers(0, 5) | st.just(ZERO) | st.just(ZERO - 1), numbers)
+
+
+@given(st.lists(rows))
+def test_columns_are_an_inverse(found: list[tuple[int, int, int, int]]) -> None:
+    extents: Extents = np.array(found, EXTENT)
+    extents["page"][extents["pack"] == ZERO] = 0
+    assert decode_columns(encode_columns(extents), len(extents)).tolist() == extents.tolist()
+
+
+def test_columns_of_scattered_pages_are_small() -> None:
+    rng = np.random.default_rng(1)
+    extents = np.zeros(10_000, EXTENT)
+    extents["first"] = 0x400 + np.arange(10_000)
+    extents["count"] = 1
+    extents["pack"] = rng.integers(0, 40, 10_000)
+    for pack in range(40):
+        inside = extents["pack"] == pack
+        extents["page"][inside] = np.cumsum(rng.integers(1, 3, inside.sum()))
+    assert len(encode_columns(extents)) < 2 * len(extents)
+
+
+@pytest.mark.parametrize("change", [slice(0, -1), slice(1, None), slice(0, 0)])
+def test_columns_that_are_damaged(change: slice) -> None:
+    content = encode_columns(np.ones(50, EXTENT))
+    with pytest.raises(IntegrityError):
+        decode_columns(content[change], 50)
+    for wrong in (49, 51):
+        with pytest.raises(IntegrityError):
+            decode_columns(content, wrong)
+
+
+def test_pages_differ() -> None:
+    made = some_pages(np.random.default_rng(0), 1000)
+    assert {len(content) for content in made} == {PAGE_SIZE}
+    assert len(set(made)) == 1000
