@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt, network_locks
+from stopped import ObstructedCriu, orphans_adopted
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -63,3 +64,16 @@ def no_network_lock_is_left(own_network: None) -> Iterator[None]:
     for table in left:
         subprocess.run(["nft", "delete", "table", "inet", table], check=True)
     assert not left, f"network locks are left: {left}"
+
+
+@pytest.fixture(scope="module")
+def adopted() -> Iterator[None]:
+    """Zombies do not hold the tests of a module up."""
+    with orphans_adopted():
+        yield
+
+
+@pytest.fixture(scope="module")
+def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
+    """A CRIU that can be made to fail or to wait."""
+    return ObstructedCriu(tmp_path_factory.mktemp("criu"))

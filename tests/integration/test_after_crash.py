@@ -10,8 +10,10 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, ObstructedCriu, foreground, orphans_adopted, program, staging
+from stopped import JOB, ObstructedCriu, foreground, program, staging
 from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
 
 REFUSED: Final = 24
 FAILED: Final = 23
@@ -27,19 +29,6 @@ REDIS: Final = Case(
     observe=lambda workdir: {"": Part(0, _counter(workdir), True, "", True, True, {})},
     settle=lambda workdir: _count_on(workdir),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
-
-
-@pytest.fixture(scope="module")
-def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
-    """A CRIU that can be made to fail."""
-    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
 
 
 def test_a_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:

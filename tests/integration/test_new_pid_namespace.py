@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,6 @@ from stopped import (
     ObstructedCriu,
     detached_in_namespace,
     foreground,
-    orphans_adopted,
     program,
     staging,
     stopped,
@@ -24,23 +22,12 @@ from stopped import (
 )
 from trees import runs, wait_for
 
+pytestmark = pytest.mark.usefixtures("adopted")
+
 FAILED: Final = 23
 STATUS: Final = 13
 WITHIN_S: Final = 20
 IN_NAMESPACE: Final = "--new-pid-namespace"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
-
-
-@pytest.fixture(scope="module")
-def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
-    """A CRIU that can be made to fail or to wait."""
-    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
 
 
 def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Crckpt) -> None:

@@ -12,19 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from stopped import foreground, orphans_adopted, program, staging, stopped
+from stopped import foreground, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
 
 OBEDIENT = program("obedient")
 STATUS = 13
 WITHIN_S = 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
 
 
 @pytest.fixture

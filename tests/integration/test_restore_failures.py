@@ -13,27 +13,16 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import Crckpt, network_locks
-from stopped import BY_NAME, JOB, ObstructedCriu, foreground, orphans_adopted, program, staging, stopped
+from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import Tree, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
 
 INTEGRITY: Final = 13
 FAILED: Final = 23
 REFUSED: Final = 24
 INTERRUPTED: Final = 130
 WITHIN_S: Final = 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
-
-
-@pytest.fixture(scope="module")
-def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
-    """A CRIU that can be made to fail or to wait."""
-    return ObstructedCriu(tmp_path_factory.mktemp("criu"))
 
 
 @pytest.mark.parametrize(("committed", "detach"), [(False, True), (True, False)])

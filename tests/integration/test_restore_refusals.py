@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB, detached_in_namespace, orphans_adopted, program, staging, stopped, taken
+from stopped import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
 from trees import Tree, open_workdir, runs, started
+
+pytestmark = pytest.mark.usefixtures("adopted")
 
 REFUSED = 24
 
@@ -88,13 +90,6 @@ DAMAGES = (
     Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import JOB, ObstructedCriu, orphans_adopted, staging
+from stopped import JOB, ObstructedCriu, staging
 from trees import PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
 
 FAILED: Final = 23
 REFUSED: Final = 24
@@ -21,13 +23,6 @@ INTERRUPTED: Final = 130
 WITHIN_S: Final = 20
 INTERRUPT: Final = b"\x03"
 ERASE: Final = "\x1b[2K"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests up."""
-    with orphans_adopted():
-        yield
 
 
 class Terminal:
