@@ -28,7 +28,7 @@ MOMENTS: Final[Mapping[str, Moment]] = {
     "images": _has("tmp/*/images/core-*.img"),
     "pages": _has("tmp/*/images/pages-*.img"),
     "inventory": _has("tmp/*/images/inventory.img"),
-    "packing": _has("tmp/*/pack"),
+    "packing": _has("tmp/*/pack-*"),
     "manifest": _has("tmp/*/checkpoint"),
 }
 """In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
