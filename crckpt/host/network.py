@@ -104,11 +104,6 @@ def can_filter() -> bool:
     return tool is not None and run.run([tool, "list", "tables"]).ok
 
 
-def lock_exists(run_id: str) -> bool:
-    """Whether packets of a checkpoint's connections are still dropped by CRIU's table."""
-    return _lock_of(run_id) is not None
-
-
 def lift_lock(run_id: str) -> bool:
     """Remove the network lock of that run of CRIU. False if there is none. Raises HostCannot if that fails."""
     table = _lock_of(run_id)

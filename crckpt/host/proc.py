@@ -258,12 +258,6 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def is_same(process: Process) -> bool:
-    """Whether that very process still exists (a zombie does)."""
-    now = read_process(process.pid)
-    return now is not None and now.start == process.start
-
-
 def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
     """Wait until none of these PIDs is in /proc any more; those that still are after `timeout` seconds.
 

@@ -128,17 +128,8 @@ def test_a_thread_is_no_process() -> None:
 def test_a_zombie(ended: int) -> None:
     found = read(ended)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
-    assert proc.is_same(found)
     assert (proc.descriptors(ended), proc.mapped_deleted_files(ended), proc.command_line(ended)) == ((), (), ())
     assert proc.owners([ended])[0].state == "zombie"
-
-
-def test_is_same_tells_a_pid_that_was_given_again(waiting: subprocess.Popen[bytes]) -> None:
-    found = read(waiting.pid)
-    assert proc.is_same(found)
-    waiting.kill()
-    waiting.wait()
-    assert not proc.is_same(found)
 
 
 def test_a_traced_process_names_its_tracer() -> None:
