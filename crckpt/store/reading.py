@@ -1,0 +1,249 @@
+"""Files of a checkpoint from front to back: frames are verified and unpacked ahead of their use, on every core.
+
+Where pages are rewritten one by one, pages that follow each other lie in many packs, and one page may stand in many
+places. So it is planned beforehand which frames each part of a file needs. An unpacked frame stays as long as a later
+part needs it. Where memory is short, those go that are needed last, and are unpacked once more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.contents import Contents
+from crckpt.store.extents import ZERO, Bytes, Numbers, Places, spread
+from crckpt.store.index import DETAILS, StoredFile
+from crckpt.store.pack import FRAME_PAGES
+
+_SMALL: Final = 1 << 20
+"""Files up to this size are read as a whole."""
+
+_PAGES_IN_PART: Final = 512
+_PARTS_AHEAD: Final = 8
+"""Parts of which the frames are being unpacked: 16 MiB keep all cores busy."""
+
+_FRAMES_AT_ONCE: Final = 8
+"""Frames that follow each other in a pack and are read at once: up to 2 MiB."""
+
+_MOST_FRAMES: Final = 768
+"""Unpacked frames that are kept for all files together: 192 MiB of memory."""
+
+_FEWEST_FRAMES: Final = 16
+"""But so many, 4 MiB, for each file."""
+
+_PIECE: Final = np.dtype([("pack", "<u4"), ("frame", "<u8"), ("start", "<u4"), ("count", "<u4"), ("to", "<u8")])
+"""`count` pages from page `start` of a frame on are pages `to` and following of the file."""
+
+_PACK_SHIFT: Final = 40
+"""A frame's number in all packs: the pack's, shifted, and its own there."""
+
+_ZEROS: Final = memoryview(bytes(1 << 20))
+
+_Pieces = npt.NDArray[np.void]
+
+
+class Reader:
+    """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
+
+    `files` are all of them, `total` their size in bytes. Every method raises IntegrityError, naming the checkpoint,
+    pack and frame, on any damage.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        """Reads the index."""
+        self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
+        self.total = sum(file.bytes for file in self.files)
+        self._contents = contents
+        self._one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> Reader:
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def image(self, name: str) -> Iterator[memoryview] | None:
+        """The content of an image file, in parts that are good until the next is asked for; None if there is none."""
+        file = self._contents.index.find(name)
+        return None if file is None else self._filled(file)
+
+    def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
+        """(offset, content) of all that is not zero, in order; each is good until the next is asked for."""
+        if file.bytes <= _SMALL:
+            with self._one_at_a_time:
+                content = self._contents.read(file)
+            yield 0, memoryview(content)
+            return
+        with self._contents.named():
+            share = _MOST_FRAMES * file.bytes // self.total
+            for page, pages in _Plan(self._contents, file, max(share, _FEWEST_FRAMES)).read(self._pool):
+                offset = page * PAGE_SIZE
+                yield offset, pages.reshape(-1).data[: file.bytes - offset]
+
+    def _filled(self, file: StoredFile) -> Iterator[memoryview]:
+        done = 0
+        for offset, content in self.parts(file):
+            yield from _zeros(offset - done)
+            yield content
+            done = offset + len(content)
+        yield from _zeros(file.bytes - done)
+
+
+class _Plan:
+    """Which frames each part of a file needs, and which of them are unpacked, where."""
+
+    def __init__(self, contents: Contents, file: StoredFile, most: int) -> None:
+        """`most` is how many unpacked frames may be kept."""
+        self._contents = contents
+        pieces = _pieces(contents, file)
+        frames, which = np.unique(_frame(pieces), return_inverse=True)
+        slots = min(len(frames), most)
+        self._pieces, self._frames, self._which = pieces, frames, which.astype(np.int64)
+        # So that a part and the one after it always find room.
+        self._ends = _ends(pieces, max(1, slots // 2))
+        part = np.searchsorted(self._ends, np.arange(len(pieces)), side="right")
+        self._uses = np.unique(self._which * len(self._ends) + part)
+        self._pages = np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8)
+        self._gathered = np.empty((_PAGES_IN_PART + FRAME_PAGES, PAGE_SIZE), np.uint8)
+        self._slot_of = np.full(len(frames), -1, np.int64)
+        self._frame_in = np.full(slots, -1, np.int64)
+        self._free = list(range(slots))
+
+    def read(self, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Bytes]]:
+        """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
+        asked: deque[list[Future[None]]] = deque()
+        for part in range(len(self._ends)):
+            while len(asked) < _PARTS_AHEAD and part + len(asked) < len(self._ends):
+                if not self._has_room(part + len(asked), now=part):
+                    break
+                asked.append(self._ask(part + len(asked), pool))
+            for future in asked.popleft():
+                future.result()
+            yield from self._part(part)
+
+    def _pieces_of(self, part: int) -> slice:
+        return slice(self._ends[part - 1] if part else 0, self._ends[part])
+
+    def _missing(self, part: int) -> Places:
+        wanted: Places = np.unique(self._which[self._pieces_of(part)])
+        return wanted[self._slot_of[wanted] < 0]
+
+    def _has_room(self, part: int, now: int) -> bool:
+        """Make room for the frames of a part; whether that could be done without those that it and others before need.
+
+        `now` is the part that is read next.
+        """
+        short = len(self._missing(part)) - len(self._free)
+        if short <= 0:
+            return True
+        slots = np.flatnonzero(self._frame_in >= 0)
+        next_use = self._next_use(self._frame_in[slots], now)
+        if short > (next_use > part).sum():
+            return False
+        never = int((next_use == len(self._ends)).sum())
+        gone = slots[np.argsort(-next_use, kind="stable")[: max(short, never)]]
+        self._slot_of[self._frame_in[gone]] = -1
+        self._frame_in[gone] = -1
+        self._free += gone.tolist()
+        return True
+
+    def _next_use(self, frames: Places, now: int) -> Places:
+        """The part, `now` or later, that needs each of the frames next; how many parts there are if none does."""
+        parts = len(self._ends)
+        uses = np.append(self._uses, len(self._frames) * parts)
+        found = uses[np.searchsorted(uses, frames * parts + now)]
+        return np.where(found // parts == frames, found % parts, parts)
+
+    def _ask(self, part: int, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Have the frames of a part unpacked."""
+        missing = self._missing(part)
+        slots = np.array([self._free.pop() for _ in range(len(missing))], np.int64)
+        self._slot_of[missing], self._frame_in[slots] = slots, missing
+        frames = self._frames[missing]
+        runs = np.flatnonzero(np.diff(frames) != 1) + 1
+        return [
+            pool.submit(self._unpack, int(some[at]), into[at : at + _FRAMES_AT_ONCE].tolist())
+            for some, into in zip(np.split(frames, runs), np.split(slots, runs), strict=True)
+            for at in range(0, len(some), _FRAMES_AT_ONCE)
+        ]
+
+    def _unpack(self, first: int, slots: list[int]) -> None:
+        """Unpack frames that follow each other."""
+        number, frame = divmod(first, 1 << _PACK_SHIFT)
+        for content, slot in zip(self._contents.pack(number).frames(frame, len(slots)), slots, strict=True):
+            pages = np.frombuffer(content, np.uint8).reshape(-1, PAGE_SIZE)
+            self._pages[slot * FRAME_PAGES :][: len(pages)] = pages
+
+    def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
+        of = self._pieces_of(part)
+        counts, to = (self._pieces[name][of].astype(np.int64) for name in ("count", "to"))
+        pages = self._together(self._slot_of[self._which[of]] * FRAME_PAGES + self._pieces["start"][of], counts)
+        begins = np.flatnonzero(np.concatenate(([True], to[1:] != to[:-1] + counts[:-1])))
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        ends = np.append(starts[begins[1:]], starts[-1])
+        for first, start, end in zip(to[begins].tolist(), starts[begins].tolist(), ends.tolist(), strict=True):
+            yield first, pages[start:end]
+
+    def _together(self, rows: Places, counts: Places) -> Bytes:
+        """The pages of these ranges of unpacked ones, one after the other."""
+        total = int(counts.sum())
+        if (rows[1:] == rows[:-1] + counts[:-1]).all():
+            return self._pages[int(rows[0]) :][:total]
+        # The places are known to be inside; any other mode than "clip" copies twice.
+        into: Bytes = self._gathered[:total]
+        return self._pages.take(spread(rows, counts).astype(np.int64), axis=0, out=into, mode="clip")
+
+
+def _zeros(count: int) -> Iterator[memoryview]:
+    for done in range(0, count, len(_ZEROS)):
+        yield _ZEROS[: count - done]
+
+
+def _frame(pieces: _Pieces) -> Numbers:
+    numbers: Numbers = pieces["pack"].astype(np.uint64) << np.uint64(_PACK_SHIFT) | pieces["frame"]
+    return numbers
+
+
+def _ends(pieces: _Pieces, most: int) -> list[int]:
+    """Where the parts end, in pieces: each has up to `most` of them, and about so many pages as are read at once."""
+    by_pages = np.cumsum(pieces["count"], dtype=np.int64) // _PAGES_IN_PART
+    ends = []
+    begin = 0
+    for end in [*(np.flatnonzero(np.diff(by_pages)) + 1).tolist(), len(pieces)]:
+        ends += [*range(begin + most, end, most), end] if end > begin else []
+        begin = end
+    return ends
+
+
+def _pieces(contents: Contents, file: StoredFile) -> _Pieces:
+    """A file's extents, cut where frames end."""
+    ends = np.cumsum(file.extents["count"], dtype=np.uint64)
+    stored = file.extents["pack"] != ZERO
+    extents, to = file.extents[stored], (ends - file.extents["count"])[stored]
+    end = extents["page"] + extents["count"]
+    for pack in np.unique(extents["pack"]).tolist():
+        if int(end[extents["pack"] == pack].max()) > contents.pack(pack).pages:
+            raise IntegrityError(f"{file.name} refers to pages that {contents.pack(pack).name} does not have")
+    size = np.uint64(FRAME_PAGES)
+    first = extents["page"] // size
+    frames = (end - np.uint64(1)) // size - first + np.uint64(1)
+    pieces = np.empty(int(frames.sum()), _PIECE)
+    pieces["frame"] = spread(first, frames)
+    of = np.repeat(np.arange(len(extents)), frames.astype(np.int64))
+    start: Numbers = np.maximum(extents["page"][of], pieces["frame"] * size)
+    pieces["pack"] = extents["pack"][of]
+    pieces["start"] = start - pieces["frame"] * size
+    pieces["count"] = np.minimum(end[of], (pieces["frame"] + np.uint64(1)) * size) - start
+    pieces["to"] = to[of] + start - extents["page"][of]
+    return pieces
