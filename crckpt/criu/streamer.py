@@ -8,7 +8,6 @@ to write the file to. Source: criu/img-streamer.c, images/img-streamer.proto.
 from __future__ import annotations
 
 import array
-import fcntl
 import os
 import socket
 import struct
@@ -18,20 +17,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.host import pipes
 from crckpt.host.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 
 Images = Callable[[str], Iterator[memoryview] | None]
-"""The content of an image file, in parts that are good until the next is asked for; None if there is no such file."""
+"""The content of an image file in parts; None if there is no such file.
+
+Each part must stay as it is until parts of PIPE_SIZE bytes more have been asked for, those at the end until the
+streamer is closed: pipes refer to their pages.
+"""
 
 _SOCKET: Final = "streamer-serve.sock"
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = 1
 _EXISTS: Final = b"\x08\x01"
 _MISSING: Final = b"\x08\x00"
-
-_PIPE_SIZE: Final = 1 << 20
-"""What an unprivileged process may ask for; a pipe of 64 KiB makes both ends wait for each other."""
 
 
 class Streamer:
@@ -82,17 +83,19 @@ class Streamer:
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
             return None
-        feeder = threading.Thread(target=self._feed, args=(image, _descriptor(connection)), daemon=True)
+        # CRIU splices other files, and only from these it copies.
+        kind = {"lent": name.startswith("pages-")}
+        feeder = threading.Thread(target=self._feed, args=(image, _descriptor(connection)), kwargs=kind, daemon=True)
         feeder.start()
         return feeder
 
-    def _feed(self, image: Iterator[memoryview], pipe: int) -> None:
+    def _feed(self, image: Iterator[memoryview], pipe: int, *, lent: bool) -> None:
         try:
-            with suppress(PermissionError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+            pipes.widen(pipe)
             for content in image:
+                put = pipes.lend if lent and not content.readonly else pipes.write
                 while content and not interrupt_is_waiting():
-                    content = content[os.write(pipe, content) :]
+                    content = content[put(pipe, content) :]
         except BrokenPipeError:
             pass  # CRIU has what it wants of it, or has failed and says why
         # Whatever it was: CRIU sees a file cut short and undoes its work, and then it is raised.

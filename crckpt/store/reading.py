@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
+from crckpt.host.pipes import PIPE_SIZE
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
 from crckpt.store.extents import ZERO, Bytes, Numbers, Places, spread
@@ -35,8 +36,8 @@ _PARTS_AHEAD: Final = 8
 _FRAMES_AT_ONCE: Final = 8
 """Frames that follow each other in a pack and are read at once: up to 2 MiB."""
 
-_MOST_FRAMES: Final = 768
-"""Unpacked frames that are kept for all files together: 192 MiB of memory."""
+_MOST_FRAMES: Final = 1024
+"""Unpacked frames that are kept for all files together: 256 MiB of memory."""
 
 _FEWEST_FRAMES: Final = 16
 """But so many, 4 MiB, for each file."""
@@ -47,6 +48,10 @@ _PIECE: Final = np.dtype([("pack", "<u4"), ("frame", "<u8"), ("start", "<u4"), (
 _PACK_SHIFT: Final = 40
 """A frame's number in all packs: the pack's, shifted, and its own there."""
 
+_LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
+_SHARE_OF_PART: Final = 3
+"""A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent."""
+
 _ZEROS: Final = memoryview(bytes(1 << 20))
 
 _Pieces = npt.NDArray[np.void]
@@ -55,8 +60,9 @@ _Pieces = npt.NDArray[np.void]
 class Reader:
     """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
 
-    `files` are all of them, `total` their size in bytes. Every method raises IntegrityError, naming the checkpoint,
-    pack and frame, on any damage.
+    `files` are all of them, `total` their size in bytes. What was given stays as it is until PIPE_SIZE bytes more of
+    its file were asked for, at the end until the reader is closed: so it can be lent to pipes. Every method raises
+    IntegrityError, naming the checkpoint, pack and frame, on any damage.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -65,6 +71,8 @@ class Reader:
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
         self._one_at_a_time = threading.Lock()
+        # With their memory, to which pipes may refer when a file has been read to its end.
+        self._plans: list[_Plan] = []
 
     def __enter__(self) -> Reader:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
@@ -74,12 +82,12 @@ class Reader:
         self._pool.shutdown(cancel_futures=True)
 
     def image(self, name: str) -> Iterator[memoryview] | None:
-        """The content of an image file, in parts that are good until the next is asked for; None if there is none."""
+        """The content of an image file, in parts; None if there is no such file."""
         file = self._contents.index.find(name)
         return None if file is None else self._filled(file)
 
     def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
-        """(offset, content) of all that is not zero, in order; each is good until the next is asked for."""
+        """(offset, content) of all that is not zero, in order."""
         if file.bytes <= _SMALL:
             with self._one_at_a_time:
                 content = self._contents.read(file)
@@ -87,7 +95,9 @@ class Reader:
             return
         with self._contents.named():
             share = _MOST_FRAMES * file.bytes // self.total
-            for page, pages in _Plan(self._contents, file, max(share, _FEWEST_FRAMES)).read(self._pool):
+            plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES))
+            self._plans.append(plan)
+            for page, pages in plan.read(self._pool):
                 offset = page * PAGE_SIZE
                 yield offset, pages.reshape(-1).data[: file.bytes - offset]
 
@@ -110,12 +120,15 @@ class _Plan:
         frames, which = np.unique(_frame(pieces), return_inverse=True)
         slots = min(len(frames), most)
         self._pieces, self._frames, self._which = pieces, frames, which.astype(np.int64)
-        # So that a part and the one after it always find room.
-        self._ends = _ends(pieces, max(1, slots // 2))
+        self._ends = _ends(pieces, max(1, slots // _SHARE_OF_PART))
         part = np.searchsorted(self._ends, np.arange(len(pieces)), side="right")
         self._uses = np.unique(self._which * len(self._ends) + part)
+        last = np.array(self._ends, np.int64) - 1
+        self._read_after = (pieces["to"][last] + pieces["count"][last]).astype(np.int64)
         self._pages = np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8)
-        self._gathered = np.empty((_PAGES_IN_PART + FRAME_PAGES, PAGE_SIZE), np.uint8)
+        # Where there are few, frames would have to make room while pipes still refer to them.
+        self._are_lent = slots == len(frames) or slots >= _SHARE_OF_PART * _LENT_PAGES
+        self._ring = _Ring(int(np.bincount(part, pieces["count"]).max(initial=0)))
         self._slot_of = np.full(len(frames), -1, np.int64)
         self._frame_in = np.full(slots, -1, np.int64)
         self._free = list(range(slots))
@@ -125,7 +138,7 @@ class _Plan:
         asked: deque[list[Future[None]]] = deque()
         for part in range(len(self._ends)):
             while len(asked) < _PARTS_AHEAD and part + len(asked) < len(self._ends):
-                if not self._has_room(part + len(asked), now=part):
+                if not self._has_room(part + len(asked), self._first_in_use(part)):
                     break
                 asked.append(self._ask(part + len(asked), pool))
             for future in asked.popleft():
@@ -139,11 +152,14 @@ class _Plan:
         wanted: Places = np.unique(self._which[self._pieces_of(part)])
         return wanted[self._slot_of[wanted] < 0]
 
-    def _has_room(self, part: int, now: int) -> bool:
-        """Make room for the frames of a part; whether that could be done without those that it and others before need.
+    def _first_in_use(self, part: int) -> int:
+        """When `part` is to be read: it, or the first part before it of which pipes may still hold pages."""
+        if not part or not self._are_lent:
+            return part
+        return int(np.searchsorted(self._read_after, self._read_after[part - 1] - _LENT_PAGES, side="right"))
 
-        `now` is the part that is read next.
-        """
+    def _has_room(self, part: int, now: int) -> bool:
+        """Make room for the frames of a part; whether there was, beside what it and those from `now` on need."""
         short = len(self._missing(part)) - len(self._free)
         if short <= 0:
             return True
@@ -197,12 +213,27 @@ class _Plan:
 
     def _together(self, rows: Places, counts: Places) -> Bytes:
         """The pages of these ranges of unpacked ones, one after the other."""
-        total = int(counts.sum())
-        if (rows[1:] == rows[:-1] + counts[:-1]).all():
-            return self._pages[int(rows[0]) :][:total]
+        if self._are_lent and (rows[1:] == rows[:-1] + counts[:-1]).all():
+            return self._pages[int(rows[0]) :][: int(counts.sum())]
         # The places are known to be inside; any other mode than "clip" copies twice.
-        into: Bytes = self._gathered[:total]
+        into = self._ring.next(int(counts.sum()))
         return self._pages.take(spread(rows, counts).astype(np.int64), axis=0, out=into, mode="clip")
+
+
+class _Ring:
+    """Memory for pages that is used again when pipes hold nothing of it any more."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is how many pages are asked for at once."""
+        self._pages = np.empty((2 * most + _LENT_PAGES, PAGE_SIZE), np.uint8)
+        self._at = 0
+
+    def next(self, count: int) -> Bytes:
+        """Room for so many pages."""
+        if self._at + count > len(self._pages):
+            self._at = 0
+        self._at += count
+        return self._pages[self._at - count : self._at]
 
 
 def _zeros(count: int) -> Iterator[memoryview]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,18 @@ from crckpt.store import Checkpoint, Repository, reader, reading
 from crckpt.store.pack import FRAME_PAGES, Pack
 
 
-def image(repository: Repository, checkpoint: Checkpoint, name: str) -> bytes:
+def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
+    """The content of an image file, looked at when `late` bytes more were asked for, at the end when all were."""
     with reader(repository, checkpoint) as opened_reader:
         parts = opened_reader.image(name)
         assert parts is not None
-        return b"".join(bytes(part) for part in parts)
+        seen: list[bytes] = []
+        waiting: deque[memoryview] = deque()
+        for part in parts:
+            while waiting and sum(map(len, waiting)) - len(waiting[0]) >= late:
+                seen.append(bytes(waiting.popleft()))
+            waiting.append(part)
+        return b"".join([*seen, *map(bytes, waiting)])
 
 
 @pytest.fixture
@@ -46,10 +53,13 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     pages=st.lists(
         st.one_of(st.just(0), st.integers(1, 400), st.integers(1, 4000)), min_size=FRAME_PAGES * 3, max_size=1000
     ),
-    frames=st.integers(2, 8),
+    frames=st.integers(3, 12),
+    lent=st.integers(0, 5),
 )
-def test_any_order_in_little_memory(tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int) -> None:
-    """Pages that stand in many places, in an order that no memory is large enough for."""
+def test_any_order_in_little_memory(
+    tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int
+) -> None:
+    """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
     base = tmp_path_factory.mktemp("any")
     repository = opened(base)
     scattered = sorted(pages)
@@ -61,7 +71,8 @@ def test_any_order_in_little_memory(tmp_path_factory: pytest.TempPathFactory, pa
         patched.setattr(reading, "_MOST_FRAMES", frames)
         patched.setattr(reading, "_FEWEST_FRAMES", frames)
         patched.setattr(reading, "_PAGES_IN_PART", 16)
-        assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, pages))
+        patched.setattr(reading, "_LENT_PAGES", lent)
+        assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
         assert restored(repository, checkpoint, base) == files_of(base / "images-1")
 
 
