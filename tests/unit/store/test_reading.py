@@ -20,16 +20,16 @@ from crckpt.store.pack import FRAME_PAGES, Pack
 
 
 def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
-    """The content of an image file, looked at when `late` bytes more were asked for, at the end when all were."""
+    """The content of an image file, each part of it looked at when `late` bytes more have been given."""
     with reader(repository, checkpoint) as opened_reader:
         parts = opened_reader.image(name)
         assert parts is not None
         seen: list[bytes] = []
         waiting: deque[memoryview] = deque()
         for part in parts:
+            waiting.append(part)
             while waiting and sum(map(len, waiting)) - len(waiting[0]) >= late:
                 seen.append(bytes(waiting.popleft()))
-            waiting.append(part)
         return b"".join([*seen, *map(bytes, waiting)])
 
 
