@@ -7,7 +7,6 @@ compress: -1              # zstd level of new packs, -7 (fastest) to 19 (smalles
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +31,8 @@ class Config:
 
 def parse(text: str, name: str) -> Config:
     """Read a configuration. `name` is what messages call the file. Raises UsageError."""
+    import hashlib
+
     import yaml
 
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, count, duration, emit, escaped, moment, short, size, summary, table
+from crckpt.cli.render import Shown, aligned, count, duration, emit, moment, on_one_line, short, size, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from crckpt.ops.list import Entry, Listing
+
+_COLUMNS = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
 _SIZES = frozenset({"procs", "frozen", "raw", "new", "stored"})
 
 
@@ -26,34 +30,11 @@ def list_checkpoints(
 
     listing = perform(options.context(store, config=config), job)
 
-    def text(console: Console) -> None:
-        for bad in listing.unreadable:
-            console.print(f"[red]damaged[/] {escaped(bad.why)}: {escaped(bad.remedy)}")
-        if not listing.entries:
-            console.print("no checkpoints yet; make one with: crckpt dump PID JOB")
-            return
-        rows = [
-            (
-                short(entry.checkpoint.id),
-                entry.checkpoint.job,
-                moment(entry.checkpoint.created),
-                str(len(entry.checkpoint.tree)),
-                duration(entry.checkpoint.statistics.frozen_ms),
-                size(entry.checkpoint.statistics.raw_bytes),
-                size(entry.checkpoint.statistics.new_bytes),
-                size(entry.checkpoint.statistics.stored_bytes),
-                escaped(" ".join((*entry.tags, entry.checkpoint.note or "")).strip()),
-            )
-            for entry in listing.entries
-        ]
-        columns = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
-        console.print(table(columns, rows, right=_SIZES))
-
     document = {
-        "checkpoints": [{**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries],
+        "checkpoints": ({**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
         "unreadable": listing.unreadable,
     }
-    emit("list", Shown(document, text), as_json=as_json)
+    emit("list", Shown(document, _lines(listing)), as_json=as_json)
 
 
 def tag(
@@ -120,6 +101,30 @@ def collect_garbage(
         console.print(f"{verb} {size(result.bytes)}: {what}")
 
     emit("gc", Shown({**_fields(result), "dry_run": dry_run}, text), as_json=as_json)
+
+
+def _lines(listing: Listing) -> Iterator[str]:
+    for bad in listing.unreadable:
+        yield f"damaged {on_one_line(bad.why)}: {on_one_line(bad.remedy)}\n"
+    if listing.entries:
+        yield from aligned(_COLUMNS, map(_row, listing.entries), right=_SIZES)
+    else:
+        yield "no checkpoints yet; make one with: crckpt dump PID JOB\n"
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    checkpoint, numbers = entry.checkpoint, entry.checkpoint.statistics
+    return (
+        short(checkpoint.id),
+        checkpoint.job,
+        moment(checkpoint.created),
+        str(len(checkpoint.tree)),
+        duration(numbers.frozen_ms),
+        size(numbers.raw_bytes),
+        size(numbers.new_bytes),
+        size(numbers.stored_bytes),
+        on_one_line(" ".join((*entry.tags, checkpoint.note or ""))),
+    )
 
 
 def _fields(result: object) -> dict[str, object]:

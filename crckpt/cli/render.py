@@ -1,12 +1,13 @@
-"""Results -> text for people (rich) or one JSON document."""
+"""Results -> text for people (rich, but not for long lists) or one JSON document."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,17 +30,21 @@ _STATES = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[r
 
 @dataclass(frozen=True)
 class Shown:
-    """A result in both forms: `document` for JSON, `text` draws it on a console."""
+    """A result in both forms, of which one is made: `document` for JSON, `text` as lines or drawn on a console."""
 
     document: object
-    text: Callable[[Console], None]
+    text: Iterator[str] | Callable[[Console], None]
 
 
 def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) -> None:
     """Print a result."""
     if as_json:
-        document = {"schema": SCHEMA, "command": command, "status": "ok", "result": plain(shown.document)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        document = {"schema": SCHEMA, "command": command, "status": "ok", "result": shown.document}
+        sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
+        sys.stdout.flush()
+        return
+    if isinstance(shown.text, Iterator):
+        sys.stdout.writelines(shown.text)
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -63,19 +68,6 @@ def error_text(error: CrckptError) -> str:
     if error.hint:
         lines.append(f"  hint: {error.hint}")
     return "\n".join(lines) + "\n"
-
-
-def plain(value: object) -> object:
-    """A frozen value as JSON's own types."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, Path) else value
 
 
 def size(count: int) -> str:
@@ -128,6 +120,24 @@ def table(
     for row in rows:
         drawn.add_row(*row)
     return drawn
+
+
+def aligned(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
+    """The same as lines, never folded: over thousands of rows `table` takes seconds."""
+    lines = [titles, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(
+        f"{{:{'>' if title in right else '<'}{width}}}" for title, width in zip(titles, widths, strict=True)
+    )
+    return (form.format(*line).rstrip() + "\n" for line in lines)
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+
+
+def on_one_line(text: str) -> str:
+    """Text of others without what would break a line, a terminal or its encoding."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, object]:
@@ -243,3 +253,16 @@ def diagnosed(result: Diagnosis) -> Shown:
         console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
 
     return Shown({"able": result.able, "facts": result.facts}, text)
+
+
+def _plain(value: object) -> object:
+    """What json does not know, in its own types."""
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Iterator):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON for {value!r}")

@@ -7,6 +7,7 @@ its own, so neither ^C nor the death of crckpt reaches it.
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,16 +42,20 @@ def follow(
     in_hold: Callable[[], None] | None = None,
     terminal: int | None = None,
     keep: Sequence[int] = (),
+    meanwhile: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
     Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
     elsewhere it is put off until CRIU has ended. `terminal` is a descriptor that CRIU gets as stdin; CRIU then stays in
     our session, because the tree is to live in it. `keep` are descriptors that CRIU is to hand to the tree.
+    `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
     with interrupts_put_off():
         started = time.monotonic()
         child = run.start(argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep)
+        if meanwhile is not None:
+            threading.Thread(target=meanwhile).start()
         failure = _attend(child, hold, in_hold)
         status = child.wait()
         outcome = Outcome(argv, status, _read_log(log), started, time.monotonic())

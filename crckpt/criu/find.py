@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from crckpt.criu.trial import trial
 from crckpt.errors import HostCannot
-from crckpt.host import run
-from crckpt.host.files import write_durably
 
 PREFIX = Path("/usr/local/lib/crckpt/criu")
 """Where scripts/install-criu puts a CRIU of its own."""
@@ -106,20 +100,13 @@ def remembered(candidate: Candidate, memory: Path | None = None) -> Criu | None:
     return None
 
 
-def version_of(path: Path) -> str:
-    """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
-    said = run.run([path, "--version"])
-    found = re.search(r"Version: (\S+)", said.output)
-    if not found:
-        last = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
-        raise HostCannot(f"{path} does not start: {last}")
-    return found[1]
-
-
 def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> Criu | None:
     if not os.access(candidate.path, os.X_OK):
         rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
         return None
+    # What a trial needs is not loaded where nothing is tried.
+    from crckpt.criu.trial import digest_of, locks_by_nftables, trial, version_of
+
     try:
         version = version_of(candidate.path)
         why = trial(candidate.path)
@@ -128,13 +115,15 @@ def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candi
     if why is not None:
         rejected.append((candidate, why))
         return None
-    nft = run.run([candidate.path, "check", "--feature", "network_lock_nftables"]).ok
-    criu = Criu(candidate.path, candidate.origin, version, _digest(candidate.path), nft)
+    nft = locks_by_nftables(candidate.path)
+    criu = Criu(candidate.path, candidate.origin, version, digest_of(candidate.path), nft)
     _remember(criu, memory or _memory())
     return criu
 
 
 def _remember(criu: Criu, memory: Path) -> None:
+    from crckpt.host.files import write_durably
+
     known: object = None
     with suppress(OSError, ValueError):
         known = json.loads(memory.read_text())
@@ -149,12 +138,7 @@ def _remember(criu: Criu, memory: Path) -> None:
 
 def _identity(path: Path) -> list[object]:
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns, platform.release()]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return [status.st_size, status.st_mtime_ns, os.uname().release]
 
 
 def _memory() -> Path:

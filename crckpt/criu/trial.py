@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -12,6 +14,7 @@ from pathlib import Path
 from crckpt.criu.command import Paths, dump_command, restore_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.explain import explain
+from crckpt.errors import HostCannot
 from crckpt.host import proc, run
 from crckpt.model import Options
 
@@ -40,6 +43,27 @@ def trial(criu: Path) -> str | None:
         return _reason(checked.output, "criu check fails")
     with tempfile.TemporaryDirectory(prefix="crckpt-trial-") as name:
         return _dump_and_restore(criu, Path(name))
+
+
+def version_of(criu: Path) -> str:
+    """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
+    said = run.run([criu, "--version"])
+    found = re.search(r"Version: (\S+)", said.output)
+    if not found:
+        last = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
+        raise HostCannot(f"{criu} does not start: {last}")
+    return found[1]
+
+
+def locks_by_nftables(criu: Path) -> bool:
+    """Whether it can lock a tree's network by nftables on this host."""
+    return run.run([criu, "check", "--feature", "network_lock_nftables"]).ok
+
+
+def digest_of(criu: Path) -> str:
+    """The SHA-256 of the program."""
+    with criu.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _dump_and_restore(criu: Path, work: Path) -> str | None:

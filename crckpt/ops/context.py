@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crckpt.config import DEFAULT_COMPRESS
-from crckpt.criu.find import Criu, find
 from crckpt.errors import HostCannot
-from crckpt.store import Repository
+
+if TYPE_CHECKING:
+    from crckpt.criu.find import Criu
+    from crckpt.store import Repository
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -33,10 +36,14 @@ class Context:
 
     def repository(self, *, create: bool = False) -> Repository:
         """The store. Raises StoreUnusable."""
+        from crckpt.store import Repository
+
         return Repository.open(self.store, create=create)
 
     def criu(self) -> Criu:
         """The CRIU that works here. Raises HostCannot."""
+        from crckpt.criu.find import find
+
         return find(self.criu_option, self.criu_configured)
 
 

@@ -26,7 +26,7 @@ from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
 from crckpt.preflight.dump import Plan, plan, refusal
-from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest
+from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -177,7 +177,7 @@ def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Du
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details = _details(subject)
     command = subject.command(paths)
-    outcome = _succeeded(subject, follow(command, paths.work / "dump.log"))
+    outcome = _succeeded(subject, follow(command, paths.work / "dump.log", meanwhile=load))
     ended = datetime.now(UTC)
     stats = read_dump_stats((paths.work / "stats-dump").read_bytes())
     frozen_ms = stats.frozen_time / 1000
@@ -203,7 +203,7 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
             new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
             saved.append(_committed(subject, repository, paths, new))
 
-        _succeeded(subject, follow(command, log, hold=hold, in_hold=commit))
+        _succeeded(subject, follow(command, log, hold=hold, in_hold=commit, meanwhile=load))
     return subject.result(command, saved[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crckpt.errors import NoSuchCheckpoint
+from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Unreadable
 
@@ -33,6 +34,7 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     if job is not None and not found:
         repository.resolve(job)  # says which names are near
         raise NoSuchCheckpoint(f"{job} is no job", hint="crckpt list shows all")
-    tags = repository.tags()
-    entries = (Entry(entry, tuple(tag.name for tag in tags if tag.id == entry.id)) for entry in found)
-    return Listing(tuple(entries), unreadable)
+    tags: dict[CheckpointId, tuple[str, ...]] = {}
+    for tag in repository.tags():
+        tags[tag.id] = (*tags.get(tag.id, ()), tag.name)
+    return Listing(tuple(Entry(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found), unreadable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from crckpt import __version__
-from crckpt.criu.find import candidates, remembered, version_of
+from crckpt.criu.find import candidates, remembered
 from crckpt.errors import HostCannot
 
 
@@ -19,6 +19,9 @@ def version() -> str:
     known = next((criu for candidate in present if (criu := remembered(candidate))), None)
     if known:
         return "\n".join([*lines, f"CRIU {known.version} ({known.path})"])
+    # Only where none is remembered: what starts programs takes its time to load.
+    from crckpt.criu.trial import version_of
+
     for candidate in present:
         try:
             return "\n".join([*lines, f"CRIU {version_of(candidate.path)} ({candidate.path}, not tried yet)"])

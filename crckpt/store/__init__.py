@@ -64,7 +64,7 @@ removed by gc, which refuses to remove anything as long as a manifest cannot be 
 replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
 """
 
-from crckpt.store.ingest import NewCheckpoint, ingest
+from crckpt.store.ingest import NewCheckpoint, ingest, load
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.materialise import details_of, file_names, materialise, read_file, reader
 from crckpt.store.names import check_name
@@ -93,6 +93,7 @@ __all__ = [
     "details_of",
     "file_names",
     "ingest",
+    "load",
     "materialise",
     "read_file",
     "reader",

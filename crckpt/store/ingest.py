@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -40,6 +41,12 @@ class NewCheckpoint:
     run_id: str | None = None
     stopped: bool = False
     config_digest: str | None = None
+
+
+def load() -> None:
+    """Import what `ingest` needs. It takes a tenth of a second, for which there is time while CRIU works."""
+    with suppress(ImportError):  # `ingest` raises it again, where it is heard
+        import crckpt.store.packing  # noqa: F401
 
 
 def ingest(

@@ -72,7 +72,7 @@ class Layout:
 
     def manifest(self, checkpoint_id: str) -> Path:
         """Where the manifest of that checkpoint lies."""
-        return self.checkpoints / checkpoint_id / "manifest.json"
+        return Path(f"{self.root}/checkpoints/{checkpoint_id}/manifest.json")
 
 
 @dataclass(frozen=True)

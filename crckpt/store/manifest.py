@@ -7,7 +7,10 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, get_type_hints
+
+import msgspec
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId, Host, JobName, Options, Statistics, Task
@@ -77,11 +80,10 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     if hashlib.sha256(manifest).hexdigest() != checkpoint_id:
         raise IntegrityError(f"the manifest of checkpoint {short} is damaged: its SHA-256 is not its id")
     try:
-        document = json.loads(manifest)
-        schema = document["schema"]
+        schema = _schema(manifest)
         if schema == SCHEMA:
-            return _decode(document, checkpoint_id)
-    except (KeyError, TypeError, ValueError) as error:
+            return _decode(manifest, checkpoint_id)
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise StoreUnusable(
             f"the manifest of checkpoint {short} was written by another version of crckpt ({error})",
             hint="use the newest crckpt",
@@ -109,27 +111,30 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _decode(document: dict[str, Any], checkpoint_id: CheckpointId) -> Checkpoint:
-    entries = {key: value for key, value in document.items() if key != "schema"}
-    index = entries["index"]
-    return Checkpoint(
-        **{
-            **entries,
-            "id": checkpoint_id,
-            "created": datetime.fromisoformat(entries["created"]),
-            "host": Host(**_tuples(entries["host"])),
-            "options": Options(**_tuples(entries["options"])),
-            "tree": tuple(Task(**_tuples(task)) for task in entries["tree"]),
-            "packs": tuple(PackUse(**use) for use in entries["packs"]),
-            "index": IndexPlace(index["bytes"], tuple(_extent(*extent) for extent in index["extents"])),
-            "statistics": Statistics(**entries["statistics"]),
-        }
-    )
+class _Schema(msgspec.Struct):
+    schema: int
 
 
-def _tuples(entries: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
+# A host is most of its manifest, and the same in thousands of them: it is decoded once.
+_FIELDS: Final = {**get_type_hints(Checkpoint), "host": msgspec.Raw}
+_SCHEMA: Final = msgspec.json.Decoder(_Schema)
+_STORED: Final = msgspec.json.Decoder(
+    msgspec.defstruct("_Stored", [(name, kind) for name, kind in _FIELDS.items() if name != "id"])
+)
+_host: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Host).decode)
 
 
-def _extent(first: int, count: int, pack: int, page: int) -> tuple[int, int, int, int]:
-    return first, count, pack, page
+# What msgspec refuses to decode is given to json too: only that reads the lone surrogates of a note in no encoding.
+def _schema(manifest: bytes) -> object:
+    try:
+        return _SCHEMA.decode(manifest).schema
+    except msgspec.DecodeError:
+        return json.loads(manifest)["schema"]
+
+
+def _decode(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
+    try:
+        entries = msgspec.structs.asdict(_STORED.decode(manifest))
+    except msgspec.DecodeError:
+        return msgspec.convert({**json.loads(manifest), "id": checkpoint_id}, Checkpoint)
+    return Checkpoint(**{**entries, "id": checkpoint_id, "host": _host(bytes(entries["host"]))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ class Repository:
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """The ids of all checkpoints, readable or not."""
-        return tuple(CheckpointId(path.name) for path in self._directories() if (path / "manifest.json").exists())
+        return tuple(named for named in self._named() if self.layout.manifest(named).exists())
 
     def unreadable(self, job: str | None = None) -> tuple[Unreadable, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
@@ -186,8 +187,7 @@ class Repository:
         """What `checkpoints` and `unreadable` give, in one reading."""
         found: list[Checkpoint] = []
         unreadable: list[Unreadable] = []
-        for path in self._directories():
-            checkpoint_id = CheckpointId(path.name)
+        for checkpoint_id in self._named():
             try:
                 found.append(self.get(checkpoint_id))
             except NoSuchCheckpoint:
@@ -199,5 +199,7 @@ class Repository:
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
         return tuple(found), tuple(unreadable)
 
-    def _directories(self) -> list[Path]:
-        return sorted(path for path in self.layout.checkpoints.iterdir() if ID.fullmatch(path.name))
+    def _named(self) -> list[CheckpointId]:
+        # There may be very many: names alone cost a tenth of paths.
+        with os.scandir(self.layout.checkpoints) as entries:
+            return sorted(CheckpointId(entry.name) for entry in entries if ID.fullmatch(entry.name))

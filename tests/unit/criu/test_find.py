@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu import find
-from crckpt.criu.trial import trial
+from crckpt.criu.trial import trial, version_of
 from crckpt.errors import HostCannot
 
 VERSION = '[ "$1" = --version ] && { echo "Version: 9.9"; exit 0; }\n'
@@ -155,7 +155,7 @@ def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp
     assert find.remembered(find.Candidate(link, "PATH"), memory) == find.Criu(
         link, "PATH", found.version, found.digest, found.locks_by_nftables
     )
-    assert find.version_of(link) == found.version
+    assert version_of(link) == found.version
     link.unlink()
     shutil.copy(working, link)
     os.utime(link, (1, 1))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_sets import HOST, TREE, ImageSet, area, described, opened, store
 
+from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId, JobName, Options, Statistics
 from crckpt.store import Checkpoint, IndexPlace, PackUse
 from crckpt.store.manifest import seal, unseal
@@ -73,3 +77,29 @@ def test_what_is_sealed_is_unsealed(
     )
     checkpoint, manifest = seal(draft)
     assert unseal(manifest, checkpoint.id) == checkpoint
+
+
+def _sealed(document: dict[str, object]) -> tuple[bytes, CheckpointId]:
+    manifest = json.dumps(document).encode()
+    return manifest, CheckpointId(hashlib.sha256(manifest).hexdigest())
+
+
+def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    note = os.fsdecode(b"caf\xe9")
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), replace(described(), note=note))
+    assert repository.get(checkpoint.id) == checkpoint
+    assert checkpoint.note == note
+
+
+def test_what_another_version_wrote_is_refused(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
+    document = json.loads(repository.layout.manifest(checkpoint.id).read_bytes())
+    assert unseal(*_sealed(document)).tree == checkpoint.tree
+    without = {key: value for key, value in document.items() if key != "index"}
+    for other in (without, {**document, "tree": 5}, {**document, "packs": [{}]}, {**document, "host": {}}, {}):
+        with pytest.raises(StoreUnusable, match="written by another version"):
+            unseal(*_sealed(other))
+    with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
+        unseal(*_sealed({"schema": 2}))

@@ -1,0 +1,39 @@
+"""What commands load before they do something: the deterministic side of how fast they start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, described, opened, store
+
+_PROGRAM = """
+import atexit, sys
+from crckpt.__main__ import main
+wanted = sys.argv.pop(1).split()
+atexit.register(lambda: sys.stderr.write(" ".join(name for name in wanted if name in sys.modules)))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        (("--version",), "numpy rich typer zstandard msgspec subprocess crckpt.criu.trial"),
+        (("list",), "numpy rich zstandard pydantic crckpt.criu.find"),
+        (("--help",), "numpy zstandard pydantic crckpt.store crckpt.criu.find"),
+        (("gc", "--dry-run", "--json"), "numpy rich zstandard pydantic crckpt.criu.find"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_nothing_heavy_is_loaded(tmp_path: Path, words: tuple[str, ...], without: str) -> None:
+    repository = opened(tmp_path)
+    store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
+    place = ("--store", str(repository.root)) if not words[0].startswith("--") else ()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, without, *words, *place], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
