@@ -30,8 +30,8 @@ _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
 
 _PAGES_IN_PART: Final = 512
-_PARTS_AHEAD: Final = 8
-"""Parts of which the frames are being unpacked: 16 MiB keep all cores busy."""
+_PARTS_AHEAD: Final = 64
+"""Parts of which the frames are unpacked before they are asked for: up to 128 MiB."""
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that follow each other in a pack and are read at once: up to 2 MiB."""
@@ -73,6 +73,7 @@ class Reader:
         self._one_at_a_time = threading.Lock()
         # With their memory, to which pipes may refer when a file has been read to its end.
         self._plans: list[_Plan] = []
+        self._begun: tuple[str, _Plan] | None = None
 
     def __enter__(self) -> Reader:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
@@ -80,6 +81,15 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+    def begin(self) -> None:
+        """Begin to unpack the largest file, which will be asked for: until then the cores have nothing to do."""
+        with self._contents.named():
+            largest = max(self.files, key=lambda file: file.bytes)
+            if largest.bytes > _SMALL:
+                plan = self._plan(largest)
+                plan.begin()
+                self._begun = largest.name, plan
 
     def image(self, name: str) -> Iterator[memoryview] | None:
         """The content of an image file, in parts; None if there is no such file."""
@@ -94,12 +104,20 @@ class Reader:
             yield 0, memoryview(content)
             return
         with self._contents.named():
-            share = _MOST_FRAMES * file.bytes // self.total
-            plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES))
-            self._plans.append(plan)
-            for page, pages in plan.read(self._pool):
+            for page, pages in self._plan(file).read():
                 offset = page * PAGE_SIZE
                 yield offset, pages.reshape(-1).data[: file.bytes - offset]
+
+    def _plan(self, file: StoredFile) -> _Plan:
+        with self._one_at_a_time:
+            if self._begun is not None and self._begun[0] == file.name:
+                plan = self._begun[1]
+                self._begun = None
+            else:
+                share = _MOST_FRAMES * file.bytes // self.total
+                plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES), self._pool)
+                self._plans.append(plan)
+        return plan
 
     def _filled(self, file: StoredFile) -> Iterator[memoryview]:
         done = 0
@@ -113,9 +131,11 @@ class Reader:
 class _Plan:
     """Which frames each part of a file needs, and which of them are unpacked, where."""
 
-    def __init__(self, contents: Contents, file: StoredFile, most: int) -> None:
+    def __init__(self, contents: Contents, file: StoredFile, most: int, pool: ThreadPoolExecutor) -> None:
         """`most` is how many unpacked frames may be kept."""
         self._contents = contents
+        self._pool = pool
+        self._asked: deque[list[Future[None]]] = deque()
         pieces = _pieces(contents, file)
         frames, which = np.unique(_frame(pieces), return_inverse=True)
         slots = min(len(frames), most)
@@ -132,18 +152,32 @@ class _Plan:
         self._slot_of = np.full(len(frames), -1, np.int64)
         self._frame_in = np.full(slots, -1, np.int64)
         self._free = list(range(slots))
+        last_use = np.full(len(frames), -1, np.int64)
+        np.maximum.at(last_use, self._which, part)
+        self._by_last_use = np.argsort(last_use, kind="stable")
+        self._needed_until = last_use[self._by_last_use]
+        self._let_go_of = 0
 
-    def read(self, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Bytes]]:
+    def begin(self) -> None:
+        """Have frames unpacked before they are asked for, as far as there is room."""
+        self._ask_ahead(0)
+
+    def read(self) -> Iterator[tuple[int, Bytes]]:
         """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
-        asked: deque[list[Future[None]]] = deque()
         for part in range(len(self._ends)):
-            while len(asked) < _PARTS_AHEAD and part + len(asked) < len(self._ends):
-                if not self._has_room(part + len(asked), self._first_in_use(part)):
-                    break
-                asked.append(self._ask(part + len(asked), pool))
-            for future in asked.popleft():
+            self._ask_ahead(part)
+            for future in self._asked.popleft():
                 future.result()
             yield from self._part(part)
+
+    def _ask_ahead(self, now: int) -> None:
+        """Have the frames of part `now` and of the parts after it unpacked, as far as there is room."""
+        in_use = self._first_in_use(now)
+        self._let_go(in_use)
+        for part in range(now + len(self._asked), min(now + _PARTS_AHEAD, len(self._ends))):
+            if not self._has_room(part, in_use):
+                return
+            self._asked.append(self._ask(part))
 
     def _pieces_of(self, part: int) -> slice:
         return slice(self._ends[part - 1] if part else 0, self._ends[part])
@@ -158,30 +192,37 @@ class _Plan:
             return part
         return int(np.searchsorted(self._read_after, self._read_after[part - 1] - _LENT_PAGES, side="right"))
 
+    def _let_go(self, now: int) -> None:
+        """Free what no part from `now` on needs."""
+        end = int(np.searchsorted(self._needed_until, now))
+        self._forget(self._by_last_use[self._let_go_of : end])
+        self._let_go_of = end
+
     def _has_room(self, part: int, now: int) -> bool:
         """Make room for the frames of a part; whether there was, beside what it and those from `now` on need."""
         short = len(self._missing(part)) - len(self._free)
-        if short <= 0:
-            return True
-        slots = np.flatnonzero(self._frame_in >= 0)
-        next_use = self._next_use(self._frame_in[slots], now)
-        if short > (next_use > part).sum():
-            return False
-        never = int((next_use == len(self._ends)).sum())
-        gone = slots[np.argsort(-next_use, kind="stable")[: max(short, never)]]
-        self._slot_of[self._frame_in[gone]] = -1
-        self._frame_in[gone] = -1
-        self._free += gone.tolist()
+        if short > 0:
+            frames = self._frame_in[self._frame_in >= 0]
+            next_use = self._next_use(frames, now)
+            if short > (next_use > part).sum():
+                return False
+            self._forget(frames[np.argsort(-next_use, kind="stable")[:short]])
         return True
 
-    def _next_use(self, frames: Places, now: int) -> Places:
-        """The part, `now` or later, that needs each of the frames next; how many parts there are if none does."""
-        parts = len(self._ends)
-        uses = np.append(self._uses, len(self._frames) * parts)
-        found = uses[np.searchsorted(uses, frames * parts + now)]
-        return np.where(found // parts == frames, found % parts, parts)
+    def _forget(self, frames: Places) -> None:
+        slots = self._slot_of[frames]
+        self._slot_of[frames] = -1
+        slots = slots[slots >= 0]
+        self._frame_in[slots] = -1
+        self._free += slots.tolist()
 
-    def _ask(self, part: int, pool: ThreadPoolExecutor) -> list[Future[None]]:
+    def _next_use(self, frames: Places, now: int) -> Places:
+        """The part, `now` or later, that needs each of the frames next; there is one."""
+        parts = len(self._ends)
+        found: Places = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
+        return found
+
+    def _ask(self, part: int) -> list[Future[None]]:
         """Have the frames of a part unpacked."""
         missing = self._missing(part)
         slots = np.array([self._free.pop() for _ in range(len(missing))], np.int64)
@@ -189,7 +230,7 @@ class _Plan:
         frames = self._frames[missing]
         runs = np.flatnonzero(np.diff(frames) != 1) + 1
         return [
-            pool.submit(self._unpack, int(some[at]), into[at : at + _FRAMES_AT_ONCE].tolist())
+            self._pool.submit(self._unpack, int(some[at]), into[at : at + _FRAMES_AT_ONCE].tolist())
             for some, into in zip(np.split(frames, runs), np.split(slots, runs), strict=True)
             for at in range(0, len(some), _FRAMES_AT_ONCE)
         ]
