@@ -107,7 +107,7 @@ class Streamer:
 
 @contextmanager
 def serving(images: Images, directory: Path) -> Iterator[Streamer]:
-    """A streamer with its socket in `directory`, which exists, is private, and empty; closed after the block."""
+    """A streamer with its socket in `directory`, which exists and is private; closed after the block."""
     with ExitStack() as stack:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)

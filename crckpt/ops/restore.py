@@ -128,18 +128,19 @@ class _Subject:
 
 
 def _restore_one(subject: _Subject) -> Restored:
-    tree = _tree(subject)
-    verdict = _verdict(subject, tree)
-    if verdict.blockers:
-        raise refused(verdict.blockers)
-    if subject.request.dry_run:
-        command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
-        return Restored(subject.checkpoint, verdict, command, subject.criu)
-    with subject.repository.transaction() as transaction:
-        paths = Paths(transaction.path / "images", transaction.path)
-        paths.images.mkdir(mode=0o700)
-        with _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, paths)
+    with reader(subject.repository, subject.checkpoint) as reading:
+        if not subject.request.dry_run:
+            reading.begin()
+        tree = _tree(subject)
+        verdict = _verdict(subject, tree)
+        if verdict.blockers:
+            raise refused(verdict.blockers)
+        if subject.request.dry_run:
+            command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
+            return Restored(subject.checkpoint, verdict, command, subject.criu)
+        images = Streamed(reading, subject.context.progress)
+        with subject.repository.transaction() as transaction, _files_rewound(subject, verdict):
+            return _run(subject, tree, verdict, images, transaction.path)
 
 
 def _tree(subject: _Subject) -> ImageTree:
@@ -166,22 +167,20 @@ def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple
     return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=True)
 
 
-def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> Restored:
+def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, images: Streamed, work: Path) -> Restored:
     """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
     request, root = subject.request, tree.root.pid
     with ExitStack() as undone_on_failure:
         # First, to be closed last: a CRIU that was cut short has left children who listen.
-        reading = undone_on_failure.enter_context(reader(subject.repository, subject.checkpoint))
-        images = Streamed(reading, subject.context.progress)
-        streamer = undone_on_failure.enter_context(serving(images, paths.images))
-        hold = undone_on_failure.enter_context(held(paths.work / "hold", "post-restore"))
+        streamer = undone_on_failure.enter_context(serving(images, work))
+        hold = undone_on_failure.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace:
-            new = undone_on_failure.enter_context(namespace.pid_namespace(root, paths.work, hold.owner))
+            new = undone_on_failure.enter_context(namespace.pid_namespace(root, work, hold.owner))
         kept = undone_on_failure.enter_context(_outside_ends(verdict.outside_pipes, detach=request.detach))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
-            *_command(subject, Paths(streamer.directory, paths.work, hold.script), tuple(kept)),
+            *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
         )
         began = leftovers.now()
         undone_on_failure.enter_context(interrupts_put_off())
@@ -193,7 +192,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> 
 
         outcome = follow(
             command,
-            paths.work / "restore.log",
+            work / "restore.log",
             hold=hold,
             in_hold=look,
             terminal=request.terminal if verdict.needs_terminal else None,
