@@ -14,6 +14,9 @@ final class Heap {
     private static final int GAPS = 200;
     private static final int AT_ONCE = 50;
 
+    // Held by the class, or the collector takes what nobody will look at again.
+    private static int[][] arrays;
+
     record Person(long number, String name, double balance, byte[] picture, int[] visits) {}
 
     public static void main(String[] arguments) throws Exception {
@@ -26,7 +29,7 @@ final class Heap {
         var chance = new Random(1);
         long size = Long.parseLong(arguments[1]) << 20;
         // A third of the pages of a warm heap are there twice: long arrays of the same.
-        int[][] arrays = new int[(int) (size * 38 / 100 >> 20)][1 << 18];
+        arrays = new int[(int) (size * 38 / 100 >> 20)][1 << 18];
         for (int number = arrays.length / 10; number < arrays.length; number++) {
             Arrays.fill(arrays[number], number % 3 + 1);
         }

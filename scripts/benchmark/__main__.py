@@ -92,7 +92,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", metavar="ROWS", help=f"which (default: all): {', '.join(names)}")
     parser.add_argument("--sizes", type=_sizes, default=(256, 1024), help="of targets, in MiB (default: 256,1024)")
     parser.add_argument("--targets", type=_words, default=None, help=f"which of {', '.join(KINDS)} (default: all here)")
-    parser.add_argument("--runs", type=int, default=3, help="samples of each time; medians are compared (default: 3)")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="samples of each time (short times: 3 times as many); default: 3"
+    )
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between checkpoints of a series (10)")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"), help="on the disk to measure (%(default)s)")
     parser.add_argument("--command", type=Path, default=Path(".venv/bin/crckpt"), help="the crckpt to measure")

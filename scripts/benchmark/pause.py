@@ -44,7 +44,7 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
     ours, bare = _Samples(), _Samples()
     asynchronous = ("--async",) if "--async" in setting.crckpt(setting.work, "dump", "--help") else ()
     with started(setting, kind, size) as target:
-        for _ in range(setting.runs):
+        for _ in range(setting.many_runs):
             with setting.fresh() as directory:
                 store = directory / "store"
                 dump = partial(setting.crckpt, store, "dump", str(target.pid), "job", *asynchronous)

@@ -36,6 +36,11 @@ class Setting:
     kinds: tuple[str, ...]
     interval: float
 
+    @property
+    def many_runs(self) -> int:
+        """For what is short, and so is noisy, and is cheap to repeat; or is judged by a few percent."""
+        return 3 * self.runs
+
     def crckpt(self, store: Path, *words: str | Path) -> str:
         """Run crckpt to its end; what it said. Raises Failed."""
         return run([self.command, *words], {"CRCKPT_STORE": str(store), "CRCKPT_CRIU": str(self.criu)})

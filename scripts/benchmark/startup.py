@@ -14,8 +14,6 @@ from benchmark.targets import started
 VERSION_BOUND_S = 0.05
 SMALL_BOUND_S = 0.25
 DUMP_BOUND_S = 0.4
-TIMES = 3
-"""So many times the runs of other rows: short times are noisy, and cost little to take."""
 _SMALL = 1
 """MiB of memory beside what Python needs."""
 
@@ -29,7 +27,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     }
     samples: dict[str, list[float]] = {name: [] for name in (*commands, "dump")}
     with setting.fresh() as directory, started(setting, "python", _SMALL) as target:
-        for _ in range(setting.runs * TIMES):
+        for _ in range(setting.many_runs):
             began = time.monotonic()
             done = setting.document(directory / "store", "dump", str(target.pid), "job")
             spent = done["checkpoint"]["statistics"]
