@@ -18,6 +18,7 @@ from benchmark.report import Choice, Report, Row, document, line, show
 from benchmark.setting import Setting, say
 from benchmark.targets import KINDS, adopt_orphans, available
 from crckpt.criu.find import find
+from crckpt.errors import CrckptError
 
 GROUPS: Final = {
     "startup": startup.rows,
@@ -28,6 +29,7 @@ GROUPS: Final = {
     "many": many.rows,
 }
 CHOICES: Final = "choices"
+INSTALLED: Final = Path(sys.executable).with_name("crckpt")
 _WIDTH_ELSEWHERE: Final = 160
 
 
@@ -40,23 +42,14 @@ def main() -> int:
     adopt_orphans()
     # Through every clean-up, as with ^C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="crckpt-bench-", dir=options.work) as work:
-        setting = Setting(
-            command=options.command.absolute(),
-            criu=find(None, None).path,
-            work=Path(work),
-            sizes=options.sizes,
-            runs=options.runs,
-            kinds=options.targets,
-            interval=options.interval,
-        )
-        try:
-            report = _measured(setting, options.rows)
-        except Failed as error:
-            say(str(error))
-            return 2
-        except KeyboardInterrupt:
-            return 130
+    try:
+        with tempfile.TemporaryDirectory(prefix="crckpt-bench-", dir=options.work) as work:
+            report = _measured(_setting(options, Path(work)), options.rows)
+    except (Failed, CrckptError, TimeoutError) as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
     if options.json:
         sys.stdout.write(document(report) + "\n")
     else:
@@ -65,6 +58,18 @@ def main() -> int:
             console.width = _WIDTH_ELSEWHERE
         show(report, console)
     return 0 if report.all_met else 1
+
+
+def _setting(options: argparse.Namespace, work: Path) -> Setting:
+    return Setting(
+        command=options.command.absolute(),
+        criu=find(None, None).path,
+        work=work,
+        sizes=options.sizes,
+        runs=options.runs,
+        kinds=options.targets,
+        interval=options.interval,
+    )
 
 
 def _measured(setting: Setting, wanted: tuple[str, ...]) -> Report:
@@ -97,7 +102,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between checkpoints of a series (10)")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"), help="on the disk to measure (%(default)s)")
-    parser.add_argument("--command", type=Path, default=Path(".venv/bin/crckpt"), help="the crckpt to measure")
+    parser.add_argument("--command", type=Path, default=INSTALLED, help="the crckpt to measure (%(default)s)")
     parser.add_argument("--jvm", action="store_true", help="install a JDK if there is none")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     options = parser.parse_args()

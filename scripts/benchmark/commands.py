@@ -18,20 +18,23 @@ class Failed(Exception):
 def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
     """Run a program to its end; what it wrote to stdout. Raises Failed.
 
-    If we are interrupted it is asked to end, and waited for: what it has begun it also undoes.
+    ^C does not reach it, and when we are interrupted it is waited for: a CRIU that is cut short leaves half a tree.
     """
     words = [str(word) for word in argv]
     # Files, not pipes: whoever lives on behind the program and holds its output does not hold us up.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **(environment or {})}
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
         )
         try:
             status = child.wait()
-        except BaseException:
-            child.terminate()
+        finally:
             child.wait()
-            raise
         said = []
         for file in (out, err):
             file.seek(0)

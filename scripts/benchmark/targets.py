@@ -110,7 +110,7 @@ class Redis:
 
     def fill(self, mebibytes: int) -> None:
         """Wait until it is as large as that."""
-        wait_for(Path(self._socket).exists, "redis to listen")
+        wait_for(self._answers, "redis to listen")
         while self._used() < mebibytes * MEBIBYTE:
             left = (mebibytes * MEBIBYTE - self._used()) // self._KEY_BYTES
             to = self._keys + max(1000, min(left, 50_000))
@@ -128,6 +128,13 @@ class Redis:
         """A number that grows as long as it runs."""
         self._ask("PING")
         return time.monotonic_ns()
+
+    def _answers(self) -> bool:
+        # Its socket is there a moment before it listens.
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            self._ask("PING")
+            return True
+        return False
 
     def _used(self) -> int:
         info = self._ask("INFO", "memory")

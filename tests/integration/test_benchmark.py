@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import PROGRAM
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -29,7 +28,7 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
-    done = bench(tmp_path, "startup", "--runs", "1", "--json", "--command", str(PROGRAM))
+    done = bench(tmp_path, "startup", "--runs", "1", "--json")
     document = json.loads(done.stdout)
     assert done.returncode == (0 if document["all_met"] else 1), done.stderr
     assert document["all_met"] == all(row["met"] for row in document["rows"])
