@@ -47,6 +47,25 @@ def together(parts: list[Extents]) -> Extents:
     return join(np.concatenate(parts)) if parts else np.empty(0, EXTENT)
 
 
+def ends_of(extents: Extents) -> Places:
+    """How many pages the extents have up to the end of each."""
+    return np.cumsum(extents["count"], dtype=np.int64)
+
+
+def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
+    """Of the pages that the extents have in all, those from `start` to before `end`; `ends` are as `ends_of` says."""
+    low = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, end, side="left"))
+    found = extents[low : last + 1].copy()
+    if len(found):
+        before = start - int(ends[low] - extents["count"][low])
+        found["first"][0] += before
+        found["page"][0] += before if found["pack"][0] != ZERO else 0
+        found["count"][-1] -= int(ends[last]) - end
+        found["count"][0] -= before
+    return found
+
+
 def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
     """The single numbers of the ranges that begin at `start` and are `count` long, in order."""
     counts = count.astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,24 +11,29 @@ import numpy.typing as npt
 from crckpt.errors import IntegrityError
 from crckpt.store.contents import Contents
 from crckpt.store.extents import ZERO, Extents, Numbers, Places
-from crckpt.store.fingerprints import as_array, recall
+from crckpt.store.fingerprint_table import MOST, FingerprintTable
+from crckpt.store.fingerprints import recall
 from crckpt.store.layout import Facts, Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import Pack
+
+_AT_ONCE: Final = 1 << 16
+"""Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile."""
 
 
 class KnownPages:
     """The pages of a parent's packs, numbered through all of them. Without a parent there are none.
 
     `starts` are the numbers of the packs' first pages, and how many there are in all. A damaged pack, or a damaged
-    index of the parent, makes fewer pages known; nothing new comes to depend on it.
+    index of the parent, makes fewer pages known; nothing new comes to depend on it. The fingerprints lie in mapped
+    files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
     """
 
     def __init__(self, layout: Layout, facts: Facts, parent: Checkpoint | None) -> None:
         """Reads, or works out, the fingerprints."""
         self.packs: list[Pack] = []
         self._files: dict[tuple[str, str], Extents] = {}
-        found = [as_array(b"")]
+        self._prints: list[Numbers] = []
         if parent is not None:
             contents = Contents(layout, parent)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
@@ -35,9 +41,8 @@ class KnownPages:
                 prints = self._take(contents, number, layout, facts)
                 if prints is not None:
                     numbers[number] = len(self.packs) - 1
-                    found.append(prints)
+                    self._prints.append(prints)
             self._take_places(contents, numbers)
-        self.fingerprints: Numbers = np.concatenate(found)
         self.starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
     def at(self, key: tuple[str, str], first: Numbers) -> Places:
@@ -53,11 +58,16 @@ class KnownPages:
 
     def with_content(self, prints: Numbers) -> Places:
         """For each fingerprint, a page that has it, -1 for none."""
-        if not len(self.fingerprints):
-            return np.full(len(prints), -1, np.int64)
-        order, low = self._sorted
-        spot = order[np.minimum(np.searchsorted(low, prints[:, 0]), len(low) - 1)]
-        return np.where((self.fingerprints[spot] == prints).all(axis=1), spot, -1)
+        return self._table.find(prints)
+
+    def fingerprints(self, pages: Places) -> Numbers:
+        """Of the pages of these numbers."""
+        found = np.empty((len(pages), 2), np.uint64)
+        pack, page = self.places(pages)
+        for number in np.unique(pack).tolist():
+            here = pack == number
+            found[here] = self._prints[number][page[here]]
+        return found
 
     def places(self, pages: Places) -> tuple[npt.NDArray[np.intp], Places]:
         """Pack numbers (in `packs`) and page numbers there, of pages as the other methods give them."""
@@ -70,10 +80,12 @@ class KnownPages:
         return numbers
 
     @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.intp], Numbers]:
-        low = self.fingerprints[:, 0]
-        order = np.argsort(low, kind="stable")
-        return order, low[order]
+    def _table(self) -> FingerprintTable:
+        table = FingerprintTable(min(MOST, int(self.starts[-1])))
+        for prints in self._prints:
+            for start in range(0, len(prints), _AT_ONCE):
+                table.extend(prints[start : start + _AT_ONCE])
+        return table
 
     def _take(self, contents: Contents, number: int, layout: Layout, facts: Facts) -> Numbers | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,10 @@ from typing import Final
 import numpy as np
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.extents import Bytes, Places
+from crckpt.store.extents import Bytes, Numbers, Places
+from crckpt.store.fingerprints import keep
+from crckpt.store.frames import Frame, Frames
+from crckpt.store.layout import Facts
 from crckpt.store.pack import FRAME_PAGES
 from crckpt.store.pack_writer import PackWriter, Written
 
@@ -28,54 +32,77 @@ def pages_in_a_pack(size: int) -> int:
 
 
 class NewPacks:
-    """Pages go in and are numbered from 0; every `limit` of them are a pack. `new_packs` makes one."""
+    """Pages go in and are numbered from 0; every `limit` of them are a pack. `new_packs` makes one.
 
-    def __init__(self, directory: Path, level: int, limit: int, stack: ExitStack) -> None:
-        """`level` is zstd's; pack files are made in `directory`."""
-        self.written: list[Written] = []
+    A thread of its own makes finished packs durable: the disk works while the next one is compressed.
+    """
+
+    def __init__(self, directory: Path, frames: Frames, limit: int, facts: Facts, syncer: Executor) -> None:
+        """`limit` is a multiple of a frame's pages; files are made in `directory`."""
         self.limit = limit
+        self.pages = 0
         self._directory = directory
-        self._level = level
-        self._stack = stack
-        self._writer: PackWriter | None = None
+        self._frames = frames
+        self._facts = facts
+        self._syncer = syncer
+        self._writers: list[PackWriter] = []
+        self._prints: list[Numbers] = []
+        self._finished: list[Future[Written]] = []
 
-    def add(self, pages: Bytes) -> None:
-        """Append pages (n by page size). Raises OSError when the disk is full."""
-        while len(pages):
-            writer = self._opened()
-            room = self.limit - writer.pages
-            writer.add(pages[:room])
-            pages = pages[room:]
-            if writer.pages == self.limit:
-                self._close()
+    def add(self, pages: Bytes, rows: Places, prints: Numbers) -> None:
+        """Append those rows of pages (n by page size) that have these fingerprints.
+
+        Raises OSError when the disk is full.
+        """
+        self.pages += len(rows)
+        self._prints.append(prints)
+        for frame in self._frames.add(pages, rows):
+            self._write(frame)
 
     def finish(self) -> tuple[Written, ...]:
-        """All packs, durable under temporary names; none if no page was added."""
-        self._close()
-        return tuple(self.written)
+        """All packs, durable under temporary names, with their fingerprints; none if no page was added."""
+        for frame in self._frames.finish():
+            self._write(frame)
+        if len(self._writers) > len(self._finished):
+            self._finish(self._writers[-1])
+        return tuple(finished.result() for finished in self._finished)
 
     def places(self, numbers: Places) -> tuple[Places, Places]:
         """In which of the packs, and where in it, the pages of these numbers lie."""
         pack, page = np.divmod(numbers, self.limit)
         return pack, page
 
-    def _opened(self) -> PackWriter:
-        if self._writer is None:
-            path = self._directory / f"pack-{len(self.written)}"
-            self._writer = self._stack.enter_context(PackWriter(path, self._level))
-        return self._writer
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers:
+            writer.close()
 
-    def _close(self) -> None:
-        if self._writer is not None:
-            written = self._writer.finish()
-            assert written is not None
-            self.written.append(written)
-            self._writer = None
-            self._stack.close()
+    def _write(self, frame: Frame) -> None:
+        if len(self._writers) == len(self._finished):
+            self._writers.append(PackWriter(self._directory / f"pack-{len(self._writers)}"))
+        writer = self._writers[-1]
+        writer.add(frame)
+        if writer.pages == self.limit:
+            self._finish(writer)
+
+    def _finish(self, writer: PackWriter) -> None:
+        prints = np.concatenate(self._prints)
+        self._prints = [prints[writer.pages :]]
+        self._finished.append(self._syncer.submit(self._durable, writer, prints[: writer.pages]))
+
+    def _durable(self, writer: PackWriter, prints: Numbers) -> Written:
+        written = writer.finish()
+        writer.close()
+        keep(self._facts, written, prints)
+        return written
 
 
 @contextmanager
-def new_packs(directory: Path, level: int, limit: int) -> Iterator[NewPacks]:
+def new_packs(directory: Path, frames: Frames, limit: int, facts: Facts) -> Iterator[NewPacks]:
     """Packs that are written in `directory`, with `limit` pages in each but the last; files are closed at the end."""
     with ExitStack() as stack:
-        yield NewPacks(directory, level, limit, stack)
+        syncer = ThreadPoolExecutor(1)
+        packs = NewPacks(directory, frames, limit, facts, syncer)
+        stack.callback(packs.close)
+        stack.callback(syncer.shutdown, cancel_futures=True)
+        yield packs

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
 from crckpt.store.copy_forward import worth_copying
 from crckpt.store.extents import (
     ZERO,
@@ -19,14 +22,18 @@ from crckpt.store.extents import (
     Numbers,
     Places,
     covered,
+    ends_of,
     extents_of,
+    part,
     places_of,
     renumbered,
     spread,
     together,
 )
-from crckpt.store.fingerprints import as_array, fingerprints
-from crckpt.store.imageset import Source, sources
+from crckpt.store.fingerprint_table import MOST, FingerprintTable
+from crckpt.store.fingerprints import fingerprints
+from crckpt.store.frames import Frames
+from crckpt.store.imageset import Source, of_bytes, sources
 from crckpt.store.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.known import KnownPages
 from crckpt.store.layout import Facts, Layout
@@ -34,6 +41,11 @@ from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.pack import FRAME_PAGES
 from crckpt.store.pack_writer import Written
+from crckpt.store.read_ahead import Batch, read_ahead
+from crckpt.store.workers import workers
+
+_AT_ONCE: Final = 1 << 14
+"""Pages that are looked at for copying at once: each takes some 50 bytes."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Packed:
-    """What is to be committed: packs, each with the fingerprints of its pages; none if nothing was new.
+    """What is to be committed: packs, with their fingerprints beside them; none if nothing was new.
 
     `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
     """
 
-    packs: tuple[tuple[Written, bytes], ...]
+    packs: tuple[Written, ...]
     uses: tuple[PackUse, ...]
     index: IndexPlace
     raw: int
@@ -62,10 +74,14 @@ class Packed:
 
 @dataclass(frozen=True)
 class Target:
-    """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all)."""
+    """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
+
+    Without `dedup` every page that is not zero is stored.
+    """
 
     directory: Path
     level: int
+    dedup: bool
     progress: Callable[[int, int], None]
 
 
@@ -75,24 +91,25 @@ def pack_images(
     """Store what is new of an image directory in new packs. Raises IntegrityError if the set contradicts itself."""
     found = sources(images, details)
     raw = sum(source.size for source in found)
-    known = KnownPages(layout, facts, parent)
-    with new_packs(target.directory, target.level, pages_in_a_pack(raw)) as packs:
-        packing = _Packing(known, packs, facts.seed, lambda done: target.progress(min(done, raw), raw))
-        files = [packing.store(source) for source in found]
-        counts, new = packing.counts, len(packing.fingerprints)
+    known = KnownPages(layout, facts, parent if target.dedup else None)
+    limit = pages_in_a_pack(raw)
+    with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, facts) as packs:
+        met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
+        packing = _Packing(known, met, packs, facts.seed)
+        files = packing.store(found, pool, lambda done: target.progress(min(done, raw), raw))
+        counts, new = packing.counts, packs.pages
         chosen = worth_copying(_known_in_use(files, known), known.starts, new)
         files = [packing.copy(source, file, chosen) for source, file in zip(found, files, strict=True)]
-        copied = len(packing.fingerprints) - new
+        copied = packs.pages - new
         first = _used(files)
         content = encode_index(
             Index(tuple(replace(file, extents=renumbered(file.extents, _numbers(first))) for file in files))
         )
-        index = packing.store(Source("index", FILE, len(content), content=content))
+        (index,) = packing.store((of_bytes("index", FILE, content),), pool)
         written = packs.finish()
     order = [*first, *(pack for pack in _used([index]) if pack not in first)]
-    prints = (packing.fingerprints[at : at + packs.limit] for at in range(0, len(packing.fingerprints), packs.limit))
     return Packed(
-        packs=tuple(zip(written, map(b"".join, prints), strict=True)),
+        packs=written,
         uses=_uses(order, [*files, index], known, written),
         index=IndexPlace(len(content), tuple(renumbered(index.extents, _numbers(order)).tolist())),
         raw=raw,
@@ -102,83 +119,83 @@ def pack_images(
 
 
 class _Packing:
-    """Stores sources one by one. Packs in its extents are numbered as in `known`, then come the new ones."""
+    """Stores sources. Packs in its extents are numbered as in `known`, then come the new ones."""
 
-    def __init__(self, known: KnownPages, packs: NewPacks, seed: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, seed: int) -> None:
         self.counts = Counts()
-        self.fingerprints: list[bytes] = []
         self._known = known
+        self._met = met
         self._packs = packs
         self._seed = seed
-        self._tell = tell
-        self._done = 0
-        self._new: dict[bytes, int] = {}
 
-    def store(self, source: Source) -> StoredFile:
-        parts = []
-        for first, pages in source.batches():
-            parts.append(self._batch(source.key, first, pages))
-            self._done += pages.size
-            self._tell(self._done)
-        return StoredFile(source.name, source.kind, source.size, source.pagemap, together(parts))
+    def store(
+        self, sources: Sequence[Source], pool: Executor, tell: Callable[[int], None] = lambda _done: None
+    ) -> list[StoredFile]:
+        parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
+        done = 0
+        for batch in read_ahead(sources, self._seed, pool):
+            parts[batch.source.key].append(self._batch(batch))
+            done += batch.pages.size
+            tell(done)
+        return [
+            StoredFile(source.name, source.kind, source.size, source.pagemap, together(parts[source.key]))
+            for source in sources
+        ]
 
     def copy(self, source: Source, file: StoredFile, chosen: Mask) -> StoredFile:
         """Store the pages of a file again that are known and `chosen`. Raises IntegrityError if it has changed."""
-        pack, page = places_of(file.extents)
+        ends = ends_of(file.extents)
+        parts = [
+            self._copied(source, start, part(file.extents, ends, start, min(start + _AT_ONCE, source.pages)), chosen)
+            for start in range(0, source.pages, _AT_ONCE)
+        ]
+        return replace(file, extents=together(parts))
+
+    def _copied(self, source: Source, start: int, extents: Extents, chosen: Mask) -> Extents:
+        """As `copy`, of some of the pages, which begin with the `start`-th."""
+        pack, page = places_of(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
         numbers = self._known.numbers(pack[old], page[old])
         which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
         if not len(which):
-            return file
-        for at, pages in source.some(which):
+            return extents
+        for at, pages in source.some(start + which):
             prints = fingerprints(pages, np.arange(len(pages)), self._seed)
-            if (as_array(prints) != self._known.fingerprints[numbers[at]]).any():
+            if (prints != self._known.fingerprints(numbers[at])).any():
                 raise IntegrityError(f"{source.name} changed while it was read")
-            pack[which[at]], page[which[at]] = self._add(prints, pages)
-        return replace(file, extents=extents_of(spread(file.extents["first"], file.extents["count"]), pack, page))
+            pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
+        return extents_of(spread(extents["first"], extents["count"]), pack, page)
 
-    def _batch(self, key: tuple[str, str], first: Numbers, pages: Bytes) -> Extents:
-        pack, page = np.full(len(pages), ZERO, np.uint32), np.zeros(len(pages), np.uint64)
-        filled = np.flatnonzero(pages.view(np.uint64).any(axis=1))
-        prints = fingerprints(pages, filled, self._seed)
-        found = self._look_up(key, first[filled], as_array(prints))
+    def _batch(self, batch: Batch) -> Extents:
+        total, filled = len(batch.pages), batch.filled
+        pack, page = np.full(total, ZERO, np.uint32), np.zeros(total, np.uint64)
+        found = self._look_up(batch.source.key, batch.first[filled], batch.prints)
         is_known = found >= 0
         pack[filled[is_known]], page[filled[is_known]] = self._known.places(found[is_known])
-        rest = np.flatnonzero(~is_known)
-        before = len(self.fingerprints)
-        pack[filled[rest]], page[filled[rest]] = self._add([prints[at] for at in rest.tolist()], pages, filled[rest])
-        fresh = len(self.fingerprints) - before
+        rest, before = filled[~is_known], self._packs.pages
+        pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
+        fresh = self._packs.pages - before
         self.counts = Counts(
-            self.counts.pages + len(pages),
-            self.counts.zero + len(pages) - len(filled),
+            self.counts.pages + total,
+            self.counts.zero + total - len(filled),
             self.counts.shared + len(filled) - fresh,
         )
-        return extents_of(first, pack, page)
+        return extents_of(batch.first, pack, page)
 
-    def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> npt.NDArray[np.int64]:
+    def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Places:
         """The known page of each content: at the same place if it is the same there, else anywhere."""
         found = self._known.at(key, first)
-        there = self._known.fingerprints[found] if len(self._known.fingerprints) else prints
-        found[(there != prints).any(axis=1)] = -1
+        there = np.flatnonzero(found >= 0)
+        differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)
+        found[there[differs]] = -1
         missing = np.flatnonzero(found < 0)
-        if len(missing):
-            found[missing] = self._known.with_content(prints[missing])
+        found[missing] = self._known.with_content(prints[missing])
         return found
 
-    def _add(
-        self, prints: list[bytes], pages: Bytes, which: npt.NDArray[np.intp] | None = None
-    ) -> tuple[Places, Places]:
-        """Put those of the pages (`which`: all) into packs that are not there yet; pack and page number of each."""
-        fresh: list[int] = []
-        numbers = np.empty(len(prints), np.int64)
-        rows = range(len(pages)) if which is None else which.tolist()
-        for spot, (row, content) in enumerate(zip(rows, prints, strict=True)):
-            numbers[spot] = number = self._new.setdefault(content, len(self._new))
-            if number == len(self.fingerprints):
-                fresh.append(row)
-                self.fingerprints.append(content)
-        if fresh:
-            self._packs.add(pages if len(fresh) == len(pages) else pages[fresh])
+    def _add(self, prints: Numbers, pages: Bytes, rows: Places) -> tuple[Places, Places]:
+        """Put those rows of pages into packs that are not there yet; pack and page number of each."""
+        numbers, fresh = self._met.number(prints)
+        self._packs.add(pages, rows[fresh], prints[fresh])
         pack, page = self._packs.places(numbers)
         return pack + len(self._known.packs), page
 

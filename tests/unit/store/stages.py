@@ -77,7 +77,10 @@ def memory_directory() -> Iterator[Path]:
 
 
 def build(base: Path) -> Stage:
-    """Two checkpoints of `job`, the older one tagged `good`, one of `solo`, a garbage pack, a dead transaction."""
+    """Two checkpoints of `job`, the older one tagged `good`, one of `solo`, a garbage pack, a dead transaction.
+
+    Fingerprints of the older one are lost: who needs them works them out.
+    """
     repository = opened(base)
     store(repository, base, SOLO, described("solo"))
     gone = store(repository, base, GONE, described("gone"))
@@ -85,6 +88,7 @@ def build(base: Path) -> Stage:
     store(repository, base, TWO)
     repository.tag(first.id, "good")
     repository.remove([gone.id])
+    (repository.root / "cache/fingerprints" / first.packs[0].digest).unlink()
     (repository.root / "tmp/1-dead/images").mkdir(parents=True)
     (repository.root / "tmp/1-dead/images/core-1.img").touch()
     (base / "sets").mkdir()

@@ -5,10 +5,23 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from image_sets import ImageSet, area, described, flip, opened, packs, page, restored, store
+from image_sets import (
+    Area,
+    ImageSet,
+    area,
+    described,
+    files_of,
+    flip,
+    opened,
+    packs,
+    page,
+    restored,
+    store,
+    write_set,
+)
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store import verify
+from crckpt.store import ingest, verify
 
 
 def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:
@@ -19,6 +32,17 @@ def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:
     # Two pages of memory, two page maps, details and index.
     assert statistics.new_bytes == (2 + 2 + 1 + 1) * PAGE_SIZE
     assert statistics.shared_pages == 4
+
+
+def test_without_dedup_all_but_zero_pages_are_stored(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    directory = write_set(tmp_path / "set", ImageSet({"pagemap-100.img": [area(10, 1, 0, 1, 2)]}))
+    ingest(repository, directory, described())
+    again = ingest(repository, directory, described(), dedup=False)
+    # Three pages of memory, page map, details and index.
+    assert again.statistics.new_bytes == (3 + 1 + 1 + 1) * PAGE_SIZE
+    assert again.statistics.shared_pages == 0
+    assert restored(repository, again, tmp_path) == files_of(directory)
 
 
 def test_zero_pages_are_not_stored(tmp_path: Path) -> None:
@@ -118,3 +142,15 @@ def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
     assert (old.frames, old.pages) == (1, 61)
     assert (new.frames, new.pages) == (1, 3 + 5)
     assert (second.statistics.new_bytes, second.statistics.copied_bytes) == (3 * PAGE_SIZE, 5 * PAGE_SIZE)
+
+
+def test_pages_are_copied_forward_wherever_they_lie_in_a_process(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    content = [number.to_bytes(8, "little") * 512 for number in range(1, 20_001)]
+    # The last of five packs, which begins with page 16,383, keeps a tenth of its pages, and the details.
+    changed = [each if at < 16_400 or at % 10 == 0 else each[::-1] for at, each in enumerate(content)]
+    for some in (content, changed):
+        images = ImageSet({"pagemap-100.img": [Area(PAGE_SIZE, tuple(some))]})
+        checkpoint = store(repository, tmp_path, images)
+    assert checkpoint.statistics.copied_bytes == (16_400 - 16_383 + 360 + 1) * PAGE_SIZE
+    assert restored(repository, checkpoint, tmp_path)["pages-1.img"] == b"".join(changed)

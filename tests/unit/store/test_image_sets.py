@@ -37,6 +37,18 @@ def test_pages_of_the_sets_before_are_found(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
+def test_pages_are_found_in_sets_of_many_batches(tmp_path: Path) -> None:
+    before = [area(10, *range(1, 2501)), area(9000, *range(3001, 5501))]
+    write_set(tmp_path / "1", ImageSet({MAP: before}))
+    after = [area(9, 60), inherited(11, 2499), area(6000, *range(6000, 6100)), inherited(9001, 2499)]
+    write_set(tmp_path / "2", ImageSet({MAP: after, "pagemap-shmem-3.img": [area(0, *range(1, 50))]}), "../1")
+    repository = opened(tmp_path)
+    files = restored(repository, ingest(repository, tmp_path / "2", described()), tmp_path)
+    expected = (60, *range(2, 2501), *range(6000, 6100), *range(3002, 5501))
+    assert files["pages-1.img"] == b"".join(map(page, expected))
+    assert files["pages-2.img"] == b"".join(map(page, range(1, 50)))
+
+
 def test_a_set_that_needs_nothing_of_its_parent_does_not_need_it(tmp_path: Path) -> None:
     images = write_set(tmp_path / "2", ImageSet({MAP: [area(1, 1)]}), "../gone")
     repository = opened(tmp_path)

@@ -1,0 +1,51 @@
+"""Run the programs that are compared, and time them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class Failed(Exception):
+    """A program that was to be measured failed."""
+
+
+def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
+    """Run a program to its end; what it wrote to stdout. Raises Failed.
+
+    ^C does not reach it, and when we are interrupted it is waited for: a CRIU that is cut short leaves half a tree.
+    """
+    words = [str(word) for word in argv]
+    # Files, not pipes: whoever lives on behind the program and holds its output does not hold us up.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        try:
+            status = child.wait()
+        finally:
+            child.wait()
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+    if status != 0:
+        raise Failed(f"{shlex.join(words)} ended with {status}:\n{said[0]}{said[1]}")
+    return said[0]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began

@@ -1,0 +1,256 @@
+"""The processes that are checkpointed: a Python heap, a redis, a JVM, filled to a size and written to on demand.
+
+Python and JVM share a file of 64-bit numbers with us, their board: 0 is 1 once they are ready; 1 how many changes we
+have asked for, 2 how many were made; 3 counts ticks of a millisecond; 4 how often they stood still, and from 8 on when
+each time began and ended (CLOCK_MONOTONIC, ns), the last 200 of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmark.setting import MEBIBYTE, Setting
+
+_HERE: Final = Path(__file__).parent
+_PAGE: Final = 4096
+_GAPS: Final = 200
+_READY_S: Final = 300.0
+_LOOK_S: Final = 0.002
+_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Gap:
+    """When a target stood still, in seconds of CLOCK_MONOTONIC."""
+
+    began: float
+    ended: float
+
+    @property
+    def length(self) -> float:
+        """In seconds."""
+        return self.ended - self.began
+
+
+class Board:
+    """A program that shares its board with us: heap.py or Heap.java."""
+
+    def __init__(self, program: tuple[str, ...], changes_per_page: float) -> None:
+        """`changes_per_page` is how many changes it takes to write a page on average."""
+        self.changes_per_page = changes_per_page
+        self._program = program
+        self._numbers = np.zeros(0, np.uint64)
+
+    def argv(self, directory: Path, mebibytes: int) -> list[str]:
+        """The command that starts it."""
+        path = directory / "board"
+        path.write_bytes(bytes(_PAGE))
+        self._numbers = np.memmap(path, np.uint64, "r+")
+        return [*(word.format(heap=mebibytes + 200) for word in self._program), str(path), str(mebibytes)]
+
+    def fill(self, mebibytes: int) -> None:
+        """Wait until it is as large as that."""
+        wait_for(lambda: self._numbers[0] == 1, f"{self._program[0]} to fill {mebibytes} MiB")
+
+    def write(self, changes: int) -> None:
+        """Let it make so many changes."""
+        self._numbers[1] += np.uint64(changes)
+        wait_for(lambda: self._numbers[2] == self._numbers[1], "changes to be made")
+
+    def beats(self) -> int:
+        """A number that grows as long as it runs."""
+        return int(self._numbers[3])
+
+    def gap(self, began: float, ended: float) -> Gap:
+        """The longest time that it stood still between these moments."""
+        gaps = (self._numbers[8 : 8 + 2 * _GAPS] / 1e9).reshape(-1, 2)
+        inside = gaps[(gaps[:, 1] > began) & (gaps[:, 0] < ended)]
+        longest = inside[np.argmax(inside[:, 1] - inside[:, 0])]
+        return Gap(float(longest[0]), float(longest[1]))
+
+
+class Redis:
+    """A redis full of small documents, asked over its socket. Nobody is connected in between."""
+
+    changes_per_page = 0.35
+    _KEY_BYTES: Final = 340
+    _FILL: Final = """
+    for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+        redis.call('SET', 'session:' .. i, '{"user": ' .. i * 7919 .. ', "token": "' .. redis.sha1hex(i) ..
+            redis.sha1hex(-i) .. '", "page": "/shop/' .. i % 1009 .. '", "basket": [{"article": ' .. i * 31 % 50021 ..
+            ', "count": 1}], "agent": "Mozilla/5.0 (X11; Linux x86_64; rv:109.0)"}')
+    end"""
+
+    def __init__(self) -> None:
+        """Nothing is asked yet."""
+        self._socket = ""
+        self._keys = 0
+        self._random = random.Random(1)
+
+    def argv(self, directory: Path, mebibytes: int) -> list[str]:
+        """The command that starts it."""
+        self._socket = str(directory / "redis.sock")
+        off = ["--save", "", "--appendonly", "no", "--port", "0", "--activedefrag", "no"]
+        return ["redis-server", *off, "--dir", str(directory), "--unixsocket", self._socket]
+
+    def fill(self, mebibytes: int) -> None:
+        """Wait until it is as large as that."""
+        wait_for(self._answers, "redis to listen")
+        while self._used() < mebibytes * MEBIBYTE:
+            left = (mebibytes * MEBIBYTE - self._used()) // self._KEY_BYTES
+            to = self._keys + max(1000, min(left, 50_000))
+            self._ask("EVAL", self._FILL, "0", str(self._keys + 1), str(to))
+            self._keys = to
+
+    def write(self, changes: int) -> None:
+        """Let it make so many changes."""
+        for _ in range(changes):
+            key = f"session:{self._random.randint(1, self._keys)}"
+            token, page = self._random.getrandbits(320), self._random.randrange(1009)
+            self._ask("SET", key, f'{{"user": 1, "token": "{token:080x}", "page": "/shop/{page}", "basket": []}}')
+
+    def beats(self) -> int:
+        """A number that grows as long as it runs."""
+        self._ask("PING")
+        return time.monotonic_ns()
+
+    def _answers(self) -> bool:
+        # Its socket is there a moment before it listens.
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            self._ask("PING")
+            return True
+        return False
+
+    def _used(self) -> int:
+        info = self._ask("INFO", "memory")
+        return int(info.partition("used_memory:")[2].split()[0])
+
+    def _ask(self, *words: str) -> str:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(60)
+            asked.connect(self._socket)
+            encoded = [word.encode() for word in words]
+            asked.sendall(
+                b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)])
+            )
+            with asked.makefile("rb") as answer:
+                first = answer.readline().decode()
+                if first.startswith("-"):
+                    raise OSError(f"redis: {first}")
+                size = int(first[1:]) if first.startswith("$") else -1
+                return answer.read(size).decode() if size > 0 else first
+
+
+Load = Board | Redis
+"""How a program is started, filled, written to and asked whether it lives."""
+
+KINDS: Final = ("python", "redis", "jvm")
+STAMPING: Final = ("python", "jvm")
+"""Those that notice that they stand still."""
+
+
+class Target:
+    """A running process: our child at first, and again, since we adopt orphans, after a restore."""
+
+    def __init__(self, load: Load, directory: Path, mebibytes: int) -> None:
+        """Start it in a session of its own, without any of our descriptors."""
+        self.load = load
+        self._directory = directory
+        self._mebibytes = mebibytes
+        null = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            load.argv(directory, mebibytes),
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            cwd=directory,
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def write(self, share: float) -> None:
+        """Let it write about this share of its pages."""
+        pages = share * self._mebibytes * MEBIBYTE / _PAGE
+        self.load.write(round(pages * self.load.changes_per_page))
+
+    def gap(self, began: float, ended: float) -> Gap:
+        """The longest time that it stood still, as it saw it itself, between these moments."""
+        self.wait_alive()
+        assert isinstance(self.load, Board)
+        return self.load.gap(began, ended)
+
+    def wait_alive(self) -> None:
+        """Wait until it goes on."""
+        since = self.load.beats()
+        wait_for(lambda: self.load.beats() > since + 2, f"PID {self.pid} to go on")
+
+    def end(self) -> None:
+        """Kill it and wait until its PID is free."""
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # It is only ours if it is where we put it: PIDs are given again.
+            if Path(f"/proc/{self.pid}/cwd").readlink() == self._directory:
+                os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        # Popen must not wait for whoever gets this PID next.
+        self._process.returncode = -signal.SIGKILL
+        wait_for(lambda: not Path(f"/proc/{self.pid}").exists(), f"PID {self.pid} to be free")
+
+
+@contextmanager
+def started(setting: Setting, kind: str, mebibytes: int) -> Iterator[Target]:
+    """A target of this kind and size, filled; gone afterwards."""
+    with setting.fresh() as directory:
+        target = Target(_load(kind), directory, mebibytes)
+        try:
+            target.load.fill(mebibytes)
+            yield target
+        finally:
+            target.end()
+
+
+def available() -> tuple[str, ...]:
+    """The kinds that can be started here."""
+    return tuple(kind for kind in KINDS if kind != "jvm" or (shutil.which("java") and shutil.which("javac")))
+
+
+def adopt_orphans() -> None:
+    """Restored trees become our children: their PIDs are free as soon as we have waited for them."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot adopt orphans")
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Look every few milliseconds. Raises TimeoutError."""
+    deadline = time.monotonic() + _READY_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {_READY_S:.0f} s for {what}")
+        time.sleep(_LOOK_S)
+
+
+def _load(kind: str) -> Load:
+    match kind:
+        case "redis":
+            return Redis()
+        case "jvm":
+            options = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xmx{heap}m")
+            return Board(("java", *options, str(_HERE / "Heap.java")), 1.0)
+        case _:
+            return Board((sys.executable, str(_HERE / "heap.py")), 0.35)

@@ -1,0 +1,51 @@
+"""The benchmark command: what it prints, how it ends, that it leaves nothing behind. What it measures is not judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with `work` to work in."""
+    above = os.environ.get("PYTHONPATH")
+    return subprocess.run(
+        [sys.executable, "-m", "benchmark", "--work", str(work), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{SCRIPTS}:{above}" if above else str(SCRIPTS)},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
+    done = bench(tmp_path, "startup", "--runs", "1", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == (0 if document["all_met"] else 1), done.stderr
+    assert document["all_met"] == all(row["met"] for row in document["rows"])
+    assert {row["group"] for row in document["rows"]} == {"startup"}
+    assert str(tmp_path) in document["machine"]["disk"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> None:
+    done = bench(tmp_path, "startup", "--runs", "1", "--command", "/bin/false")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/bin/false dump" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("stratup",), ("--targets", "redsi"), ("--sizes", "big")])
+def test_what_is_unknown_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = bench(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words[-1] in done.stderr

@@ -1,0 +1,35 @@
+"""Extents are cut and joined without a page being lost, moved or doubled."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crckpt.store.extents import EXTENT, ZERO, Extents, ends_of, join, part, places_of, spread, together
+
+SINGLE = st.tuples(st.integers(0, 50), st.integers(1, 20), st.sampled_from([0, 1, ZERO]), st.integers(0, 50))
+EXTENTS = st.lists(SINGLE, min_size=1, max_size=8).map(lambda found: np.array(found, EXTENT))
+
+
+def _pages(extents: Extents) -> list[tuple[int, int, int]]:
+    pack, page = places_of(extents)
+    return list(zip(spread(extents["first"], extents["count"]).tolist(), pack.tolist(), page.tolist(), strict=True))
+
+
+@given(EXTENTS, st.data())
+def test_a_part_has_the_pages_from_one_to_another(extents: Extents, data: st.DataObject) -> None:
+    pages = _pages(extents)
+    start = data.draw(st.integers(0, len(pages) - 1))
+    end = data.draw(st.integers(start + 1, len(pages)))
+    kept = extents.copy()
+    assert _pages(part(extents, ends_of(extents), start, end)) == pages[start:end]
+    assert (extents == kept).all()
+
+
+@given(EXTENTS, st.integers(1, 30))
+def test_parts_together_are_the_whole(extents: Extents, step: int) -> None:
+    total = int(extents["count"].sum())
+    parts = [part(extents, ends_of(extents), at, min(at + step, total)) for at in range(0, total, step)]
+    assert _pages(together(parts)) == _pages(extents)
+    assert len(together(parts)) == len(join(extents))

@@ -1,0 +1,69 @@
+"""The table of fingerprints does what a dictionary does, up to what it may remember."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crckpt.store.extents import Numbers
+from crckpt.store.fingerprint_table import FingerprintTable
+
+# They meet in slots, and come again.
+LOW = st.sampled_from([0, 1, 2, 7, 8, 1 << 20, 1 << 21, 1 << 22, (1 << 20) + 1, (1 << 64) - 1])
+PRINTS = LOW.map(lambda low: (low, low ^ 5))
+BATCHES = st.lists(st.lists(PRINTS, max_size=40), max_size=6)
+# These also differ in their high halves alone.
+CLOSE = st.lists(st.tuples(LOW, st.integers(0, 3)), max_size=60)
+
+
+def _array(prints: list[tuple[int, int]]) -> Numbers:
+    return np.array(prints, np.uint64).reshape(-1, 2)
+
+
+@given(BATCHES)
+def test_numbers_are_those_of_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
+    table, known = FingerprintTable(200), dict[tuple[int, int], int]()
+    for batch in batches:
+        assert table.find(_array(batch)).tolist() == [known.get(print_, -1) for print_ in batch]
+        before = len(known)
+        numbers, fresh = table.number(_array(batch))
+        assert numbers.tolist() == [known.setdefault(print_, len(known)) for print_ in batch]
+        assert [batch[row] for row in fresh.tolist()] == list(known)[before:]
+        assert table.count == len(known)
+
+
+@given(BATCHES, st.integers(0, 12))
+def test_what_is_not_remembered_is_new_again(batches: list[list[tuple[int, int]]], most: int) -> None:
+    table, numbered = FingerprintTable(most), list[tuple[int, int]]()
+    for batch in batches:
+        numbers, fresh = table.number(_array(batch))
+        numbered += [batch[row] for row in fresh.tolist()]
+        assert [numbered[number] for number in numbers.tolist()] == batch
+        assert table.count == len(numbered)
+        found = table.find(_array(numbered)).tolist()
+        assert found == [first if (first := numbered.index(print_)) < most else -1 for print_ in numbered]
+
+
+@given(CLOSE, st.integers(0, 12))
+def test_two_that_differ_have_two_numbers(prints: list[tuple[int, int]], most: int) -> None:
+    numbers, fresh = FingerprintTable(most).number(_array(prints))
+    assert [prints[fresh[number]] for number in numbers.tolist()] == prints
+
+
+@given(CLOSE, st.integers(0, 80))
+def test_of_equal_ones_the_oldest_is_found(prints: list[tuple[int, int]], most: int) -> None:
+    table = FingerprintTable(most)
+    table.extend(_array(prints))
+    remembered = prints[:most]
+    expected = [remembered.index(print_) if print_ in remembered else -1 for print_ in prints]
+    assert table.find(_array(prints)).tolist() == expected
+    assert table.count == len(prints)
+
+
+def test_a_full_table_of_random_ones() -> None:
+    prints = np.random.default_rng(1).integers(0, 1 << 63, (5000, 2)).astype(np.uint64)
+    table = FingerprintTable(5000)
+    assert table.number(prints)[1].tolist() == list(range(5000))
+    assert table.find(prints[::-1]).tolist() == list(range(4999, -1, -1))
+    assert (table.find(prints + np.uint64(1)) == -1).all()
