@@ -239,9 +239,8 @@ class _Plan:
     def _unpack(self, first: int, slots: list[int]) -> None:
         """Unpack frames that follow each other."""
         number, frame = divmod(first, 1 << _PACK_SHIFT)
-        for content, slot in zip(self._contents.pack(number).frames(frame, len(slots)), slots, strict=True):
-            pages = np.frombuffer(content, np.uint8).reshape(-1, PAGE_SIZE)
-            self._pages[slot * FRAME_PAGES :][: len(pages)] = pages
+        memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots]
+        self._contents.pack(number).unpack(frame, memory)
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
         of = self._pieces_of(part)

@@ -37,13 +37,13 @@ def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int =
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     """How often each frame is unpacked; small files are read as large ones are."""
     counts: Counter[tuple[str, int]] = Counter()
-    original = Pack.unpacked
+    original = Pack.check
 
-    def counted(self: Pack, frame: int, stored: memoryview) -> bytes:
+    def counted(self: Pack, frame: int, stored: memoryview) -> None:
         counts[self.digest, frame] += 1
-        return original(self, frame, stored)
+        original(self, frame, stored)
 
-    monkeypatch.setattr(Pack, "unpacked", counted)
+    monkeypatch.setattr(Pack, "check", counted)
     monkeypatch.setattr(reading, "_SMALL", 0)
     return counts
 
