@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 from crckpt.errors import Interrupted
@@ -15,6 +16,8 @@ _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 def main() -> None:
     """Run the command line and exit."""
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
+    # numpy starts threads and takes memory for linear algebra, of which there is none.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.argv[1:] in (["--version"], ["-V"]):
         from crckpt.ops.version import version
 

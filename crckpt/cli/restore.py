@@ -69,7 +69,7 @@ def restore(
         grown=grown.value,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
     )
-    with shown("unpacking", as_json=as_json) as progress:
+    with shown("restoring", as_json=as_json) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
     if detach or dry_run:
         emit("restore", restored(result, verbose=verbose), as_json=as_json)

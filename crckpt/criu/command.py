@@ -37,18 +37,19 @@ def dump_command(
 
 
 def restore_command(
-    criu: Path, paths: Paths, options: Options, *, sibling: bool, inherit: tuple[str, ...] = ()
+    criu: Path, paths: Paths, options: Options, *, sibling: bool, inherit: tuple[str, ...] = (), stream: bool = False
 ) -> tuple[str, ...]:
     """`criu restore --restore-detached`.
 
     With `sibling` the root becomes a child of CRIU's parent, so that crckpt can wait for the program's own status.
-    `inherit` are values of `--inherit-fd`.
+    `inherit` are values of `--inherit-fd`. With `stream` CRIU asks for images at a socket in `paths.images`.
     """
     return (
         str(criu),
         "restore",
         *_common(paths, options, log="restore.log"),
         "--restore-detached",
+        *(("--stream",) if stream else ()),
         *(("--restore-sibling",) if sibling else ()),
         *(word for value in inherit for word in ("--inherit-fd", value)),
     )

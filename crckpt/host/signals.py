@@ -61,6 +61,11 @@ def interrupts_let_in() -> Iterator[None]:
         yield
 
 
+def interrupt_is_waiting() -> bool:
+    """Whether an interruption came that is put off."""
+    return _interrupts.pending is not None
+
+
 def interrupts_too_late() -> None:
     """What was to be interrupted is done: an interruption that came meanwhile is forgotten."""
     _interrupts.pending = None

@@ -10,7 +10,7 @@ from crckpt.errors import UsageError
 from crckpt.host.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.ops.unpack import unpack
+from crckpt.ops.images import unpack
 
 
 @dataclass(frozen=True)

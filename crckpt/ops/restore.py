@@ -14,17 +14,18 @@ from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import follow
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
+from crckpt.criu.streamer import serving
 from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
-from crckpt.host.signals import interrupts_put_off, interrupts_too_late, pass_signals_on
+from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
+from crckpt.ops.images import Streamed
 from crckpt.ops.survey import survey
-from crckpt.ops.unpack import unpack
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
-from crckpt.store import Checkpoint, Repository, details_of, file_names, read_file
+from crckpt.store import Checkpoint, Repository, details_of, file_names, read_file, reader
 
 
 @dataclass(frozen=True)
@@ -127,19 +128,19 @@ class _Subject:
 
 
 def _restore_one(subject: _Subject) -> Restored:
-    tree = _tree(subject)
-    verdict = _verdict(subject, tree)
-    if verdict.blockers:
-        raise refused(verdict.blockers)
-    if subject.request.dry_run:
-        command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
-        return Restored(subject.checkpoint, verdict, command, subject.criu)
-    with subject.repository.transaction() as transaction:
-        paths = Paths(transaction.path / "images", transaction.path)
-        paths.images.mkdir(mode=0o700)
-        unpack(subject.repository, subject.checkpoint, paths.images, subject.context.progress)
-        with _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, paths)
+    with reader(subject.repository, subject.checkpoint) as reading:
+        if not subject.request.dry_run:
+            reading.begin()
+        tree = _tree(subject)
+        verdict = _verdict(subject, tree)
+        if verdict.blockers:
+            raise refused(verdict.blockers)
+        if subject.request.dry_run:
+            command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
+            return Restored(subject.checkpoint, verdict, command, subject.criu)
+        images = Streamed(reading, subject.context.progress)
+        with subject.repository.transaction() as transaction, _files_rewound(subject, verdict):
+            return _run(subject, tree, verdict, images, transaction.path)
 
 
 def _tree(subject: _Subject) -> ImageTree:
@@ -163,36 +164,46 @@ def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
     options = replace(subject.checkpoint.options, tcp=subject.request.tcp or subject.checkpoint.options.tcp)
-    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit)
+    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=True)
 
 
-def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, paths: Paths) -> Restored:
+def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, images: Streamed, work: Path) -> Restored:
     """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
     request, root = subject.request, tree.root.pid
     with ExitStack() as undone_on_failure:
-        hold = undone_on_failure.enter_context(held(paths.work / "hold", "post-restore"))
+        # First, to be closed last: a CRIU that was cut short has left children who listen.
+        streamer = undone_on_failure.enter_context(serving(images, work))
+        hold = undone_on_failure.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace:
-            new = undone_on_failure.enter_context(namespace.pid_namespace(root, paths.work, hold.owner))
+            new = undone_on_failure.enter_context(namespace.pid_namespace(root, work, hold.owner))
         kept = undone_on_failure.enter_context(_outside_ends(verdict.outside_pipes, detach=request.detach))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
-            *_command(subject, replace(paths, script=hold.script), tuple(kept)),
+            *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
         )
         began = leftovers.now()
         undone_on_failure.enter_context(interrupts_put_off())
+
+        def look() -> None:
+            images.finished()
+            streamer.check()
+            _all_there(tree, new.init if new else None)
+
         outcome = follow(
             command,
-            paths.work / "restore.log",
+            work / "restore.log",
             hold=hold,
-            in_hold=lambda: _all_there(tree, new.init if new else None),
+            in_hold=look,
             terminal=request.terminal if verdict.needs_terminal else None,
-            keep=tuple(kept.values()),
+            keep=(streamer.descriptor, *kept.values()),
         )
         if not outcome.ok:
             if new is None:
                 leftovers.end((process.pid for process in tree.processes), began)
-            raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
+            with interrupts_let_in():
+                streamer.check()
+                raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
         pid = new.init if new else root
         if request.detach:
             interrupts_too_late()

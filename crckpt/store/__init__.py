@@ -66,7 +66,7 @@ replaced, by a rename, by the whole file of that name: the one change that what 
 
 from crckpt.store.ingest import NewCheckpoint, ingest, load
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.materialise import details_of, file_names, materialise, read_file
+from crckpt.store.materialise import details_of, file_names, materialise, read_file, reader
 from crckpt.store.names import check_name
 from crckpt.store.refs import Tag
 from crckpt.store.repair import Repaired, Unmended, repair
@@ -96,6 +96,7 @@ __all__ = [
     "load",
     "materialise",
     "read_file",
+    "reader",
     "repair",
     "verify",
 ]

@@ -69,7 +69,9 @@ def _beside(pack: Path) -> Path:
 
 def _worked_out(pack: Pack, first: int, seed: int) -> bytes:
     count = min(_FRAMES_AT_ONCE, len(pack.table) - first)
-    content = np.frombuffer(b"".join(pack.frames(first, count)), np.uint8).reshape(-1, PAGE_SIZE)
+    content = np.frombuffer(
+        b"".join(pack.unpacked(frame, pack.stored(frame)) for frame in range(first, first + count)), np.uint8
+    ).reshape(-1, PAGE_SIZE)
     return fingerprints(content, np.arange(len(content)), seed).tobytes()
 
 

@@ -1,13 +1,20 @@
-"""Get a checkpoint's files back: all into a directory, or one into memory. Every byte is verified before it is used."""
+"""Get a checkpoint's files back: into a directory, as streams, or into memory. No byte is given unverified."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crckpt.errors import NoSuchCheckpoint
+from crckpt.host.files import open_private, resize, write_at
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.repository import Repository
+
+if TYPE_CHECKING:
+    from crckpt.store.reading import Reader
 
 
 def materialise(
@@ -19,13 +26,32 @@ def materialise(
 ) -> None:
     """Write the checkpoint's image files (mode 0600) into `directory`, which must be empty.
 
-    Pages of zeros become holes. `progress` is told (bytes done, bytes in all). Raises IntegrityError naming the
-    checkpoint, pack and frame on any damage, FileExistsError if a file is there, OSError if the disk is full.
+    Pages of zeros become holes in files above 1 MiB. `progress` is told (bytes done, bytes in all). Raises
+    IntegrityError naming the checkpoint, pack and frame on any damage, FileExistsError if a file is there, OSError if
+    the disk is full.
     """
-    from crckpt.store.unpacking import unpack
+    with reader(repository, checkpoint) as reading:
+        done = 0
+        for file in reading.files:
+            descriptor = open_private(directory / file.name, "image")
+            try:
+                resize(descriptor, file.bytes, "image")
+                for offset, content in reading.parts(file):
+                    write_at(descriptor, content, offset, "image")
+                    progress(done + offset + len(content), reading.total)
+            finally:
+                os.close(descriptor)
+            done += file.bytes
+            progress(done, reading.total)
 
-    with repository.shared():
-        unpack(repository.contents(checkpoint), directory, progress)
+
+@contextmanager
+def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
+    """What reads the checkpoint's image files from front to back, several at once. Raises IntegrityError."""
+    from crckpt.store.reading import Reader
+
+    with repository.shared(), Reader(repository.contents(checkpoint)) as reading:
+        yield reading
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:

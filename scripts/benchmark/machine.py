@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from benchmark.setting import Setting
-from crckpt.criu.find import version_of
+from crckpt.criu.trial import version_of
 
 
 def described(setting: Setting) -> dict[str, str]:

@@ -1,0 +1,132 @@
+"""Image files for a `criu restore --stream`, each through a pipe while CRIU reads it: none lies on a disk.
+
+CRIU connects to a socket in its images directory. For every file that it wants it sends a name (u32 length, protobuf
+message with the name in field 1), gets an answer (likewise, field 1: whether it exists), and sends the end of a pipe
+to write the file to. Source: criu/img-streamer.c, images/img-streamer.proto.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host import pipes
+from crckpt.host.signals import interrupt_is_waiting
+from crckpt.images.wire import Message
+
+Images = Callable[[str], Iterator[memoryview] | None]
+"""The content of an image file in parts; None if there is no such file.
+
+Each part must stay as it is until parts of PIPE_SIZE bytes more have been asked for, those at the end until the
+streamer is closed: pipes refer to their pages.
+"""
+
+_SOCKET: Final = "streamer-serve.sock"
+_LENGTH: Final = struct.Struct("<I")
+_NAME: Final = 1
+_EXISTS: Final = b"\x08\x01"
+_MISSING: Final = b"\x08\x00"
+
+
+class Streamer:
+    """Serves image files to one CRIU, which must inherit `descriptor`, and has `directory` as its images directory."""
+
+    def __init__(self, images: Images, descriptor: int) -> None:
+        """`descriptor` is of a private directory: its path may be too long for a socket."""
+        self.descriptor = descriptor
+        self.directory = Path(f"/proc/self/fd/{descriptor}")
+        self._images = images
+        self._failure: BaseException | None = None
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.directory / _SOCKET))
+        self._listener.listen(1)
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
+
+    def check(self) -> None:
+        """Raises what went wrong with a file, if anything did: CRIU has then found it to be cut short."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """After CRIU has ended: nothing is served any more."""
+        # Not close alone: that would not wake who waits for a connection.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._server.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        feeders: list[threading.Thread] = []
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # CRIU has ended without it
+        with connection:
+            while (request := _received(connection)) is not None:
+                feeder = self._answer(connection, Message(request, "CRIU's request").text(_NAME))
+                if feeder is not None:
+                    feeders.append(feeder)
+        for feeder in feeders:
+            feeder.join()
+
+    def _answer(self, connection: socket.socket, name: str) -> threading.Thread | None:
+        image = self._images(name)
+        answer = _MISSING if image is None else _EXISTS
+        connection.sendall(_LENGTH.pack(len(answer)) + answer)
+        if image is None:
+            return None
+        # CRIU splices other files, and only from these it copies.
+        kind = {"lent": name.startswith("pages-")}
+        feeder = threading.Thread(target=self._feed, args=(image, _descriptor(connection)), kwargs=kind, daemon=True)
+        feeder.start()
+        return feeder
+
+    def _feed(self, image: Iterator[memoryview], pipe: int, *, lent: bool) -> None:
+        try:
+            pipes.widen(pipe)
+            for content in image:
+                put = pipes.lend if lent and not content.readonly else pipes.write
+                while content and not interrupt_is_waiting():
+                    content = content[put(pipe, content) :]
+        except BrokenPipeError:
+            pass  # CRIU has what it wants of it, or has failed and says why
+        # Whatever it was: CRIU sees a file cut short and undoes its work, and then it is raised.
+        except BaseException as error:
+            self._failure = self._failure or error
+        finally:
+            os.close(pipe)
+
+
+@contextmanager
+def serving(images: Images, directory: Path) -> Iterator[Streamer]:
+    """A streamer with its socket in `directory`, which exists and is private; closed after the block."""
+    with ExitStack() as stack:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        streamer = Streamer(images, descriptor)
+        stack.callback(streamer.close)
+        yield streamer
+
+
+def _received(connection: socket.socket) -> bytes | None:
+    """The next message; None at the end."""
+    header = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    return connection.recv(length, socket.MSG_WAITALL)
+
+
+def _descriptor(connection: socket.socket) -> int:
+    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_LENGTH.size), socket.MSG_CMSG_CLOEXEC)
+    (_, _, content), *_ = ancillary
+    (descriptor,) = array.array("i", content)
+    return descriptor

@@ -1,0 +1,59 @@
+"""A checkpoint's images as CRIU is to read them: as they were written, but with periodic timers mended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crckpt.images.timers import rearm_timers
+from crckpt.ops.context import Progress
+from crckpt.store import Checkpoint, Repository, materialise
+
+if TYPE_CHECKING:
+    from crckpt.store.reading import Reader
+
+_FILES = "files.img"
+
+
+def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:
+    """Write the images into `directory`, which must be empty. Raises IntegrityError, OSError."""
+    materialise(repository, checkpoint, directory, progress=progress)
+    files = directory / _FILES
+    if files.exists():
+        files.write_bytes(rearm_timers(files.read_bytes()))
+
+
+class Streamed:
+    """The images as streams, which may be read in several threads. Whoever reads one meets IntegrityError."""
+
+    def __init__(self, reading: Reader, progress: Progress) -> None:
+        """`progress` is told (bytes read, bytes in all)."""
+        self._reading = reading
+        self._progress = progress
+        self._done = 0
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, name: str) -> Iterator[memoryview] | None:
+        """The image of that name in parts that are good until the next is asked for; None if there is none."""
+        image = self._reading.image(name)
+        if image is None:
+            return None
+        if name == _FILES:
+            image = iter([memoryview(rearm_timers(b"".join(bytes(part) for part in image)))])
+        return self._counted(image)
+
+    def finished(self) -> None:
+        """Whoever watches the progress is told that it has ended, whatever was not asked for."""
+        self._tell(self._reading.total)
+
+    def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
+        for content in image:
+            yield content
+            self._tell(len(content))
+
+    def _tell(self, more: int) -> None:
+        with self._one_at_a_time:
+            self._done = min(self._done + more, self._reading.total)
+            self._progress(self._done, self._reading.total)

@@ -1,0 +1,147 @@
+"""The streamer, asked as CRIU asks: a name through its socket, the file through a pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from crckpt.criu.streamer import Images, Streamer, serving
+from crckpt.errors import IntegrityError, Interrupted
+from crckpt.host.signals import interruptible, interrupts_put_off
+
+LARGE = os.urandom(5 << 20)
+FILES = {"inventory.img": b"small", "empty.img": b"", "pages-1.img": LARGE, "pages-2.img": LARGE[::-1]}
+
+
+class Client:
+    """Speaks as CRIU does."""
+
+    def __init__(self, streamer: Streamer) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(20)
+        self._socket.connect(str(streamer.directory / "streamer-serve.sock"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def open(self, name: str) -> int | None:
+        """The end of a pipe to read the file from; None if there is no such file."""
+        message = b"\x0a" + bytes([len(name)]) + name.encode()
+        self._socket.sendall(struct.pack("<I", len(message)) + message)
+        answer = self._socket.recv(4 + 2, socket.MSG_WAITALL)
+        if answer == b"\x02\0\0\0\x08\0":
+            return None
+        assert answer == b"\x02\0\0\0\x08\x01"
+        ours, theirs = os.pipe()
+        socket.send_fds(self._socket, [b"\0"], [theirs])
+        os.close(theirs)
+        return ours
+
+
+def parts(content: bytes) -> Iterator[memoryview]:
+    return (memoryview(content)[at : at + 100_000] for at in range(0, len(content), 100_000))
+
+
+def images(name: str) -> Iterator[memoryview] | None:
+    return parts(FILES[name]) if name in FILES else None
+
+
+def read(pipe: int | None) -> bytes:
+    assert pipe is not None
+    with os.fdopen(pipe, "rb") as file:
+        return file.read()
+
+
+@contextmanager
+def connected(base: Path, source: Images = images) -> Iterator[tuple[Streamer, Client]]:
+    directory = base / "images"
+    directory.mkdir()
+    with serving(source, directory) as streamer, Client(streamer) as client:
+        yield streamer, client
+
+
+def test_files_come_as_they_are(tmp_path: Path) -> None:
+    with connected(tmp_path) as (streamer, client):
+        for name, content in FILES.items():
+            assert read(client.open(name)) == content
+            assert read(client.open(name)) == content, "CRIU may ask twice"
+        streamer.check()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with connected(tmp_path) as (_, client):
+        assert client.open("no.img") is None
+        assert read(client.open("inventory.img")) == b"small"
+
+
+def test_several_files_are_read_at_once(tmp_path: Path) -> None:
+    """The processes of a tree read their memory side by side: a file that waits holds up no other."""
+    with connected(tmp_path) as (_, client):
+        first, second = client.open("pages-1.img"), client.open("pages-2.img")
+        assert read(second) == LARGE[::-1]
+        assert read(first) == LARGE
+
+
+def test_the_path_may_be_long(tmp_path: Path) -> None:
+    """A path to a socket has at most 107 bytes."""
+    base = tmp_path / ("d" * 100) / ("e" * 100)
+    base.mkdir(parents=True)
+    with connected(base) as (_, client):
+        assert read(client.open("inventory.img")) == b"small"
+
+
+def test_damage_cuts_the_file_short_and_is_raised(tmp_path: Path) -> None:
+    def damaged(_: str) -> Iterator[memoryview]:
+        yield memoryview(LARGE)
+        raise IntegrityError("frame 7: its SHA-256 does not match")
+
+    with connected(tmp_path, damaged) as (streamer, client):
+        assert read(client.open("pages-1.img")) == LARGE
+        client.__exit__()
+        streamer.close()
+        with pytest.raises(IntegrityError, match="frame 7"):
+            streamer.check()
+
+
+def test_criu_may_stop_reading(tmp_path: Path) -> None:
+    with connected(tmp_path) as (streamer, client):
+        pipe = client.open("pages-1.img")
+        assert pipe is not None
+        os.read(pipe, 1)
+        os.close(pipe)
+        client.__exit__()
+        streamer.close()
+        streamer.check()
+
+
+def test_criu_may_never_come(tmp_path: Path) -> None:
+    with serving(images, tmp_path):
+        pass
+
+
+def test_an_interruption_cuts_files_short(tmp_path: Path) -> None:
+    """CRIU itself is not to be interrupted; without its images it fails, and undoes its work."""
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in asking]
+    interruptible()
+    try:
+        with connected(tmp_path) as (_, client), suppress(Interrupted), interrupts_put_off():
+            pipe = client.open("pages-1.img")
+            assert pipe is not None
+            os.read(pipe, 1)
+            signal.raise_signal(signal.SIGINT)
+            assert len(read(pipe)) < len(LARGE) - 1
+    finally:
+        for number, handler in zip(asking, before, strict=True):
+            signal.signal(number, handler)

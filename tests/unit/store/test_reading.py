@@ -1,0 +1,153 @@
+"""Files are read from front to back, whatever lies where, in bounded memory; no frame is unpacked without need."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, deque
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import ImageSet, area, files_of, flip, opened, packs, page, restored, store
+from series import series, started
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store import Checkpoint, Repository, reader, reading
+from crckpt.store.pack import FRAME_PAGES, Pack
+
+
+def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
+    """The content of an image file, each part of it looked at when `late` bytes more have been given."""
+    with reader(repository, checkpoint) as opened_reader:
+        parts = opened_reader.image(name)
+        assert parts is not None
+        seen: list[bytes] = []
+        waiting: deque[memoryview] = deque()
+        for part in parts:
+            waiting.append(part)
+            while waiting and sum(map(len, waiting)) - len(waiting[0]) >= late:
+                seen.append(bytes(waiting.popleft()))
+        return b"".join([*seen, *map(bytes, waiting)])
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
+    """How often each frame is unpacked; small files are read as large ones are."""
+    counts: Counter[tuple[str, int]] = Counter()
+    original = Pack.check
+
+    def counted(self: Pack, frame: int, stored: memoryview) -> None:
+        counts[self.digest, frame] += 1
+        original(self, frame, stored)
+
+    monkeypatch.setattr(Pack, "check", counted)
+    monkeypatch.setattr(reading, "_SMALL", 0)
+    return counts
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    pages=st.lists(
+        st.one_of(st.just(0), st.integers(1, 400), st.integers(1, 4000)), min_size=FRAME_PAGES * 3, max_size=1000
+    ),
+    frames=st.integers(3, 12),
+    lent=st.integers(0, 5),
+)
+def test_any_order_in_little_memory(
+    tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int
+) -> None:
+    """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
+    base = tmp_path_factory.mktemp("any")
+    repository = opened(base)
+    scattered = sorted(pages)
+    random.Random(0).shuffle(scattered)
+    store(repository, base, ImageSet({"pagemap-1.img": [area(0, *scattered)]}))
+    checkpoint = store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reading, "_SMALL", 0)
+        patched.setattr(reading, "_MOST_FRAMES", frames)
+        patched.setattr(reading, "_FEWEST_FRAMES", frames)
+        patched.setattr(reading, "_PAGES_IN_PART", 16)
+        patched.setattr(reading, "_LENT_PAGES", lent)
+        assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
+        assert restored(repository, checkpoint, base) == files_of(base / "images-1")
+
+
+def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+    """Even of a checkpoint whose pages lie scattered over the packs of many."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 4000)
+    *_, last = series(repository, program, 30, 0.03)
+    assert repository.contents(last).index.files
+    unpacked.clear()
+    content = image(repository, last, "pages-1.img")
+    assert content == (program.directory / "pages-1.img").read_bytes()
+    assert len({digest for digest, _ in unpacked}) > 10
+    assert set(unpacked.values()) == {1}
+
+
+def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+    """A page that stands everywhere stays in memory while all around it comes and goes."""
+    repository = opened(tmp_path)
+    often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reading, "_MOST_FRAMES", 8)
+        patched.setattr(reading, "_FEWEST_FRAMES", 8)
+        assert repository.contents(checkpoint).index.files
+        unpacked.clear()
+        assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, often))
+    assert set(unpacked.values()) == {1}
+
+
+def test_files_are_read_side_by_side(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+    repository = opened(tmp_path)
+    maps = {f"pagemap-{number}.img": [area(0, *range(number * 100, number * 100 + 300))] for number in range(1, 9)}
+    checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
+    expected = files_of(tmp_path / "images-0")
+    found: dict[str, bytes] = {}
+    with reader(repository, checkpoint) as opened_reader:
+
+        def read(name: str) -> None:
+            parts = opened_reader.image(name)
+            assert parts is not None
+            found[name] = b"".join(bytes(part) for part in parts)
+
+        threads = [threading.Thread(target=read, args=(name,)) for name in expected]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == expected
+    assert unpacked
+
+
+def test_zeros_of_a_large_file_become_holes(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    pages = [1, *[0] * 1000, 2, *[0] * 1000]
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
+    assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, pages))
+    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
+    assert (tmp_path / "out-0/pages-1.img").stat().st_blocks * 512 < 10 * PAGE_SIZE
+
+
+def test_damage_is_met_before_its_pages_are_given(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    pages = range(1, 2000)
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
+    (pack,) = packs(repository)
+    flip(pack, pack.stat().st_size // 2)
+    whole = b"".join(map(page, pages))
+    given_before = b""
+    with reader(Repository.open(repository.root), checkpoint) as opened_reader:
+        parts = opened_reader.image("pages-1.img")
+        assert parts is not None
+        named = rf"{checkpoint.short_id}: pack {pack.stem[:12]}, frame \d+"
+        with pytest.raises(IntegrityError, match=named):  # noqa: PT012 - what came before is to be seen
+            for part in parts:
+                given_before += part
+    assert whole.startswith(given_before)
+    assert len(given_before) < len(whole)
