@@ -70,11 +70,11 @@ def test_it_is_committing_until_it_is_durable(crckpt: Crckpt, tree: Tree) -> Non
 
 def test_what_was_stored_is_restored(crckpt: Crckpt) -> None:
     with started(program("counter")) as tree:
+        before = tree.counters()
         with _stored_later(crckpt, tree) as pid:
             os.kill(pid, signal.SIGCONT)
             wait_for(lambda: not runs(pid), WITHIN_S, "it to be stored")
         tree.end()
-        before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
