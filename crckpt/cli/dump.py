@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +57,12 @@ def dump(
             "--async", help="Return when the tree runs on; `crckpt list` says when the checkpoint is durable."
         ),
     ] = False,
+    staging: Annotated[
+        Path | None,
+        typer.Option(
+            "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
@@ -84,6 +91,8 @@ def dump(
     context = options.context(store, criu=criu, config=config)
     if compress is not None:
         context = replace(context, compress=compress)
+    if staging is not None:
+        context = replace(context, staging=staging.absolute())
     if asynchronous and not dry_run:
         let_go = continued_in_background()
 

@@ -19,7 +19,7 @@ from crckpt.criu.explain import run_id
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
-from crckpt.host import machine, observe, proc, targets
+from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
@@ -27,7 +27,8 @@ from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
 from crckpt.preflight.dump import Plan, plan, refusal
-from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load
+from crckpt.preflight.room import Room, shortages
+from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load, staged
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -88,7 +89,9 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
                     return _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
-                paths = _paths(stack.enter_context(repository.transaction()).path)
+                work = stack.enter_context(repository.transaction()).path
+                staging = stack.enter_context(staged(context.staging)) if context.staging else work
+                paths = _paths(work, staging)
             stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
                 if request.stop:
@@ -117,13 +120,28 @@ def _subject(request: Request, context: Context) -> _Subject:
         locks_by_nftables=criu.locks_by_nftables,
         names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
     )
-    if planned.blockers:
-        raise refused(planned.blockers)
+    blockers = (*planned.blockers, *shortages(seen.memory, _room(context)))
+    if blockers:
+        raise refused(blockers)
     return _Subject(request, context, seen, job, criu, planned)
 
 
-def _paths(work: Path) -> Paths:
-    images = work / "images"
+def _room(context: Context) -> Room:
+    if context.staging is not None and not context.staging.is_dir():
+        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+    store = room.existing(context.store)
+    directory = context.staging or store
+    return Room(
+        directory=str(directory),
+        disk=room.free_disk(directory),
+        memory=room.free_memory(),
+        in_memory=room.is_in_memory(directory),
+        beside=directory.stat().st_dev == store.stat().st_dev,
+    )
+
+
+def _paths(work: Path, staging: Path) -> Paths:
+    images = staging / "images"
     images.mkdir(mode=0o700)
     return Paths(images, work)
 

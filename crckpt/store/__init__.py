@@ -74,7 +74,7 @@ from crckpt.store.refs import Tag
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
-from crckpt.store.transaction import Transaction
+from crckpt.store.transaction import Transaction, staged
 from crckpt.store.verify import Damage, Verified, verify
 
 __all__ = [
@@ -101,5 +101,6 @@ __all__ = [
     "read_file",
     "reader",
     "repair",
+    "staged",
     "verify",
 ]
