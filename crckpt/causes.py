@@ -60,6 +60,16 @@ _ONLY_PREFLIGHT = (
         "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
         "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
     ),
+    _cause(
+        "disk",
+        "the images of the tree take about {needed}, and {directory} has {free} free",
+        "free space (crckpt rm, crckpt gc), or let them lie elsewhere: --staging DIR",
+    ),
+    _cause(
+        "memory",
+        "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",
+        "end something else, or let the images lie on a disk: --staging DIR",
+    ),
     _cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
     _cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
     _cause(

@@ -2,6 +2,7 @@
 
 store: /srv/crckpt        # where checkpoints are kept
 criu: /opt/criu/bin/criu  # the CRIU to try first, after --criu and CRCKPT_CRIU
+staging: /mnt/fast        # where a dump's images lie until they are stored; as a rule in the store
 compress: -1              # zstd level of new packs, -7 (fastest) to 19 (smallest)
 """
 
@@ -16,7 +17,7 @@ DEFAULT_COMPRESS = -1
 """zstd's fastest level that is worth it: about half of what level 3 costs, for a few percent more bytes."""
 
 COMPRESS_LEVELS = range(-7, 20)
-_KEYS = ("compress", "criu", "store")
+_KEYS = ("compress", "criu", "staging", "store")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Config:
     criu: Path | None = None
     compress: int = DEFAULT_COMPRESS
     digest: str | None = None
+    staging: Path | None = None
 
 
 def parse(text: str, name: str) -> Config:
@@ -50,6 +52,7 @@ def parse(text: str, name: str) -> Config:
         criu=_path(entries, "criu", name),
         compress=_level(entries.get("compress", DEFAULT_COMPRESS), name),
         digest=hashlib.sha256(text.encode()).hexdigest(),
+        staging=_path(entries, "staging", name),
     )
 
 

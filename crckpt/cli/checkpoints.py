@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from crckpt.ops.list import Entry, Listing
+    from crckpt.store import Pending
 
 _COLUMNS = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
 _SIZES = frozenset({"procs", "frozen", "raw", "new", "stored"})
@@ -32,6 +33,7 @@ def list_checkpoints(
 
     document = {
         "checkpoints": ({**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
+        "pending": ({**vars(one), "state": "lost" if one.lost else "committing"} for one in listing.pending),
         "unreadable": listing.unreadable,
     }
     emit("list", Shown(document, _lines(listing)), as_json=as_json)
@@ -106,8 +108,9 @@ def collect_garbage(
 def _lines(listing: Listing) -> Iterator[str]:
     for bad in listing.unreadable:
         yield f"damaged {on_one_line(bad.why)}: {on_one_line(bad.remedy)}\n"
-    if listing.entries:
-        yield from aligned(_COLUMNS, map(_row, listing.entries), right=_SIZES)
+    rows = (*map(_row, listing.entries), *map(_pending_row, listing.pending))
+    if rows:
+        yield from aligned(_COLUMNS, rows, right=_SIZES)
     else:
         yield "no checkpoints yet; make one with: crckpt dump PID JOB\n"
 
@@ -125,6 +128,12 @@ def _row(entry: Entry) -> tuple[str, ...]:
         size(numbers.stored_bytes),
         on_one_line(" ".join((*entry.tags, checkpoint.note or ""))),
     )
+
+
+def _pending_row(one: Pending) -> tuple[str, ...]:
+    state = "lost" if one.lost else "committing"
+    said = f"{on_one_line(one.lost)}; forget it: crckpt gc" if one.lost else f"PID {one.pid} stores it"
+    return (state, one.job, moment(one.created), *[""] * len(_SIZES), said)
 
 
 def _fields(result: object) -> dict[str, object]:

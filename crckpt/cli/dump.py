@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +51,18 @@ def dump(
             "--compress", min=COMPRESS_LEVELS[0], max=COMPRESS_LEVELS[-1], help="zstd level.", show_default="-1"
         ),
     ] = None,
+    asynchronous: Annotated[
+        bool,
+        typer.Option(
+            "--async", help="Return when the tree runs on; `crckpt list` says when the checkpoint is durable."
+        ),
+    ] = False,
+    staging: Annotated[
+        Path | None,
+        typer.Option(
+            "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
@@ -66,13 +79,29 @@ def dump(
     """
     from dataclasses import replace
 
-    from crckpt.ops.dump import Request
+    from crckpt.host.background import continued_in_background
+    from crckpt.ops.dump import Dumped, Request
     from crckpt.ops.dump import dump as perform
 
+    request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous)
+
+    def say(result: Dumped) -> None:
+        emit("dump", dumped(result, verbose=verbose), as_json=as_json)
+
+    context = options.context(store, criu=criu, config=config)
+    if compress is not None:
+        context = replace(context, compress=compress)
+    if staging is not None:
+        context = replace(context, staging=staging.absolute())
+    if asynchronous and not dry_run:
+        let_go = continued_in_background()
+
+        def running(result: Dumped) -> None:
+            say(result)
+            let_go()
+
+        perform(request, context, running)
+        return
     with shown("storing", as_json=as_json) as progress:
-        context = options.context(store, criu=criu, config=config, progress=progress)
-        if compress is not None:
-            context = replace(context, compress=compress)
-        request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run)
-        result = perform(request, context)
-    emit("dump", dumped(result, verbose=verbose), as_json=as_json)
+        result = perform(request, replace(context, progress=progress))
+    say(result)

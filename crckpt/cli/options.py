@@ -43,6 +43,7 @@ def context(
         store=(store or configured.store or default_store()).absolute(),
         criu_option=criu,
         criu_configured=configured.criu,
+        staging=configured.staging,
         compress=configured.compress,
         config_digest=configured.digest,
         progress=progress,

@@ -173,7 +173,8 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     document = {
         "job": result.job,
         "pid": result.pid,
-        "dry_run": checkpoint is None,
+        "dry_run": checkpoint is None and not result.pending,
+        "committing": result.pending,
         "stopped": result.stop and checkpoint is not None,
         "criu": result.criu.path,
         "command": result.command,
@@ -186,10 +187,16 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     def text(console: Console) -> None:
         warned(console, result.criu.passed_over)
         warned(console, result.plan.warnings)
-        if verbose or checkpoint is None:
+        if verbose or (checkpoint is None and not result.pending):
             for reason in result.plan.reasons:
                 console.print(f"{reason.option}: {escaped(reason.why)}")
             console.print(escaped(shlex.join(result.command)))
+        if result.pending:
+            console.print(
+                f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on, "
+                f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}"
+            )
+            return
         if checkpoint is None:
             console.print(f"nothing stands against a checkpoint of PID {result.pid} as {result.job}")
             return

@@ -11,7 +11,8 @@ from crckpt.host import network, proc
 class Observed:
     """What was seen of a live tree and of ourselves, at one time, without stopping it.
 
-    `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind.
+    `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
+    is how many bytes of the tree's memory are in no file.
     """
 
     tree: proc.Tree
@@ -21,6 +22,7 @@ class Observed:
     datagram_sockets: frozenset[int]
     own_namespaces: tuple[tuple[str, int], ...]
     own_capabilities: frozenset[int]
+    memory: int
 
 
 def observe(root: proc.Process, own: proc.Process) -> Observed:
@@ -36,4 +38,5 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
+        memory=sum(proc.memory(pid) for pid in tree.pids),
     )

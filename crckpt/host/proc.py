@@ -22,6 +22,9 @@ _STATES = {
 }
 
 
+# The lines of smaps_rollup that count what CRIU writes.
+_UNFILED = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:", "Shared_Hugetlb:")
+
 # How firmly each holds a number: a PID that also names a group is told as PID.
 _ROLES = ("session", "group", "thread", "PID")
 
@@ -213,6 +216,19 @@ def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
                     status = (directory / name).stat()
                     found[status.st_dev, status.st_ino] = (target, status.st_size, status.st_nlink)
     return tuple(found.values())
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process's memory that are in no file: its own, its part of what is shared, and what is swapped out.
+
+    0 if it has ended. Source: proc_pid_smaps(5).
+    """
+    total = 0
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]:
+            name, size, *_ = line.split()
+            total += int(size) << 10 if name in _UNFILED else 0
+    return total
 
 
 def command_line(pid: int) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Steps: named moments before something is created, written, synced, renamed or removed.
 
 With CRCKPT_KILL_AT=NAME[:N] in the environment, the process ends itself by SIGKILL before its N-th (the first) step of
-that name: so tests see what a crash leaves. Without it a step costs nothing.
+that name: so tests see what a crash leaves. With CRCKPT_STOP_AT it stops itself there, until it gets SIGCONT. Without
+them a step costs nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def watch(watcher: Watcher | None) -> None:
     _watcher = watcher
 
 
-def killer(at: str) -> Watcher:
-    """What kills this process before the step `at`, NAME or NAME:N."""
+def killer(at: str, sent: signal.Signals = signal.SIGKILL) -> Watcher:
+    """What sends this process a signal before the step `at`, NAME or NAME:N."""
     wanted, _, number = at.partition(":")
     left = int(number or 1)
 
@@ -37,10 +38,12 @@ def killer(at: str) -> Watcher:
         nonlocal left
         left -= name == wanted
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            left = -1
+            os.kill(os.getpid(), sent)
 
     return kill
 
 
-if "CRCKPT_KILL_AT" in os.environ:
-    watch(killer(os.environ["CRCKPT_KILL_AT"]))
+for _variable, _signal in (("CRCKPT_KILL_AT", signal.SIGKILL), ("CRCKPT_STOP_AT", signal.SIGSTOP)):
+    if _variable in os.environ:
+        watch(killer(os.environ[_variable], _signal))

@@ -25,11 +25,12 @@ def silent(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Where things are. `criu_option` and `criu_configured` are paths that the user named."""
+    """Where things are. `criu_option`, `criu_configured` and `staging` are paths that the user named."""
 
     store: Path
     criu_option: Path | None = None
     criu_configured: Path | None = None
+    staging: Path | None = None
     compress: int = DEFAULT_COMPRESS
     config_digest: str | None = None
     progress: Progress = silent

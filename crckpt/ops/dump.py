@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from crckpt.criu.explain import run_id
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
-from crckpt.host import machine, observe, proc, targets
+from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
@@ -26,7 +27,8 @@ from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
 from crckpt.preflight.dump import Plan, plan, refusal
-from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load
+from crckpt.preflight.room import Room, shortages
+from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load, staged
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -45,11 +47,12 @@ class Request:
     tag: str | None = None
     note: str | None = None
     dry_run: bool = False
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True)
 class Dumped:
-    """What became of it. `checkpoint` is None after a dry run.
+    """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
 
     `unreaped` are PIDs of the ended tree that its parent still keeps, so that a restore must wait for them.
     """
@@ -60,12 +63,19 @@ class Dumped:
     command: tuple[str, ...]
     criu: Criu
     stop: bool
+    frozen_ms: float = 0.0
+    pending: bool = False
     checkpoint: Checkpoint | None = None
     unreaped: tuple[int, ...] = ()
 
 
-def dump(request: Request, context: Context) -> Dumped:
-    """Checkpoint the tree that `request.target` names.
+Running = Callable[[Dumped], None]
+
+
+def dump(request: Request, context: Context, running: Running = lambda _: None) -> Dumped:
+    """Checkpoint the tree that `request.target` names. `running` is called once it runs again, and before it is stored.
+
+    If `request` is asynchronous nobody hears of what fails after that: it is remembered as lost.
 
     Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on),
     TreeStopped or Interrupted; what comes when the checkpoint is made interrupts nothing.
@@ -76,14 +86,18 @@ def dump(request: Request, context: Context) -> Dumped:
             with untouched_said():
                 subject = _subject(request, context)
                 if request.dry_run:
-                    return subject.result(subject.command(Paths(Path("IMAGES"), Path("WORK"))))
+                    return _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
-                paths = _paths(stack.enter_context(repository.transaction()).path)
+                work = stack.enter_context(repository.transaction()).path
+                staging = stack.enter_context(staged(context.staging)) if context.staging else work
+                paths = _paths(work, staging)
             stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
-                save = _held_until_committed if request.stop else _left_running
-                done = save(subject, repository, paths)
+                if request.stop:
+                    done = _held_until_committed(subject, repository, paths)
+                else:
+                    done = _left_running(subject, repository, paths, running)
         if request.stop:
             done = replace(done, unreaped=_unreaped(subject.seen.tree))
     except Interrupted:
@@ -94,6 +108,9 @@ def dump(request: Request, context: Context) -> Dumped:
 
 def _subject(request: Request, context: Context) -> _Subject:
     need_root("to checkpoint a process")
+    if request.stop and request.asynchronous:
+        hint = "leave one of them out"
+        raise UsageError("--stop ends the tree once its checkpoint is safe: --async cannot wait for that", hint=hint)
     seen, job = _look(request)
     criu = context.criu()
     planned = plan(
@@ -103,13 +120,28 @@ def _subject(request: Request, context: Context) -> _Subject:
         locks_by_nftables=criu.locks_by_nftables,
         names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
     )
-    if planned.blockers:
-        raise refused(planned.blockers)
+    blockers = (*planned.blockers, *shortages(seen.memory, _room(context)))
+    if blockers:
+        raise refused(blockers)
     return _Subject(request, context, seen, job, criu, planned)
 
 
-def _paths(work: Path) -> Paths:
-    images = work / "images"
+def _room(context: Context) -> Room:
+    if context.staging is not None and not context.staging.is_dir():
+        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+    store = room.existing(context.store)
+    directory = context.staging or store
+    return Room(
+        directory=str(directory),
+        disk=room.free_disk(directory),
+        memory=room.free_memory(),
+        in_memory=room.is_in_memory(directory),
+        beside=directory.stat().st_dev == store.stat().st_dev,
+    )
+
+
+def _paths(work: Path, staging: Path) -> Paths:
+    images = staging / "images"
     images.mkdir(mode=0o700)
     return Paths(images, work)
 
@@ -138,10 +170,6 @@ class _Subject:
         )
         user = as_user(self.planned.as_user, self.seen.own_capabilities)
         return (*entered(root.pid, enter), *user, *words)
-
-    def result(self, command: tuple[str, ...], checkpoint: Checkpoint | None = None) -> Dumped:
-        pid = self.seen.tree.root.pid
-        return Dumped(self.job, pid, self.planned, command, self.criu, self.request.stop, checkpoint)
 
 
 def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
@@ -173,19 +201,28 @@ def _job_of(comm: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
 
 
-def _left_running(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
+def _result(subject: _Subject, command: tuple[str, ...]) -> Dumped:
+    pid, stop = subject.seen.tree.root.pid, subject.request.stop
+    return Dumped(subject.job, pid, subject.planned, command, subject.criu, stop)
+
+
+def _left_running(subject: _Subject, repository: Repository, paths: Paths, running: Running) -> Dumped:
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details = _details(subject)
     command = subject.command(paths)
     outcome = _succeeded(subject, follow(command, paths.work / "dump.log", meanwhile=load))
-    ended = datetime.now(UTC)
-    stats = read_dump_stats((paths.work / "stats-dump").read_bytes())
-    frozen_ms = stats.frozen_time / 1000
+    written = paths.work / "stats-dump"
+    frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
+    # CRIU writes it when the tree has just gone on.
+    ended = datetime.fromtimestamp(written.stat().st_mtime, UTC)
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
     created = ended - timedelta(milliseconds=frozen_ms / 2)
     new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - outcome.started) * 1000)
-    with interrupts_let_in():
-        return subject.result(command, _committed(subject, repository, paths, new))
+    done = replace(_result(subject, command), frozen_ms=frozen_ms)
+    alone = subject.request.asynchronous
+    with interrupts_let_in(), repository.announced(new.job, new.created, new.run_id, alone=alone):
+        running(replace(done, pending=True))
+        return replace(done, checkpoint=_committed(subject, repository, paths, new))
 
 
 def _held_until_committed(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
@@ -204,7 +241,7 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
             saved.append(_committed(subject, repository, paths, new))
 
         _succeeded(subject, follow(command, log, hold=hold, in_hold=commit, meanwhile=load))
-    return subject.result(command, saved[0])
+    return replace(_result(subject, command), checkpoint=saved[0])
 
 
 def _unreaped(tree: proc.Tree) -> tuple[int, ...]:

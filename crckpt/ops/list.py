@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.store import Checkpoint, Unreadable
+from crckpt.store import Checkpoint, Pending, Unreadable
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """Oldest first; and checkpoints whose manifest cannot be read."""
+    """Oldest first; checkpoints that are not durable yet, or were lost; and those whose manifest cannot be read."""
 
     entries: tuple[Entry, ...]
+    pending: tuple[Pending, ...]
     unreadable: tuple[Unreadable, ...]
 
 
@@ -31,10 +32,16 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     repository = context.repository()
     everything, unreadable = repository.read_all()
     found = [checkpoint for checkpoint in everything if job in (None, checkpoint.job)]
-    if job is not None and not found:
+    # One that was stored a moment before its crckpt was killed is not lost.
+    stored = {checkpoint.run_id for checkpoint in everything}
+    pending = tuple(
+        one for one in repository.pending() if job in (None, one.job) and not (one.lost and one.run_id in stored)
+    )
+    if job is not None and not found and not pending:
         repository.resolve(job)  # says which names are near
         raise NoSuchCheckpoint(f"{job} is no job", hint="crckpt list shows all")
     tags: dict[CheckpointId, tuple[str, ...]] = {}
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)
-    return Listing(tuple(Entry(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found), unreadable)
+    entries = tuple(Entry(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found)
+    return Listing(entries, pending, unreadable)

@@ -5,6 +5,7 @@ Directory (all directories have mode 0700, all files 0600, the owner is who runs
     store.json                          {"format": 1, "id": UUID, "created": time, "fingerprint_seed": 64-bit number}
     checkpoints/ID/manifest.json        what a checkpoint is; a signature may lie beside it as manifest.sig
     packs/AB/DIGEST.pack                pages; AB are the first two digits of DIGEST
+    pending/                            who is storing a checkpoint, or why it was lost: PID-RANDOM, JSON
     refs/tags/JOB/TAG                   the ID that JOB:TAG names, and a newline
     cache/fingerprints/DIGEST           derived from a pack; may be deleted
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
@@ -59,20 +60,21 @@ checkpoint exists if and only if its manifest does. Nothing is modified afterwar
 refers to packs, never to other checkpoints. Who relies on a name that is there already syncs its directory first:
 whoever made it may have died before that. So gc syncs checkpoints before it removes packs.
 
-Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or is named by no manifest is
-removed by gc, which refuses to remove anything as long as a manifest cannot be read. A damaged pack or manifest may be
-replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
+Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or pending, or is named by no
+manifest, is removed by gc, which refuses to remove anything as long as a manifest cannot be read. A damaged pack or
+manifest may be replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
 """
 
 from crckpt.store.ingest import NewCheckpoint, ingest, load
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.materialise import details_of, file_names, materialise, read_file, reader
 from crckpt.store.names import check_name
+from crckpt.store.pending import Pending
 from crckpt.store.refs import Tag
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
-from crckpt.store.transaction import Transaction
+from crckpt.store.transaction import Transaction, staged
 from crckpt.store.verify import Damage, Verified, verify
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "IndexPlace",
     "NewCheckpoint",
     "PackUse",
+    "Pending",
     "Repaired",
     "Repository",
     "Tag",
@@ -98,5 +101,6 @@ __all__ = [
     "read_file",
     "reader",
     "repair",
+    "staged",
     "verify",
 ]

@@ -62,6 +62,11 @@ class Layout:
         return self.root / "tmp"
 
     @property
+    def pending(self) -> Path:
+        """Records of checkpoints that are not durable yet; made when there is one."""
+        return self.root / "pending"
+
+    @property
     def locks(self) -> Path:
         """Records of those who hold the lock."""
         return self.root / "locks"

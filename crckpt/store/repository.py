@@ -6,6 +6,7 @@ import filecmp
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from crckpt.store.layout import Facts, Layout, open_layout
 from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.manifest import Checkpoint, job_named_in, seal, unseal
 from crckpt.store.names import ID, SHORT
+from crckpt.store.pending import Pending, announced, read_pending
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.retention import Collected, Unreadable, collect, remove_checkpoints
 from crckpt.store.transaction import Transaction, transaction
@@ -153,6 +155,16 @@ class Repository:
             found, unreadable = self.read_all()
             named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
             return collect(self.layout, named, unreadable, dry_run=dry_run)
+
+    def announced(
+        self, job: JobName, created: datetime, run_id: str | None, *, alone: bool
+    ) -> AbstractContextManager[None]:
+        """While the block stores a checkpoint, `pending` names it; see `pending.announced`."""
+        return announced(self.layout, job, created, run_id, alone=alone)
+
+    def pending(self) -> tuple[Pending, ...]:
+        """What is being stored, and what was lost since the last gc; oldest first."""
+        return read_pending(self.layout)
 
     def contents(self, checkpoint: Checkpoint) -> Contents:
         """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""

@@ -92,6 +92,8 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         *dead_transactions(layout.transactions),
         *sorted(path for path in without_manifest if ID.fullmatch(path.name)),
         *sorted(records),
+        # Whoever stores a checkpoint holds the lock, too: these are lost.
+        *(sorted(layout.pending.iterdir()) if layout.pending.exists() else ()),
         *sorted(orphans),
         *sorted(layout.tags.glob("*/.*")),
         *sorted(layout.root.glob(".store.json.*")),

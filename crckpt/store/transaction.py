@@ -23,9 +23,9 @@ class Transaction:
 
 
 @contextmanager
-def transaction(directory: Path) -> Iterator[Transaction]:
+def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
     """A new transaction in `directory`, removed with all that is in it when the block ends."""
-    path = directory / f"{os.getpid()}-{secrets.token_hex(4)}"
+    path = directory / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         make_private_directory(path, "transaction")
         write_owner(path / "owner.json", time.time(), "owner")
@@ -42,6 +42,23 @@ def _remove(path: Path) -> None:
     # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
     with suppress(OSError):
         remove_tree(path, "transaction")
+
+
+_STAGED = "crckpt-"
+
+
+@contextmanager
+def staged(directory: Path) -> Iterator[Path]:
+    """A private directory in one that is not the store's, removed with all that is in it when the block ends.
+
+    What crckpts that were killed have left there is removed first.
+    """
+    for path in directory.glob(f"{_STAGED}*"):
+        owner = read_owner(path / "owner.json")
+        if owner is not None and not owner.is_alive:
+            _remove(path)
+    with transaction(directory, _STAGED) as begun:
+        yield begun.path
 
 
 def dead_transactions(directory: Path) -> tuple[Path, ...]:

@@ -32,6 +32,7 @@ KEYS = {
         "job",
         "pid",
         "dry_run",
+        "committing",
         "stopped",
         "criu",
         "command",

@@ -27,18 +27,18 @@ COUNTER: Final = next(case for case in CASES if case.name == "counter")
 
 
 @pytest.mark.parametrize(
-    ("size", "status", "says"),
-    [("24m", 21, "there is no space left"), ("40m", 10, "no space is left")],
+    ("size", "filler", "status", "says"),
+    [("60m", 40, 21, "there is no space left"), ("40m", 0, 10, "no space is left")],
     ids=("criu", "commit"),
 )
-def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, status: int, says: str) -> None:
-    """First CRIU's images do not fit, then the pack beside them: the held tree runs on with its connection."""
+def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status: int, says: str) -> None:
+    """Room that was there goes while CRIU writes, then the pack does not fit: the held tree runs on, connected."""
     with _mounted(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")
         kept = checkpoints(crckpt)
-        error = crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop", "--json", status=status).document[
-            "error"
-        ]
+        criu = _filling(tmp_path / "criu", tree.pid, crckpt.store / "filler", filler)
+        words = ("--tcp", "keep", "--stop", "--json", "--criu", str(criu))
+        error = crckpt.run("dump", str(tree.pid), "job", *words, status=status).document["error"]
         assert says in error["message"]
         assert error["message"].endswith("; no checkpoint was made; the tree runs on")
         assert "--store" in error["hint"]
@@ -53,10 +53,11 @@ def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, status: int, says: 
 def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path) -> None:
     """Not even the transaction can be begun."""
     with _mounted(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:
-        crckpt.run("dump", str(tree.pid), "--stop", status=21)
+        words = ("dump", str(tree.pid), "--stop", "--staging", str(tmp_path))
+        crckpt.run(*words, status=10)
         subprocess.run(["dd", "if=/dev/zero", f"of={crckpt.store}/filler"], check=False, stderr=subprocess.DEVNULL)
         assert not os.statvfs(crckpt.store).f_bavail
-        said = crckpt.run("dump", str(tree.pid), "--stop", status=10)
+        said = crckpt.run(*words, status=10)
         assert "no space is left" in said.err
         assert "the tree runs on\n" in said.err
         assert "hint: " in said.err
@@ -157,6 +158,14 @@ def _work(directory: Path) -> Paths:
     paths = Paths(directory / "work/images", directory / "work")
     paths.images.mkdir(parents=True)
     return paths
+
+
+def _filling(path: Path, pid: int, filler: Path, mebibytes: int) -> Path:
+    """A CRIU that writes a file of that size before it dumps the process."""
+    dd = f"dd if=/dev/zero of={filler} bs=1M count={mebibytes} 2>/dev/null"
+    path.write_text(f'#!/bin/sh\ncase "$*" in *"--tree {pid} "*) {dd};; esac\nexec {find(None, None).path} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 @contextmanager

@@ -19,9 +19,10 @@ def test_silence(text: str) -> None:
 
 
 def test_everything() -> None:
-    text = "store: /srv/a b\ncriu: '/opt/criu'\ncompress: 19 # small\n"
+    text = "store: /srv/a b\ncriu: '/opt/criu'\ncompress: 19 # small\nstaging: /mnt\n"
     found = parse(text, NAME)
     assert (found.store, found.criu, found.compress) == (Path("/srv/a b"), Path("/opt/criu"), 19)
+    assert found.staging == Path("/mnt")
 
 
 def test_an_empty_path_is_silence() -> None:

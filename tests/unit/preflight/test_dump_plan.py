@@ -60,6 +60,7 @@ PLAIN = Observed(
     datagram_sockets=frozenset(),
     own_namespaces=NAMESPACES,
     own_capabilities=ALL_CAPABILITIES,
+    memory=0,
 )
 
 

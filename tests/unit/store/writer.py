@@ -21,6 +21,7 @@ from typing import TextIO
 from image_sets import described
 
 from crckpt.host import steps
+from crckpt.model import JobName
 from crckpt.store import Repository, ingest, materialise, repair
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
@@ -106,6 +107,11 @@ def _tag(repository: Repository, ref: str, name: str) -> None:
     repository.tag(repository.resolve(ref), name)
 
 
+def _announce(repository: Repository, job: str) -> None:
+    with repository.announced(JobName(job), LATER, None, alone=True):
+        pass
+
+
 def _rm(repository: Repository, *refs: str) -> None:
     repository.remove([repository.resolve(ref) for ref in refs])
 
@@ -119,6 +125,7 @@ def _repair(repository: Repository, source: str) -> None:
 
 
 _ACTS: dict[str, Callable[..., object]] = {
+    "announce": _announce,
     "create": lambda _repository: None,
     "create-ingest": _dump,
     "ingest": _dump,

@@ -1,0 +1,53 @@
+"""Go on in the background, once it is known that it went well so far."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from crckpt.errors import Interrupted
+
+
+def continued_in_background() -> Callable[[], None]:
+    """Fork: the child goes on as this program, in a session of its own, with our terminal.
+
+    The parent waits until the child calls what is returned here, and exits with 0; or until the child has ended, and
+    exits as it did. From that call on the child has neither terminal nor output. An interruption is passed on to it.
+    """
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        _wait(child, reading)
+    os.close(reading)
+    os.setsid()
+
+    def let_go() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.write(writing, b".")
+        os.close(writing)
+
+    return let_go
+
+
+def _wait(child: int, reading: int) -> NoReturn:
+    told = None
+    while told is None:
+        try:
+            told = os.read(reading, 1)
+        except Interrupted:
+            os.kill(child, signal.SIGINT)
+    if told:
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,41 @@
+"""Whether there is room for what a dump writes: said with the numbers before anything is frozen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from crckpt.causes import Finding, cause
+
+MEBIBYTE: Final = 1 << 20
+OWN_MEMORY: Final = 256 * MEBIBYTE
+"""What crckpt takes beside the images."""
+
+_NEW_SHARE: Final = 8
+"""Beside the images lies what becomes of them: an eighth at the least, unless the store has most of it."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free: where images go, and in memory; `in_memory` if they go there, `beside` if packs do, too."""
+
+    directory: str
+    disk: int
+    memory: int
+    in_memory: bool
+    beside: bool
+
+
+def shortages(images: int, room: Room) -> Iterator[Finding]:
+    """What does not fit, of images of about that many bytes."""
+    on_disk = images + (images // _NEW_SHARE if room.beside else 0)
+    if on_disk > room.disk:
+        yield cause("disk").told(needed=_said(on_disk), free=_said(room.disk), directory=room.directory)
+    memory = OWN_MEMORY + (on_disk if room.in_memory else 0)
+    if memory > room.memory:
+        yield cause("memory").told(needed=_said(memory), free=_said(room.memory), directory=room.directory)
+
+
+def _said(size: int) -> str:
+    return f"{size / MEBIBYTE:,.0f} MiB"

@@ -1,0 +1,81 @@
+"""Checkpoints that are not durable yet: the tree runs on, its images are being stored. Or they were lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from crckpt.errors import CrckptError
+from crckpt.host.files import ensure_private_directory, remove, write_durably
+from crckpt.model import JobName
+from crckpt.store.layout import Layout
+from crckpt.store.owner import Owner, this_process
+
+
+@dataclass(frozen=True)
+class Pending:
+    """`created` is aware, `pid` stores it. `lost` is None as long as it does, and then why there is no checkpoint."""
+
+    job: JobName
+    created: datetime
+    run_id: str | None
+    pid: int
+    lost: str | None
+
+
+@contextmanager
+def announced(layout: Layout, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
+    """While the block stores a checkpoint, it is known as pending. A crash leaves it known as lost, until gc.
+
+    So does a failure, if crckpt is `alone`: else it is said there and then.
+    """
+    ensure_private_directory(layout.pending, "pending")
+    path = layout.pending / f"{os.getpid()}-{secrets.token_hex(4)}"
+    facts = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(this_process(time.time()))}
+    _write(path, facts)
+    try:
+        yield
+    except BaseException as error:
+        if alone:
+            _write(path, {**facts, "lost": error.message if isinstance(error, CrckptError) else str(error)})
+        else:
+            _forget(path)
+        raise
+    _forget(path)
+
+
+def read_pending(layout: Layout) -> tuple[Pending, ...]:
+    """All that is pending or lost, oldest first. What was stored a moment before a crash may be among them."""
+    paths = layout.pending.iterdir() if layout.pending.exists() else ()
+    found = (_read(path) for path in paths)
+    return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    write_durably(path, json.dumps(facts, sort_keys=True).encode(), "pending")
+
+
+def _forget(path: Path) -> None:
+    with suppress(OSError):
+        remove(path, "pending")
+
+
+def _read(path: Path) -> Pending | None:
+    try:
+        facts = json.loads(path.read_bytes())
+        owner = Owner(**facts["owner"])
+        lost = facts.get("lost")
+        if lost is None and not owner.is_alive:
+            lost = f"crckpt (PID {owner.pid}) ended before it was stored"
+        return Pending(
+            JobName(facts["job"]), datetime.fromisoformat(facts["created"]), facts["run_id"], owner.pid, lost
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,121 @@
+"""`dump --async` returns when the tree runs; what becomes of the checkpoint is seen in `list`, and survives a crash."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psutil
+import pytest
+from command import Crckpt
+from stopped import JOB, program, staging
+from trees import Tree, runs, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+USAGE: Final = 2
+LOCKED: Final = 11
+REFUSED: Final = 24
+WITHIN_S: Final = 20
+BEFORE_IT_IS_SAFE: Final = "checkpoint.rename"
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    with started(program("counter")) as found:
+        yield found
+
+
+def _listed(crckpt: Crckpt) -> dict[str, Any]:
+    listed: dict[str, Any] = crckpt.run("list", "--json").document["result"]
+    return listed
+
+
+def _state(crckpt: Crckpt) -> list[str]:
+    return [one["state"] for one in _listed(crckpt)["pending"]]
+
+
+@contextmanager
+def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
+    """A dump that has returned and is not durable; the PID of who stores it, which waits for SIGCONT."""
+    said = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=BEFORE_IT_IS_SAFE)
+    assert "the tree runs on" in said.out
+    (one,) = _listed(crckpt)["pending"]
+    pid = int(one["pid"])
+    try:
+        wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, WITHIN_S, "it to stop")
+        yield pid
+    finally:
+        if runs(pid):
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not runs(pid), WITHIN_S, "it to end")
+
+
+def test_it_is_committing_until_it_is_durable(crckpt: Crckpt, tree: Tree) -> None:
+    first = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["checkpoint"]["id"]
+    with _stored_later(crckpt, tree) as pid:
+        tree.wait_growth(tree.counters())
+        assert _state(crckpt) == ["committing"]
+        assert f"PID {pid} stores it" in crckpt.run("list", JOB).out
+        assert [one["id"] for one in _listed(crckpt)["checkpoints"]] == [first]
+        assert f"PID {pid}" in crckpt.run("gc", status=LOCKED).err
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: not runs(pid), WITHIN_S, "it to be stored")
+    assert _state(crckpt) == []
+    assert len(_listed(crckpt)["checkpoints"]) == 2
+    assert staging(crckpt) == ()
+    crckpt.run("verify", "--all")
+
+
+def test_what_was_stored_is_restored(crckpt: Crckpt) -> None:
+    with started(program("counter")) as tree:
+        before = tree.counters()
+        with _stored_later(crckpt, tree) as pid:
+            os.kill(pid, signal.SIGCONT)
+            wait_for(lambda: not runs(pid), WITHIN_S, "it to be stored")
+        tree.end()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "ended before it was stored"), (signal.SIGTERM, "interrupted by SIGTERM")]
+)
+def test_a_crash_loses_only_that_one_and_says_so(crckpt: Crckpt, tree: Tree, number: signal.Signals, why: str) -> None:
+    crckpt.run("dump", str(tree.pid), JOB)
+    with _stored_later(crckpt, tree) as pid:
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: not runs(pid), WITHIN_S, "it to end")
+    tree.wait_growth(tree.counters())
+    assert _state(crckpt) == ["lost"]
+    assert why in crckpt.run("list").out
+    assert len(_listed(crckpt)["checkpoints"]) == 1
+    crckpt.run("verify", "--all")
+    crckpt.run("gc")
+    assert _state(crckpt) == []
+    assert staging(crckpt) == ()
+
+
+def test_one_that_was_safe_when_the_crash_came_is_not_called_lost(crckpt: Crckpt, tree: Tree) -> None:
+    crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_KILL_AT="pending.unlink")
+    wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1, WITHIN_S, "it to be stored")
+    wait_for(lambda: _state(crckpt) == [], WITHIN_S, "the crash")
+    crckpt.run("gc")
+
+
+def test_what_fails_before_the_tree_runs_on_is_said(crckpt: Crckpt, tree: Tree) -> None:
+    assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=USAGE).err
+    said = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
+    assert said.document["error"]["code"] == REFUSED
+    assert "--async" in crckpt.run("dump", str(tree.pid), JOB, "--stop", "--async", status=USAGE).err
+    assert not crckpt.store.exists()
+
+
+def test_the_document_says_that_it_is_committing(crckpt: Crckpt, tree: Tree) -> None:
+    said = crckpt.run("dump", str(tree.pid), JOB, "--async", "--json").document["result"]
+    assert said["committing"]
+    assert said["checkpoint"] is None
+    assert not said["dry_run"]
+    wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1 and not _state(crckpt), WITHIN_S, "it to be stored")

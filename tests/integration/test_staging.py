@@ -1,0 +1,94 @@
+"""Where a dump's images lie until they are stored, and that they fit there."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import JOB, program, staging
+from trees import Tree, started
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+USAGE: Final = 2
+REFUSED: Final = 24
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    with started(program("counter")) as found:
+        yield found
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere"
+    path.mkdir(mode=0o755)
+    (path / "somebody's").touch()
+    return path
+
+
+def test_images_lie_where_they_are_told_to(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    """In a directory that only we may look into, and gone when the dump is over."""
+    with crckpt.start(
+        "dump", str(tree.pid), JOB, "--staging", str(elsewhere), CRCKPT_STOP_AT="manifest.create"
+    ) as dump:
+        os.waitid(os.P_PID, dump.pid, os.WSTOPPED)
+        (staged,) = elsewhere.glob("crckpt-*")
+        assert staged.stat().st_mode & 0o777 == 0o700
+        assert list(staged.glob("images/pages-*.img"))
+        assert not list(crckpt.store.glob("tmp/*/images"))
+        dump.send_signal(signal.SIGCONT)
+        assert dump.wait(20) == 0
+    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    tree.wait_growth(tree.counters())
+    crckpt.run("verify", "--all")
+
+
+def test_what_a_killed_dump_has_left_is_removed_by_the_next(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+    crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
+    assert list(elsewhere.glob("crckpt-*/images/pages-*.img"))
+    crckpt.run(*words)
+    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    crckpt.run("gc")
+    assert staging(crckpt) == ()
+
+
+def test_a_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere), "--stop")
+    with _mounted(elsewhere, "60m,noexec"):
+        crckpt.run(*words)  # the hold's script lies in the store
+        assert not list(elsewhere.iterdir())
+
+
+def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+    with _mounted(elsewhere, "2m"):
+        error = crckpt.run(*words, "--json", status=REFUSED).document["error"]
+        assert f"{elsewhere} has 2 MiB free" in error["message"]
+        assert "--staging" in error["hint"]
+        assert not list(elsewhere.iterdir())
+        assert not crckpt.store.exists()
+        crckpt.run(*words, "--dry-run", status=REFUSED)
+    tree.wait_growth(tree.counters())
+
+
+def test_it_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    for path in (elsewhere / "missing", elsewhere / "somebody's"):
+        said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
+        assert f"{path} is no directory" in said.err
+
+
+@contextmanager
+def _mounted(directory: Path, options: str) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={options}", "tmpfs", str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)

@@ -1,0 +1,39 @@
+"""Room on disks and in memory, as the system's own programs count it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from crckpt.host import proc, room
+
+
+def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
+    assert room.existing(tmp_path / "a/b/c") == tmp_path
+    assert room.existing(tmp_path) == tmp_path
+
+
+def test_disk(tmp_path: Path) -> None:
+    assert abs(room.free_disk(tmp_path) - shutil.disk_usage(tmp_path).free) < 1 << 30
+
+
+def test_memory_is_at_most_what_is_available() -> None:
+    assert 0 < room.free_memory() <= psutil.virtual_memory().available + (1 << 28)
+
+
+def test_what_lies_in_memory() -> None:
+    assert room.is_in_memory(Path("/dev/shm"))
+    assert not room.is_in_memory(Path("/proc"))
+
+
+def test_the_memory_of_a_process_is_what_it_wrote() -> None:
+    before = proc.memory(os.getpid())
+    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as private:
+        for at in range(0, len(private), mmap.PAGESIZE):
+            private[at] = 1
+        assert 60 << 20 < proc.memory(os.getpid()) - before < 70 << 20
+    assert proc.memory(2**22 + 1) == 0

@@ -1,0 +1,31 @@
+"""What does not fit is said with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.preflight.room import MEBIBYTE, OWN_MEMORY, Room, shortages
+
+ENOUGH = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("images", "room", "short"),
+    [
+        (800, Room("/disk", 900 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), []),
+        (800, Room("/disk", 899 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), ["disk"]),
+        (800, Room("/disk", 800 * MEBIBYTE, ENOUGH, in_memory=False, beside=False), []),
+        (800, Room("/shm", ENOUGH, 800 * MEBIBYTE, in_memory=True, beside=False), ["memory"]),
+        (800, Room("/shm", ENOUGH, 800 * MEBIBYTE + OWN_MEMORY, in_memory=True, beside=False), []),
+        (800, Room("/disk", ENOUGH, OWN_MEMORY - 1, in_memory=False, beside=True), ["memory"]),
+        (800, Room("/shm", 0, 0, in_memory=True, beside=False), ["disk", "memory"]),
+    ],
+)
+def test_what_does_not_fit(images: int, room: Room, short: list[str]) -> None:
+    assert [finding.key for finding in shortages(images * MEBIBYTE, room)] == short
+
+
+def test_the_numbers_are_said() -> None:
+    (disk,) = shortages(4000 * MEBIBYTE, Room("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, beside=True))
+    assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
+    assert "--staging" in disk.remedy
