@@ -64,8 +64,8 @@ def ingest(
     zero is stored, whatever the store has: to measure what dedup gives. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
-    page, and some 300 bytes for each extent: below 512 MiB for 64 GiB. Beside that the fingerprints of the parent's
-    pages are mapped from files, 16 bytes a page: memory that the kernel can take back.
+    page, and some 300 bytes for each extent: some 450 MiB for 64 GiB that lie in few pieces. Beside that the
+    fingerprints of the parent's pages are mapped from files, 16 bytes a page: memory that the kernel can take back.
 
     Raises IntegrityError if the images contradict each other, UsageError for a bad job name, OSError if the disk is
     full.
