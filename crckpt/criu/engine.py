@@ -42,7 +42,7 @@ def follow(
     in_hold: Callable[[], None] | None = None,
     terminal: int | None = None,
     keep: Sequence[int] = (),
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
@@ -54,11 +54,12 @@ def follow(
     with interrupts_put_off():
         started = time.monotonic()
         child = run.start(argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep)
-        if meanwhile is not None:
-            threading.Thread(target=meanwhile).start()
+        aside = threading.Thread(target=meanwhile)
+        aside.start()
         failure = _attend(child, hold, in_hold)
         status = child.wait()
         outcome = Outcome(argv, status, _read_log(log), started, time.monotonic())
+        aside.join()
         if failure is not None:
             raise failure
     return outcome

@@ -37,12 +37,12 @@ class Act:
 ACTS = (
     Act("ingest", "ingest", ("/sets/next", "job"), adds=1),
     Act("ingest what another job has stored", "ingest", ("/sets/solo", "twin"), adds=1),
-    Act("announce what is to be stored", "announce", ("job",)),
     Act("tag", "tag", ("job", "new")),
     Act("move the first tag of a job", "tag", ("solo", "new")),
     Act("untag", "untag", ("job", "good")),
     Act("rm", "rm", ("solo", "job~1"), removes=2),
     Act("gc", "gc"),
+    Act("announce what is to be stored", "announce", ("job",)),
 )
 
 
