@@ -16,6 +16,7 @@ from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
+_AT_ONCE = 64 << 10
 
 
 def make_private_directory(path: Path, what: str) -> None:
@@ -216,6 +217,18 @@ def _remove_empty(path: Path, what: str) -> None:
 
 def _raised(error: OSError) -> None:
     raise error
+
+
+def read(path: str) -> bytes:
+    """A file's content. Of thousands of small files a Path would take three times as long."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(descriptor, _AT_ONCE)
+        while more := os.read(descriptor, _AT_ONCE):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def status_of(path: str) -> os.stat_result | None:

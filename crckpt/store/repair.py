@@ -105,7 +105,7 @@ class _Mending:
         """Whether the checkpoint has its manifest again."""
         checkpoint_id = CheckpointId(damage.name)
         try:
-            content = self._source.layout.manifest(checkpoint_id).read_bytes()
+            content = self._source.layout.read_manifest(checkpoint_id)
             unseal(content, checkpoint_id)
         except FileNotFoundError:
             return self._given_up(checkpoint_id, f"{self._source.root} has no checkpoint {checkpoint_id[:SHORT]}")

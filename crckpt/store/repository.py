@@ -87,7 +87,7 @@ class Repository:
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
         try:
-            manifest = self.layout.manifest(checkpoint_id).read_bytes()
+            manifest = self.layout.read_manifest(checkpoint_id)
         except FileNotFoundError:
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
         return unseal(manifest, checkpoint_id)
@@ -194,7 +194,7 @@ class Repository:
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
-                job = job_named_in(self.layout.manifest(checkpoint_id).read_bytes())
+                job = job_named_in(self.layout.read_manifest(checkpoint_id))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
         return tuple(found), tuple(unreadable)
