@@ -21,9 +21,7 @@ _AT_ONCE = 64 << 10
 
 def make_private_directory(path: Path, what: str) -> None:
     """Create `path` with mode 0700, whatever the umask; durable once it returns."""
-    step(f"{what}.mkdir", path)
-    path.mkdir(mode=PRIVATE_DIRECTORY)
-    path.chmod(PRIVATE_DIRECTORY)
+    _make_private(path, what)
     sync_directory(path.parent, what)
 
 
@@ -32,10 +30,14 @@ def ensure_private_directory(path: Path, what: str) -> None:
 
     It is durable in any case: whoever made it may have died before the sync.
     """
-    try:
-        make_private_directory(path, what)
-    except FileExistsError:
-        sync_directory(path.parent, what)
+    add_private_directory(path, what)
+    sync_directory(path.parent, what)
+
+
+def add_private_directory(path: Path, what: str) -> None:
+    """As `ensure_private_directory`, but durable only once the directory above it is synced."""
+    with suppress(FileExistsError):
+        _make_private(path, what)
 
 
 def ensure_directories(path: Path, what: str) -> None:
@@ -185,6 +187,12 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
             os.close(descriptor)
         remove(kept, "tail")
         raise
+
+
+def _make_private(path: Path, what: str) -> None:
+    step(f"{what}.mkdir", path)
+    path.mkdir(mode=PRIVATE_DIRECTORY)
+    path.chmod(PRIVATE_DIRECTORY)
 
 
 def _kept(wanted: Path, content: bytes) -> Path:

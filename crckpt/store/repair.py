@@ -128,7 +128,7 @@ class _Mending:
             reassemble(digest, copies, beside)
         except IntegrityError as error:
             return self._given_up(digest, f"in {self._source.root}: {error.message}")
-        self._repository.add_pack(beside, digest)
+        self._repository.add_packs({digest: beside})
         return True
 
     def _given_up(self, name: str, why: str) -> bool:

@@ -8,12 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from image_sets import Area, ImageSet, write_set
 from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
 from stages import ACTS, Act, Stage, build, check, memory_directory
 from writer import Entry, Order, Writers, writers
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import CheckpointId
+from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository, Tag, verify
 
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
@@ -89,6 +90,25 @@ def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> N
         for number in prefixes(entries, disk, copy.root):
             for found in _cuts(disk, number):
                 if number == len(entries):
+                    assert _promise(found) == _promise(copy.root)
+                check(found, before, act)
+
+
+def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    act = Act("ingest", "ingest", ("/large", "large"), adds=1)
+    pages = tuple(number.to_bytes(PAGE_SIZE) for number in range(1, 4500))
+    with stage.copy() as copy:
+        write_set(copy.base / "large", ImageSet({"pagemap-7.img": [Area(0, pages)]}))
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, act)
+        names = [entry.name for entry in entries]
+        assert names.count("pack.rename") == 2
+        begin = names.index("pack.rename")
+        _apply(disk, entries[:begin], copy.root)
+        for number in prefixes(entries[begin:], disk, copy.root):
+            for found in _cuts(disk, number):
+                if begin + number == len(entries):
                     assert _promise(found) == _promise(copy.root)
                 check(found, before, act)
 
