@@ -10,12 +10,12 @@ from random import Random
 import pytest
 from image_sets import Area, ImageSet, write_set
 from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
-from stages import ACTS, Act, Stage, build, check, memory_directory
+from stages import ACTS, REPAIR, Act, Stage, build, check, memory_directory, spoil
 from writer import Entry, Order, Writers, writers
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import PAGE_SIZE, CheckpointId
-from crckpt.store import Repository, Tag, verify
+from crckpt.store import Repository, Tag, repair, verify
 
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 
@@ -113,6 +113,26 @@ def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers)
                 check(found, before, act)
 
 
+def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) -> None:
+    """No more is lost than before, and what it said to be mended stays so; another repair ends the work."""
+    before = Repository.open(stage.root).checkpoints()
+    with stage.copy() as copy:
+        spoil(copy)
+        lost = set(verify(Repository.open(copy.root)).lost)
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, REPAIR)
+        assert lost == {checkpoint.id for checkpoint in before}
+        for number in prefixes(entries, disk, copy.root):
+            for found in _cuts(disk, number):
+                repository = Repository.open(found)
+                damages = verify(repository)
+                assert set(damages.lost) <= lost
+                if number == len(entries):
+                    assert damages.damages == ()
+                assert repair(repository, source=Repository.open(copy.base / "whole")).now.damages == ()
+                check(found, before, REPAIR)
+
+
 def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers) -> None:
     with memory_directory() as base:
         disk = Disk(base)
@@ -184,12 +204,16 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
         *((ACTS[3], name) for name in ("tag.sync", "tag.sync-directory", "tag-directory.sync-directory")),
         (RM, "doomed.sync-directory"),
         (RM, "tag.sync-directory"),
+        *((REPAIR, name) for name in ("manifest.sync", "manifest.sync-directory", "pack.sync", "pack.sync-directory")),
+        (REPAIR, "pack-directory.sync-directory"),
     ],
     ids=str,
 )
 def test_without_a_sync_something_is_lost(act: Act, name: str, stage: Stage, forked: Writers) -> None:
     """The cuts of these tests find a sync that is missing."""
     with stage.copy() as copy:
+        if act == REPAIR:
+            spoil(copy)
         disk = Disk(copy.root)
         entries = _recorded(forked, copy, act)
         _apply(disk, [entry for entry in entries if entry.name != name], copy.root)
