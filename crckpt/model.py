@@ -15,7 +15,7 @@ PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One process of a dumped tree, as the manifest remembers it."""
 
@@ -38,7 +38,7 @@ class Host:
     criu_digest: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """Times in milliseconds, sizes in bytes, of one checkpoint.
 
@@ -59,7 +59,7 @@ class Statistics:
     copied_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """What CRIU is told at a dump beyond where and whom; the restore repeats it.
 

@@ -40,7 +40,7 @@ def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) 
     """Print a result."""
     if as_json:
         document = {"schema": SCHEMA, "command": command, "status": "ok", "result": shown.document}
-        sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
+        sys.stdout.write(_indented(document) + "\n")
         sys.stdout.flush()
         return
     if isinstance(shown.text, Iterator):
@@ -93,7 +93,7 @@ def duration(milliseconds: float) -> str:
 
 def moment(when: datetime) -> str:
     """A time in the reader's own zone."""
-    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+    return when.astimezone().isoformat(" ", "seconds")[:19]
 
 
 def short(identity: str) -> str:
@@ -260,6 +260,17 @@ def diagnosed(result: Diagnosis) -> Shown:
         console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
 
     return Shown({"able": result.able, "facts": result.facts}, text)
+
+
+def _indented(document: object) -> str:
+    """As json.dumps(indent=2), which over thousands of checkpoints takes three times as long."""
+    import msgspec
+
+    text = json.dumps(document, default=_plain)
+    try:
+        return msgspec.json.format(text)
+    except msgspec.DecodeError:  # a lone surrogate: a name or a note in no encoding
+        return json.dumps(json.loads(text), indent=2)
 
 
 def _plain(value: object) -> object:

@@ -79,8 +79,8 @@ def ingest(
         parent = _parent(repository, new)
         target = Target(begun.path, compress, dedup, progress)
         packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target)
+        repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
-            repository.add_pack(written.path, written.digest)
             remember(repository.layout, written)
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000), begun)
 

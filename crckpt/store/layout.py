@@ -18,6 +18,7 @@ from crckpt.host.files import (
     ensure_directories,
     ensure_private_directory,
     open_lock,
+    read,
     sync_directory,
     write_durably,
 )
@@ -77,7 +78,11 @@ class Layout:
 
     def manifest(self, checkpoint_id: str) -> Path:
         """Where the manifest of that checkpoint lies."""
-        return Path(f"{self.root}/checkpoints/{checkpoint_id}/manifest.json")
+        return self.checkpoints / checkpoint_id / "manifest.json"
+
+    def read_manifest(self, checkpoint_id: str) -> bytes:
+        """Its bytes. Raises FileNotFoundError. All manifests are read at once: without a Path for each."""
+        return read(f"{self.root}/checkpoints/{checkpoint_id}/manifest.json")
 
 
 @dataclass(frozen=True)

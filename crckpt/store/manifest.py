@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 
@@ -19,7 +20,7 @@ from crckpt.store.names import SHORT
 SCHEMA: Final = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PackUse:
     """A pack, and how many of its frames and pages a checkpoint uses."""
 
@@ -28,7 +29,7 @@ class PackUse:
     pages: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexPlace:
     """Where a checkpoint's index lies: its size in bytes and extents (first, count, pack, page)."""
 
@@ -36,7 +37,7 @@ class IndexPlace:
     extents: tuple[tuple[int, int, int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One immutable, complete restore point.
 
@@ -80,9 +81,13 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     if hashlib.sha256(manifest).hexdigest() != checkpoint_id:
         raise IntegrityError(f"the manifest of checkpoint {short} is damaged: its SHA-256 is not its id")
     try:
-        schema = _schema(manifest)
-        if schema == SCHEMA:
+        # Only json reads the lone surrogates of a note in no encoding, and says what schema it is if it is another.
+        with suppress(msgspec.DecodeError):
             return _decode(manifest, checkpoint_id)
+        entries = json.loads(manifest)
+        schema = entries["schema"]
+        if schema == SCHEMA:
+            return msgspec.convert({**entries, "id": checkpoint_id}, Checkpoint)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise StoreUnusable(
             f"the manifest of checkpoint {short} was written by another version of crckpt ({error})",
@@ -111,30 +116,16 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-class _Schema(msgspec.Struct):
-    schema: int
-
-
 # A host is most of its manifest, and the same in thousands of them: it is decoded once.
-_FIELDS: Final = {**get_type_hints(Checkpoint), "host": msgspec.Raw}
-_SCHEMA: Final = msgspec.json.Decoder(_Schema)
+_FIELDS: Final = {**get_type_hints(Checkpoint), "host": msgspec.Raw, "schema": Literal[SCHEMA]}
 _STORED: Final = msgspec.json.Decoder(
     msgspec.defstruct("_Stored", [(name, kind) for name, kind in _FIELDS.items() if name != "id"])
 )
 _host: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Host).decode)
 
 
-# What msgspec refuses to decode is given to json too: only that reads the lone surrogates of a note in no encoding.
-def _schema(manifest: bytes) -> object:
-    try:
-        return _SCHEMA.decode(manifest).schema
-    except msgspec.DecodeError:
-        return json.loads(manifest)["schema"]
-
-
 def _decode(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
-    try:
-        entries = msgspec.structs.asdict(_STORED.decode(manifest))
-    except msgspec.DecodeError:
-        return msgspec.convert({**json.loads(manifest), "id": checkpoint_id}, Checkpoint)
+    """Raises DecodeError for what has another schema too."""
+    entries = msgspec.structs.asdict(_STORED.decode(manifest))
+    del entries["schema"]
     return Checkpoint(**{**entries, "id": checkpoint_id, "host": _host(bytes(entries["host"]))})

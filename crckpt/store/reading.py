@@ -76,8 +76,7 @@ class Reader:
         self._begun: tuple[str, _Plan] | None = None
 
     def __enter__(self) -> Reader:
-        # CRIU, which reads what is unpacked, has one core's work to do; it should not have to wait for a core.
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=os.nice, initargs=(10,))
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -105,7 +105,7 @@ class _Mending:
         """Whether the checkpoint has its manifest again."""
         checkpoint_id = CheckpointId(damage.name)
         try:
-            content = self._source.layout.manifest(checkpoint_id).read_bytes()
+            content = self._source.layout.read_manifest(checkpoint_id)
             unseal(content, checkpoint_id)
         except FileNotFoundError:
             return self._given_up(checkpoint_id, f"{self._source.root} has no checkpoint {checkpoint_id[:SHORT]}")
@@ -128,7 +128,7 @@ class _Mending:
             reassemble(digest, copies, beside)
         except IntegrityError as error:
             return self._given_up(digest, f"in {self._source.root}: {error.message}")
-        self._repository.add_pack(beside, digest)
+        self._repository.add_packs({digest: beside})
         return True
 
     def _given_up(self, name: str, why: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.files import (
-    ensure_private_directory,
+    add_private_directory,
     make_private_directory,
     move_durably,
     remove,
+    rename,
     sync_directory,
     write_new,
 )
@@ -89,7 +90,7 @@ class Repository:
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
         try:
-            manifest = self.layout.manifest(checkpoint_id).read_bytes()
+            manifest = self.layout.read_manifest(checkpoint_id)
         except FileNotFoundError:
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
         return unseal(manifest, checkpoint_id)
@@ -174,16 +175,22 @@ class Repository:
             self._contents = Contents(self.layout, checkpoint)
         return self._contents
 
-    def add_pack(self, path: Path, digest: str) -> None:
-        """Take in a finished pack file, whose content is durable. The same one stays; a damaged one is mended by it."""
-        target = self.layout.pack(digest)
-        if target.exists() and filecmp.cmp(path, target, shallow=False):
-            remove(path, "pack")
-            # Whoever put it there may have died before the sync, and a manifest is about to rely on it.
-            sync_directory(target.parent, "pack")
-            return
-        ensure_private_directory(target.parent, "pack-directory")
-        move_durably(path, target, "pack")
+    def add_packs(self, packs: Mapping[str, Path]) -> None:
+        """Take in finished pack files by digest, whose content is durable; they are durable here once this returns.
+
+        The same one stays; a damaged one is mended by it.
+        """
+        for digest, path in packs.items():
+            target = self.layout.pack(digest)
+            if target.exists() and filecmp.cmp(path, target, shallow=False):
+                remove(path, "pack")
+            else:
+                add_private_directory(target.parent, "pack-directory")
+                rename(path, target, "pack")
+        # Where one was there too: whoever put it there may have died before the sync, and a manifest will rely on it.
+        for directory in sorted({self.layout.pack(digest).parent for digest in packs}):
+            sync_directory(directory, "pack")
+        sync_directory(self.layout.packs, "pack-directory")
 
     def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
         """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there."""
@@ -206,7 +213,7 @@ class Repository:
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
-                job = job_named_in(self.layout.manifest(checkpoint_id).read_bytes())
+                job = job_named_in(self.layout.read_manifest(checkpoint_id))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
         return tuple(found), tuple(unreadable)

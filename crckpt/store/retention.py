@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crckpt.errors import IntegrityError
-from crckpt.host.files import move_durably, remove, remove_tree, sync_directory
+from crckpt.host.files import remove, remove_tree, rename, sync_directory
 from crckpt.model import CheckpointId
 from crckpt.store.layout import Layout
 from crckpt.store.names import ID
@@ -48,7 +48,8 @@ def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
     # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
     doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
     for path, aside in doomed:
-        move_durably(path, aside, "doomed")
+        rename(path, aside, "doomed")
+    # Only that they are gone from here must last: in tmp they may be lost.
     sync_directory(layout.checkpoints, "doomed")
     for _, aside in doomed:
         remove_tree(aside, "doomed")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from image_sets import ImageSet, area, described, opened, store, write_set
+from image_sets import ImageSet, area, described, flip, opened, store, write_set
 
 from crckpt.store import Checkpoint, Repository, verify
 
@@ -44,6 +44,9 @@ ACTS = (
     Act("gc", "gc"),
     Act("announce what is to be stored", "announce", ("job",)),
 )
+
+REPAIR = Act("repair", "repair", ("/whole",))
+"""Of what `spoil` leaves."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,22 @@ def build(base: Path) -> Stage:
     write_set(base / "sets/next", NEXT)
     write_set(base / "sets/solo", SOLO)
     return Stage(base)
+
+
+def spoil(stage: Stage) -> None:
+    """Each checkpoint is lost in another way: by its manifest, a pack that is damaged, one that is not there.
+
+    `whole` is a copy from before.
+    """
+    shutil.copytree(stage.root, stage.base / "whole")
+    repository = Repository.open(stage.root)
+    solo, first, second = repository.checkpoints()
+    flip(repository.layout.manifest(first.id), 20)
+    (damaged,) = {use.digest for use in second.packs} - {use.digest for use in first.packs}
+    flip(repository.layout.pack(damaged), 100)
+    lost = repository.layout.pack(solo.packs[0].digest)
+    lost.unlink()
+    lost.parent.rmdir()
 
 
 def check(root: Path, before: Sequence[Checkpoint], act: Act) -> None:

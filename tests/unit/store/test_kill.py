@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from changes import step_names
-from image_sets import described, flip, packs, restored
-from stages import ACTS, NEXT, Act, Stage, build, check, memory_directory
+from image_sets import described, restored
+from stages import ACTS, NEXT, REPAIR, Act, Stage, build, check, memory_directory, spoil
 from writer import Order, Writers, writers
 
 import crckpt
@@ -20,7 +19,6 @@ from crckpt.store.lock import holders
 
 CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
-REPAIR = Act("repair", "repair", ("/whole",))
 ON_FAILURE_ONLY = {"facts.unlink", "fingerprints.unlink"}
 """What a write that fails leaves is removed; other tests fill the disk."""
 
@@ -43,7 +41,7 @@ def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
     with stage.copy() as copy:
         (copy.base / "out").mkdir()
         if act == REPAIR:
-            _spoil(copy)
+            spoil(copy)
         order = Order(act.act, str(copy.root), copy.arguments(act))
         return Counter(entry.name for entry in forked.recorded(order, copy.base / "log"))
 
@@ -98,21 +96,11 @@ def test_killed_while_it_gives_files_back(stage: Stage, forked: Writers) -> None
             check(copy.root, before, RESTORE)
 
 
-def _spoil(stage: Stage) -> None:
-    """Damage a pack and a manifest, and lose another pack with its directory; `whole` is a copy from before."""
-    shutil.copytree(stage.root, stage.base / "whole")
-    damaged, lost, *_ = packs(Repository.open(stage.root))
-    flip(damaged, 100)
-    lost.unlink()
-    lost.parent.rmdir()
-    flip(next(stage.root.glob("checkpoints/*/manifest.json")), 20)
-
-
 def test_killed_while_it_mends(stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     for moment in _moments(_steps(stage, forked, REPAIR)):
         with stage.copy() as copy:
-            _spoil(copy)
+            spoil(copy)
             lost = set(verify(Repository.open(copy.root)).lost)
             order = Order(REPAIR.act, str(copy.root), copy.arguments(REPAIR), kill_at=moment)
             assert forked.status(order) == -signal.SIGKILL, moment

@@ -8,13 +8,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from image_sets import Area, ImageSet, write_set
 from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
-from stages import ACTS, Act, Stage, build, check, memory_directory
+from stages import ACTS, REPAIR, Act, Stage, build, check, memory_directory, spoil
 from writer import Entry, Order, Writers, writers
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import CheckpointId
-from crckpt.store import Repository, Tag, verify
+from crckpt.model import PAGE_SIZE, CheckpointId
+from crckpt.store import Repository, Tag, repair, verify
 
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 
@@ -93,6 +94,45 @@ def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> N
                 check(found, before, act)
 
 
+def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers) -> None:
+    before = Repository.open(stage.root).checkpoints()
+    act = Act("ingest", "ingest", ("/large", "large"), adds=1)
+    pages = tuple(number.to_bytes(PAGE_SIZE) for number in range(1, 4500))
+    with stage.copy() as copy:
+        write_set(copy.base / "large", ImageSet({"pagemap-7.img": [Area(0, pages)]}))
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, act)
+        names = [entry.name for entry in entries]
+        assert names.count("pack.rename") == 2
+        begin = names.index("pack.rename")
+        _apply(disk, entries[:begin], copy.root)
+        for number in prefixes(entries[begin:], disk, copy.root):
+            for found in _cuts(disk, number):
+                if begin + number == len(entries):
+                    assert _promise(found) == _promise(copy.root)
+                check(found, before, act)
+
+
+def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) -> None:
+    """No more is lost than before, and what it said to be mended stays so; another repair ends the work."""
+    before = Repository.open(stage.root).checkpoints()
+    with stage.copy() as copy:
+        spoil(copy)
+        lost = set(verify(Repository.open(copy.root)).lost)
+        disk = Disk(copy.root)
+        entries = _recorded(forked, copy, REPAIR)
+        assert lost == {checkpoint.id for checkpoint in before}
+        for number in prefixes(entries, disk, copy.root):
+            for found in _cuts(disk, number):
+                repository = Repository.open(found)
+                damages = verify(repository)
+                assert set(damages.lost) <= lost
+                if number == len(entries):
+                    assert damages.damages == ()
+                assert repair(repository, source=Repository.open(copy.base / "whole")).now.damages == ()
+                check(found, before, REPAIR)
+
+
 def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers) -> None:
     with memory_directory() as base:
         disk = Disk(base)
@@ -164,12 +204,16 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
         *((ACTS[3], name) for name in ("tag.sync", "tag.sync-directory", "tag-directory.sync-directory")),
         (RM, "doomed.sync-directory"),
         (RM, "tag.sync-directory"),
+        *((REPAIR, name) for name in ("manifest.sync", "manifest.sync-directory", "pack.sync", "pack.sync-directory")),
+        (REPAIR, "pack-directory.sync-directory"),
     ],
     ids=str,
 )
 def test_without_a_sync_something_is_lost(act: Act, name: str, stage: Stage, forked: Writers) -> None:
     """The cuts of these tests find a sync that is missing."""
     with stage.copy() as copy:
+        if act == REPAIR:
+            spoil(copy)
         disk = Disk(copy.root)
         entries = _recorded(forked, copy, act)
         _apply(disk, [entry for entry in entries if entry.name != name], copy.root)

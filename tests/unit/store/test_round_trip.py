@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import stat
 import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 from image_sets import (
     Area,
     ImageSet,
@@ -25,6 +38,8 @@ from image_sets import (
     store,
     write_set,
 )
+from stages import superfluous
+from writer import Order, Writers, writers
 
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, details_of, file_names, ingest, materialise, read_file, repair, verify
@@ -47,6 +62,10 @@ FILES = ("core-100.img", "files.img", "ghost-file-1.img", "pages-9.img", "tmpfs-
 sets = st.builds(
     ImageSet, st.dictionaries(st.sampled_from(MAPS), areas), st.dictionaries(st.sampled_from(FILES), contents)
 )
+seeds = st.integers(0, 1 << 32)
+crashes = st.none() | seeds
+"""What picks the step before which the crash is; None: there is none."""
+Stored = CheckpointId | MultipleResults[CheckpointId]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -62,8 +81,12 @@ def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Any order of dumps, removals, collections and repairs: what is kept comes back, nothing else stays for long."""
+    """Any order of dumps, removals, collections, repairs and crashes in the middle of them.
 
+    What is kept comes back, nothing else stays for long.
+    """
+
+    forked: Writers
     kept: Bundle[CheckpointId] = Bundle("kept")
 
     def __init__(self) -> None:
@@ -75,38 +98,65 @@ class Lives(RuleBasedStateMachine):
         self.heap: list[int] = []
         self.copies: list[Repository] = []
 
-    @rule(target=kept, images=sets, job=st.sampled_from(("one", "two")))
-    def dump(self, images: ImageSet, job: str) -> CheckpointId:
-        return self.stored(images, job)
+    @rule(target=kept, images=sets, job=st.sampled_from(("one", "two")), crash=crashes)
+    def dump(self, images: ImageSet, job: str, crash: int | None) -> Stored:
+        return self.stored(images, job, crash)
 
-    @rule(target=kept, every=st.integers(2, 9), offset=st.integers(0, 8), more=st.integers(0, 30))
-    def dump_of_a_heap(self, every: int, offset: int, more: int) -> CheckpointId:
+    @rule(target=kept, every=st.integers(2, 9), offset=st.integers(0, 8), more=st.integers(0, 30), crash=crashes)
+    def dump_of_a_heap(self, every: int, offset: int, more: int, crash: int | None) -> Stored:
         """Of one program again and again: some pages are rewritten, so that others are copied forward."""
         fresh = 1000 * (self.dumps + 1)
         self.heap = self.heap or list(range(100_000, 100_000 + 150))
         self.heap[offset::every] = range(fresh, fresh + len(self.heap[offset::every]))
         self.heap += range(fresh + 500, fresh + 500 + more)
-        return self.stored(ImageSet({"pagemap-100.img": [area(5, *self.heap)]}), "heap")
+        return self.stored(ImageSet({"pagemap-100.img": [area(5, *self.heap)]}), "heap", crash)
 
-    def stored(self, images: ImageSet, job: str) -> CheckpointId:
+    def stored(self, images: ImageSet, job: str, crash: int | None) -> Stored:
+        """After a crash it is there completely, or not at all."""
         self.dumps += 1
         directory = write_set(self.base / f"set-{self.dumps}", images)
-        checkpoint = ingest(self.repository, directory, described(job))
+        if crash is None:
+            ingest(self.repository, directory, described(job))
+        else:
+            self.crash(crash, "ingest", str(directory), job, datetime.now(UTC).isoformat())
+        new = [checkpoint for checkpoint in self.repository.checkpoints() if checkpoint.id not in self.expected]
+        if crash is not None and not new:
+            return multiple()
+        (checkpoint,) = new
         self.expected[checkpoint.id] = files_of(directory)
         numbers = checkpoint.statistics
         assert numbers.copied_bytes <= PER_NEW * numbers.new_bytes
         return checkpoint.id
 
-    @rule(doomed=consumes(kept))
-    def remove(self, doomed: CheckpointId) -> None:
-        self.repository.remove([doomed])
+    @rule(target=kept, doomed=consumes(kept), crash=crashes)
+    def remove(self, doomed: CheckpointId, crash: int | None) -> Stored:
+        if crash is None:
+            self.repository.remove([doomed])
+        else:
+            self.crash(crash, "rm", doomed)
+            if doomed in self.repository.ids():
+                return doomed
         del self.expected[doomed]
+        return multiple()
 
     @rule()
     def collect(self) -> None:
         self.repository.gc()
-        named = {use.digest for checkpoint in self.repository.checkpoints() for use in checkpoint.packs}
-        assert {path.stem for path in (self.repository.root / "packs").glob("*/*")} == named
+        assert superfluous(self.repository) == set()
+
+    @rule(seed=seeds)
+    def collect_and_crash(self, seed: int) -> None:
+        self.crash(seed, "gc")
+
+    def crash(self, seed: int, act: str, *arguments: str) -> None:
+        """Let a writer do this, and kill it before one of its steps; a copy of the store says which they are."""
+        with tempfile.TemporaryDirectory() as name:
+            copy = shutil.copytree(self.repository.root, Path(name) / "store")
+            taken = [entry.name for entry in self.forked.recorded(Order(act, str(copy), arguments), Path(name) / "log")]
+        at = Random(seed).randrange(len(taken))
+        moment = f"{taken[at]}:{taken[: at + 1].count(taken[at])}"
+        order = Order(act, str(self.repository.root), arguments, kill_at=moment)
+        assert self.forked.status(order) == -signal.SIGKILL
 
     @rule()
     def verify(self) -> None:
@@ -121,9 +171,9 @@ class Lives(RuleBasedStateMachine):
         self.copies.append(Repository.open(copy))
 
     @precondition(lambda self: self.copies and self.expected)
-    @rule(data=st.data(), share=st.floats(0, 1, exclude_max=True))
-    def damage_and_mend(self, data: st.DataObject, share: float) -> None:
-        """What an older copy of the store has of it is mended; the rest stays as it was."""
+    @rule(data=st.data(), share=st.floats(0, 1, exclude_max=True), crash=crashes)
+    def damage_and_mend(self, data: st.DataObject, share: float, crash: int | None) -> None:
+        """What an older copy of the store has of it is mended, if need be at the second try; the rest is as it was."""
         files = sorted((*packs(self.repository), *self.repository.root.glob("checkpoints/*/manifest.json")))
         path, copy = data.draw(st.sampled_from(files)), data.draw(st.sampled_from(self.copies))
         offset = int(share * path.stat().st_size)
@@ -131,6 +181,9 @@ class Lives(RuleBasedStateMachine):
         flip(path, offset)
         there = copy.root / path.relative_to(self.repository.root)
         lost = set(verify(self.repository).lost)
+        if crash is not None:
+            self.crash(crash, "repair", str(copy.root))
+            assert set(verify(self.repository).lost) <= lost
         done = repair(self.repository, source=copy)
         assert set(done.now.lost) == (set() if there.exists() else lost)
         assert set(done.restorable) == self.expected.keys() - set(done.now.lost)
@@ -155,8 +208,16 @@ class Lives(RuleBasedStateMachine):
         assert {checkpoint.id for checkpoint in self.repository.checkpoints()} == self.expected.keys()
 
     def teardown(self) -> None:
-        assert verify(self.repository).damages == ()
+        self.verify()
+        self.collect()
         shutil.rmtree(self.base)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Those that crash. It takes time to start."""
+    with writers() as Lives.forked:
+        yield
 
 
 TestLives = Lives.TestCase

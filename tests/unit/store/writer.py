@@ -22,10 +22,10 @@ from image_sets import described
 
 from crckpt.host import steps
 from crckpt.model import JobName
-from crckpt.store import Repository, ingest, materialise, repair
+from crckpt.store import Repository, ingest, load, materialise, repair
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
-"""When checkpoints of writers were created: after all that tests make themselves."""
+"""When checkpoints of writers were created, if not said: after all that tests make themselves."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def _entries(log: Path) -> Iterator[Entry]:
                 yield Entry(name, tuple(paths), content.encode("latin-1"))
 
 
-def _dump(repository: Repository, images: str, job: str) -> None:
-    ingest(repository, Path(images), described(job, created=LATER))
+def _dump(repository: Repository, images: str, job: str, created: str = LATER.isoformat()) -> None:
+    ingest(repository, Path(images), described(job, created=datetime.fromisoformat(created)))
 
 
 def _tag(repository: Repository, ref: str, name: str) -> None:
@@ -169,6 +169,7 @@ def _obeyed(order: Order, into: int) -> int:
 
 
 def _serve() -> None:
+    load()
     for line in sys.stdin.buffer:
         order = Order(**json.loads(line))
         out, into = os.pipe()
