@@ -77,6 +77,7 @@ def dump(
 
     `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
     """
+    from contextlib import suppress
     from dataclasses import replace
 
     from crckpt.host.background import continued_in_background
@@ -97,7 +98,9 @@ def dump(
         let_go = continued_in_background()
 
         def running(result: Dumped) -> None:
-            say(result)
+            # Who listened may have gone: that must not end what is done in the background.
+            with suppress(OSError):
+                say(result)
             let_go()
 
         perform(request, context, running)

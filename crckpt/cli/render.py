@@ -44,15 +44,20 @@ def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) 
         sys.stdout.flush()
         return
     if isinstance(shown.text, Iterator):
-        sys.stdout.writelines(shown.text)
-        sys.stdout.flush()
+        stream = sys.stderr if to_stderr else sys.stdout
+        stream.writelines(shown.text)
+        stream.flush()
         return
     from rich.console import Console
 
     console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _WIDTH_ELSEWHERE
-    shown.text(console)
+    try:
+        shown.text(console)
+    except SystemExit as error:
+        # What rich makes of a pipe that nobody reads any more.
+        raise BrokenPipeError from error
 
 
 def error_document(command: str, error: CrckptError) -> dict[str, object]:
@@ -154,10 +159,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, object]:
     }
 
 
-def warned(console: Console, findings: Iterable[Finding | str]) -> None:
-    """Findings that do not stop the operation."""
-    for finding in findings:
-        console.print(f"[yellow]note[/] {escaped(str(finding))}")
+def noted(findings: Iterable[Finding | str]) -> Iterator[str]:
+    """Findings that do not stop the operation, as lines."""
+    return (f"note {on_one_line(str(finding))}\n" for finding in findings)
 
 
 def escaped(text: str) -> str:
@@ -184,34 +188,32 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         "checkpoint": None if checkpoint is None else summary(checkpoint),
     }
 
-    def text(console: Console) -> None:
-        warned(console, result.criu.passed_over)
-        warned(console, result.plan.warnings)
+    def text() -> Iterator[str]:
+        yield from noted(result.criu.passed_over)
+        yield from noted(result.plan.warnings)
         if verbose or (checkpoint is None and not result.pending):
             for reason in result.plan.reasons:
-                console.print(f"{reason.option}: {escaped(reason.why)}")
-            console.print(escaped(shlex.join(result.command)))
+                yield f"{reason.option}: {reason.why}\n"
+            yield f"{shlex.join(result.command)}\n"
         if result.pending:
-            console.print(
-                f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on, "
-                f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}"
-            )
+            yield f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on\n"
+            yield f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}\n"
             return
         if checkpoint is None:
-            console.print(f"nothing stands against a checkpoint of PID {result.pid} as {result.job}")
+            yield f"nothing stands against a checkpoint of PID {result.pid} as {result.job}\n"
             return
         numbers = checkpoint.statistics
-        console.print(
-            f"[bold]{short(checkpoint.id)}[/]  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
+        yield (
+            f"{short(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
             f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images, "
-            f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored"
+            f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored\n"
         )
         end = "the tree has ended" if result.stop else "the tree runs on"
-        console.print(f"{end}; bring it back with: crckpt restore {checkpoint.job}")
+        yield f"{end}; bring it back with: crckpt restore {checkpoint.job}\n"
         if result.unreaped:
-            console.print(f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}")
+            yield f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}\n"
 
-    return Shown(document, text)
+    return Shown(document, text())
 
 
 def restored(result: Restored, *, verbose: bool, program_status: int | None = None) -> Shown:
@@ -228,20 +230,20 @@ def restored(result: Restored, *, verbose: bool, program_status: int | None = No
         "program_status": program_status,
     }
 
-    def text(console: Console) -> None:
+    def text() -> Iterator[str]:
         for bad, reason in result.passed_over:
-            console.print(f"[yellow]passed over[/] {short(bad)}: {escaped(reason)}")
-        warned(console, result.criu.passed_over)
-        warned(console, result.verdict.warnings)
+            yield f"passed over {short(bad)}: {on_one_line(reason)}\n"
+        yield from noted(result.criu.passed_over)
+        yield from noted(result.verdict.warnings)
         if verbose:
-            console.print(escaped(shlex.join(result.command)))
+            yield f"{shlex.join(result.command)}\n"
         named = f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})"
         if result.pid is None:
-            console.print(f"nothing stands against a restore of {named}")
+            yield f"nothing stands against a restore of {named}\n"
         else:
-            console.print(f"restored {named} as PID {result.pid} in {duration(result.restore_ms)}")
+            yield f"restored {named} as PID {result.pid} in {duration(result.restore_ms)}\n"
 
-    return Shown(document, text)
+    return Shown(document, text())
 
 
 def diagnosed(result: Diagnosis) -> Shown:

@@ -24,8 +24,8 @@ from crckpt.images.wire import Message
 Images = Callable[[str], Iterator[memoryview] | None]
 """The content of an image file in parts; None if there is no such file.
 
-Each part must stay as it is until parts of PIPE_SIZE bytes more have been asked for, those at the end until the
-streamer is closed: pipes refer to their pages.
+Pipes refer to the pages of parts that are writable memory. These must stay as they are until parts of PIPE_SIZE bytes
+more have been asked for; so the last PIPE_SIZE bytes are to be read-only.
 """
 
 _SOCKET: Final = "streamer-serve.sock"
@@ -69,32 +69,37 @@ class Streamer:
             connection, _ = self._listener.accept()
         except OSError:
             return  # CRIU has ended without it
-        with connection:
-            while (request := _received(connection)) is not None:
-                feeder = self._answer(connection, Message(request, "CRIU's request").text(_NAME))
-                if feeder is not None:
-                    feeders.append(feeder)
-        for feeder in feeders:
-            feeder.join()
+        try:
+            with connection:
+                while (request := _received(connection)) is not None:
+                    feeders += self._answer(connection, Message(request, "CRIU's request").text(_NAME))
+        # Whatever it was: CRIU sees the connection end and undoes its work, and then it is raised.
+        except BaseException as error:
+            self._failure = self._failure or error
+        finally:
+            for feeder in feeders:
+                feeder.join()
 
-    def _answer(self, connection: socket.socket, name: str) -> threading.Thread | None:
+    def _answer(self, connection: socket.socket, name: str) -> tuple[threading.Thread, ...]:
         image = self._images(name)
         answer = _MISSING if image is None else _EXISTS
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
-            return None
+            return ()
         # CRIU splices other files, and only from these it copies.
         kind = {"lent": name.startswith("pages-")}
         feeder = threading.Thread(target=self._feed, args=(image, _descriptor(connection)), kwargs=kind, daemon=True)
         feeder.start()
-        return feeder
+        return (feeder,)
 
     def _feed(self, image: Iterator[memoryview], pipe: int, *, lent: bool) -> None:
         try:
             pipes.widen(pipe)
             for content in image:
                 put = pipes.lend if lent and not content.readonly else pipes.write
-                while content and not interrupt_is_waiting():
+                while content:
+                    if interrupt_is_waiting():
+                        return
                     content = content[put(pipe, content) :]
         except BrokenPipeError:
             pass  # CRIU has what it wants of it, or has failed and says why

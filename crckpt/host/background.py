@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from crckpt.errors import Interrupted
@@ -28,12 +29,15 @@ def continued_in_background() -> Callable[[], None]:
     os.setsid()
 
     def let_go() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Who listened may have gone.
+        with suppress(OSError):
+            sys.stdout.flush()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        os.write(writing, b".")
+        os.chdir("/")
+        with suppress(BrokenPipeError):
+            os.write(writing, b".")
         os.close(writing)
 
     return let_go

@@ -25,10 +25,10 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
-from crckpt.ops.failures import explained, refused
+from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.preflight.room import Room, shortages
-from crckpt.store import Checkpoint, NewCheckpoint, Repository, check_name, ingest, load, staged
+from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, check_name, ingest, load, staged
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -90,7 +90,10 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path
-                staging = stack.enter_context(staged(context.staging)) if context.staging else work
+                staging = work
+                if context.staging is not None:
+                    staging = stack.enter_context(staged(context.staging))
+                    (work / STAGING).symlink_to(staging)
                 paths = _paths(work, staging)
             stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
@@ -222,7 +225,10 @@ def _left_running(subject: _Subject, repository: Repository, paths: Paths, runni
     alone = subject.request.asynchronous
     with interrupts_let_in(), repository.announced(new.job, new.created, new.run_id, alone=alone):
         running(replace(done, pending=True))
-        return replace(done, checkpoint=_committed(subject, repository, paths, new))
+        try:
+            return replace(done, checkpoint=_committed(subject, repository, paths, new))
+        except OSError as error:
+            raise as_ours(error, DumpFailed, "the dump") from error
 
 
 def _held_until_committed(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:

@@ -35,7 +35,9 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     # One that was stored a moment before its crckpt was killed is not lost.
     stored = {checkpoint.run_id for checkpoint in everything}
     pending = tuple(
-        one for one in repository.pending() if job in (None, one.job) and not (one.lost and one.run_id in stored)
+        one
+        for one in repository.pending()
+        if job in (None, one.job) and not (one.lost and one.run_id and one.run_id in stored)
     )
     if job is not None and not found and not pending:
         repository.resolve(job)  # says which names are near

@@ -75,10 +75,11 @@ from crckpt.store.refs import Tag
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
-from crckpt.store.transaction import Transaction, staged
+from crckpt.store.transaction import STAGING, Transaction, staged
 from crckpt.store.verify import Damage, Verified, verify
 
 __all__ = [
+    "STAGING",
     "Checkpoint",
     "Collected",
     "Damage",

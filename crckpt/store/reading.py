@@ -39,8 +39,8 @@ _FRAMES_AT_ONCE: Final = 8
 _MOST_FRAMES: Final = 1024
 """Unpacked frames that are kept for all files together: 256 MiB of memory."""
 
-_FEWEST_FRAMES: Final = 16
-"""But so many, 4 MiB, for each file."""
+_FEWEST_FRAMES: Final = 8
+"""But so many, 2 MiB, for each file; as much again is for pages that pipes refer to."""
 
 _PIECE: Final = np.dtype([("pack", "<u4"), ("frame", "<u8"), ("start", "<u4"), ("count", "<u4"), ("to", "<u8")])
 """`count` pages from page `start` of a frame on are pages `to` and following of the file."""
@@ -60,9 +60,9 @@ _Pieces = npt.NDArray[np.void]
 class Reader:
     """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
 
-    `files` are all of them, `total` their size in bytes. What was given stays as it is until PIPE_SIZE bytes more of
-    its file were asked for, at the end until the reader is closed: so it can be lent to pipes. Every method raises
-    IntegrityError, naming the checkpoint, pack and frame, on any damage.
+    `files` are all of them, `total` their size in bytes. It takes up to 256 MiB of memory, and some 4 MiB for each file
+    that is read at the same time. Every method raises IntegrityError, naming the checkpoint, pack and frame, on any
+    damage.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -71,8 +71,6 @@ class Reader:
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
         self._one_at_a_time = threading.Lock()
-        # With their memory, to which pipes may refer when a file has been read to its end.
-        self._plans: list[_Plan] = []
         self._begun: tuple[str, _Plan] | None = None
 
     def __enter__(self) -> Reader:
@@ -92,12 +90,16 @@ class Reader:
                 self._begun = largest.name, plan
 
     def image(self, name: str) -> Iterator[memoryview] | None:
-        """The content of an image file, in parts; None if there is no such file."""
+        """The content of an image file, in parts, to be put into a pipe; None if there is no such file.
+
+        A part that is writable memory stays as it is until PIPE_SIZE bytes more were asked for: so a pipe can refer to
+        it. The last PIPE_SIZE bytes are read-only copies: memory is used again once a file was read to its end.
+        """
         file = self._contents.index.find(name)
         return None if file is None else self._filled(file)
 
     def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
-        """(offset, content) of all that is not zero, in order."""
+        """(offset, content) of all that is not zero, in order; each is good until the next is asked for."""
         if file.bytes <= _SMALL:
             with self._one_at_a_time:
                 content = self._contents.read(file)
@@ -116,15 +118,18 @@ class Reader:
             else:
                 share = _MOST_FRAMES * file.bytes // self.total
                 plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES), self._pool)
-                self._plans.append(plan)
         return plan
 
     def _filled(self, file: StoredFile) -> Iterator[memoryview]:
         done = 0
         for offset, content in self.parts(file):
             yield from _zeros(offset - done)
-            yield content
             done = offset + len(content)
+            lent = max(0, min(len(content), file.bytes - PIPE_SIZE - offset))
+            if lent:
+                yield content[:lent]
+            if lent < len(content):
+                yield memoryview(bytes(content[lent:]))
         yield from _zeros(file.bytes - done)
 
 

@@ -15,7 +15,7 @@ from crckpt.store.layout import Layout
 from crckpt.store.names import ID
 from crckpt.store.owner import read_owner
 from crckpt.store.refs import read_tags, remove_tag
-from crckpt.store.transaction import dead_transactions
+from crckpt.store.transaction import abandoned_staging, dead_transactions
 
 _SECTOR = 512
 
@@ -32,7 +32,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Collected:
-    """What gc removed, or would remove: packs by digest, everything else by path in the store; `bytes` on disk."""
+    """What gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on disk."""
 
     packs: tuple[str, ...]
     leftovers: tuple[str, ...]
@@ -76,7 +76,7 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
         sync_directory(layout.checkpoints, "garbage")
         for path in (*leftovers, *packs):
             _remove(path)
-    shown = tuple(str(path.relative_to(layout.root)) for path in leftovers)
+    shown = tuple(str(path).removeprefix(f"{layout.root}/") for path in leftovers)
     return Collected(tuple(path.stem for path in packs), shown, freed)
 
 
@@ -89,8 +89,11 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
     without_manifest = (path for path in layout.checkpoints.iterdir() if not (path / "manifest.json").exists())
     records = (path for path in layout.locks.iterdir() if not _is_held(path))
     orphans = (path for path in layout.fingerprints.iterdir() if path.name not in packs)
+    dead = dead_transactions(layout.transactions)
     return (
-        *dead_transactions(layout.transactions),
+        # Before the links that lead there.
+        *(path for transaction in dead for path in abandoned_staging(transaction)),
+        *dead,
         *sorted(path for path in without_manifest if ID.fullmatch(path.name)),
         *sorted(records),
         # Whoever stores a checkpoint holds the lock, too: these are lost.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crckpt.host.files import make_private_directory, remove_tree
+from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, remove_tree
 from crckpt.host.signals import interrupts_put_off
 from crckpt.store.owner import read_owner, write_owner
 
@@ -44,6 +46,9 @@ def _remove(path: Path) -> None:
         remove_tree(path, "transaction")
 
 
+STAGING = "staging"
+"""The link in a transaction to where its images are, if they are not in the store."""
+
 _STAGED = "crckpt-"
 
 
@@ -54,11 +59,31 @@ def staged(directory: Path) -> Iterator[Path]:
     What crckpts that were killed have left there is removed first.
     """
     for path in directory.glob(f"{_STAGED}*"):
-        owner = read_owner(path / "owner.json")
-        if owner is not None and not owner.is_alive:
+        if _is_abandoned(path):
             _remove(path)
     with transaction(directory, _STAGED) as begun:
         yield begun.path
+
+
+def abandoned_staging(path: Path) -> tuple[Path, ...]:
+    """What a dead transaction has left in a directory that is not the store's: where its link `staging` leads."""
+    link = path / STAGING
+    return (link.readlink(),) if link.is_symlink() and _is_abandoned(link.readlink()) else ()
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether it was staged by a crckpt of ours that is dead. Others may write beside it: it must be private to us."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    if not path.name.startswith(_STAGED) or found.st_uid != os.geteuid():
+        return False
+    if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != PRIVATE_DIRECTORY:
+        return False
+    owner = read_owner(path / "owner.json")
+    # Of another host nobody knows here whether it lives.
+    return owner is not None and owner.host == platform.node() and not owner.is_alive
 
 
 def dead_transactions(directory: Path) -> tuple[Path, ...]:

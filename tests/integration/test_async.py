@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from stopped import JOB, program, staging
 from trees import Tree, runs, started, wait_for
 
@@ -111,6 +113,14 @@ def test_what_fails_before_the_tree_runs_on_is_said(crckpt: Crckpt, tree: Tree) 
     assert said.document["error"]["code"] == REFUSED
     assert "--async" in crckpt.run("dump", str(tree.pid), JOB, "--stop", "--async", status=USAGE).err
     assert not crckpt.store.exists()
+
+
+def test_nobody_needs_to_listen(crckpt: Crckpt, tree: Tree) -> None:
+    """Output that cannot be written does not cost the checkpoint."""
+    with Path("/dev/full").open("w") as full:
+        words = [str(PROGRAM), "dump", str(tree.pid), JOB, "--async"]
+        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=full, env=crckpt.environment, check=True, timeout=60)
+    wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1 and not _state(crckpt), WITHIN_S, "it to be stored")
 
 
 def test_the_document_says_that_it_is_committing(crckpt: Crckpt, tree: Tree) -> None:

@@ -60,6 +60,27 @@ def test_what_a_killed_dump_has_left_is_removed_by_the_next(crckpt: Crckpt, tree
     assert staging(crckpt) == ()
 
 
+def test_gc_removes_what_a_killed_dump_has_left_elsewhere(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+    crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
+    (left,) = elsewhere.glob("crckpt-*")
+    assert str(left) in crckpt.run("gc", "--json").document["result"]["leftovers"]
+    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    assert staging(crckpt) == ()
+
+
+def test_what_others_may_write_to_is_left_alone(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    """In a directory for all, somebody might lead us to remove what we did not make, or to wait for ever."""
+    for name, mode in (("crckpt-theirs", 0o700), ("crckpt-open", 0o755)):
+        (elsewhere / name).mkdir()
+        (elsewhere / name).chmod(mode)
+        os.mkfifo(elsewhere / name / "owner.json")
+    os.chown(elsewhere / "crckpt-theirs", 65534, 65534)
+    (elsewhere / "crckpt-link").symlink_to(crckpt.store)
+    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+    assert len(list(elsewhere.glob("crckpt-*"))) == 3
+
+
 def test_a_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere), "--stop")
     with _mounted(elsewhere, "60m,noexec"):

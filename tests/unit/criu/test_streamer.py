@@ -114,6 +114,18 @@ def test_damage_cuts_the_file_short_and_is_raised(tmp_path: Path) -> None:
             streamer.check()
 
 
+def test_damage_of_a_file_that_is_only_asked_for_is_raised(tmp_path: Path) -> None:
+    def damaged(_: str) -> Iterator[memoryview]:
+        raise IntegrityError("frame 7: its SHA-256 does not match")
+
+    with connected(tmp_path, damaged) as (streamer, client):
+        with pytest.raises(AssertionError):
+            client.open("files.img")
+        streamer.close()
+        with pytest.raises(IntegrityError, match="frame 7"):
+            streamer.check()
+
+
 def test_criu_may_stop_reading(tmp_path: Path) -> None:
     with connected(tmp_path) as (streamer, client):
         pipe = client.open("pages-1.img")

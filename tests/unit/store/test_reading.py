@@ -72,6 +72,7 @@ def test_any_order_in_little_memory(
         patched.setattr(reading, "_FEWEST_FRAMES", frames)
         patched.setattr(reading, "_PAGES_IN_PART", 16)
         patched.setattr(reading, "_LENT_PAGES", lent)
+        patched.setattr(reading, "PIPE_SIZE", lent * PAGE_SIZE)
         assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
         assert restored(repository, checkpoint, base) == files_of(base / "images-1")
 
