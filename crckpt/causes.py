@@ -6,7 +6,6 @@ the sentence. A cause without a pattern is seen by the preflight only.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 
@@ -17,7 +16,7 @@ class Cause:
     key: str
     says: str
     remedy: str
-    pattern: re.Pattern[str] | None = None
+    pattern: str = ""
     source: str = ""
 
     def told(self, **values: object) -> Finding:
@@ -48,133 +47,129 @@ def cause(key: str) -> Cause:
     return _BY_KEY[key]
 
 
-def _cause(key: str, says: str, remedy: str, pattern: str = "", source: str = "") -> Cause:
-    return Cause(key, says, remedy, re.compile(pattern) if pattern else None, source)
-
-
 _ONLY_PREFLIGHT = (
-    _cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
-    _cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
-    _cause(
+    Cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
+    Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
+    Cause(
         "ancestor",
         "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
         "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
     ),
-    _cause(
+    Cause(
         "disk",
         "the images of the tree take about {needed}, and {directory} has {free} free",
         "free space (crckpt rm, crckpt gc), or let them lie elsewhere: --staging DIR",
     ),
-    _cause(
+    Cause(
         "memory",
         "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",
         "end something else, or let the images lie on a disk: --staging DIR",
     ),
-    _cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
-    _cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
-    _cause(
+    Cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
+    Cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
+    Cause(
         "zombie",
         "process {pid} ({comm}) has ended and waits to be reaped by its parent {ppid}",
         "there is nothing left to save; give the PID of a living program",
     ),
-    _cause(
+    Cause(
         "traced",
         "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one can trace at a time",
         "end the debugger or strace first: kill {tracer}",
     ),
-    _cause(
+    Cause(
         "being-dumped",
         "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
         "try again when that is done",
     ),
-    _cause(
+    Cause(
         "container",
         "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
         "checkpoint it with its container engine, for example: podman container checkpoint",
     ),
-    _cause(
+    Cause(
         "mount-namespace",
         "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
         "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",
     ),
-    _cause(
+    Cause(
         "nested-namespace",
         "process {pid} has a {kind} namespace of its own inside the tree",
         "checkpoint the program inside that namespace by itself",
         r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
         "criu/namespaces.c:460",
     ),
-    _cause(
+    Cause(
         "tcp",
         "PID {pid} has fd {fd} connected over TCP: {local} -> {remote} ({status})",
         "choose: --tcp keep (the connection is frozen and goes on) or --tcp close (the program sees it closed)",
     ),
-    _cause(
+    Cause(
         "outside-pipe",
         "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is {end}",
         "",
     ),
-    _cause(
+    Cause(
         "link-remap",
         "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
         "use --stop, or close the file",
     ),
-    _cause(
+    Cause(
         "foreign-limits",
         "process {pid} ({comm}) runs as user {uid}, whose limits cannot be read without CAP_SYS_RESOURCE",
         "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
     ),
-    _cause(
+    Cause(
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
         "read takes all",
         "",
     ),
-    _cause(
+    Cause(
         "network-lock", "this CRIU cannot hold packets back by nftables, which --tcp keep needs", "scripts/install-criu"
     ),
-    _cause(
+    Cause(
         "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
     ),
-    _cause(
+    Cause(
         "pid-unreaped",
         "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
         "end the parent, or use --new-pid-namespace",
     ),
-    _cause("file-missing", "{path} is missing ({use})", "put it back"),
-    _cause(
+    Cause("file-missing", "{path} is missing ({use})", "put it back"),
+    Cause(
         "file-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use})",
         "--grown rewind cuts it back (what came after is kept beside it)",
     ),
-    _cause(
+    Cause(
         "log-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}, append only)",
         "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
     ),
-    _cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
-    _cause(
+    Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
+    Cause(
         "file-rewound",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
         "what came after is kept beside it",
     ),
-    _cause(
+    Cause(
         "file-shrunk",
         "{path} has {now} bytes, at the checkpoint it had {size} ({use})",
         "put back the file as it was at {created}",
     ),
-    _cause(
+    Cause(
         "file-replaced",
         "{path} is another build than at the checkpoint ({use})",
         "install the build with id {build_id} again",
     ),
-    _cause("file-kind", "{path} is a {now} now, at the checkpoint it was a {was} ({use})", "put back what was there"),
-    _cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
-    _cause(
+    Cause("file-kind", "{path} is a {now} now, at the checkpoint it was a {was} ({use})", "put back what was there"),
+    Cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),
-    _cause("port-taken", "TCP port {address} is taken by another program", "end it: ss -ltnp 'sport = :{port}'"),
-    _cause(
+    Cause("port-taken", "TCP port {address} is taken by another program", "end it: ss -ltnp 'sport = :{port}'"),
+    Cause(
         "terminal",
         "the tree was started from a terminal and wants one",
         "restore it from a terminal, without --detach",
@@ -182,77 +177,77 @@ _ONLY_PREFLIGHT = (
 )
 
 _FROM_LOG = (
-    _cause(
+    Cause(
         "inside",
         "crckpt itself runs inside the tree: to freeze it would freeze crckpt",
         "start crckpt from elsewhere, for example with setsid --fork",
         r"The criu itself is within dumped tree",
         "compel/src/lib/infect.c:260",
     ),
-    _cause(
+    Cause(
         "io-uring",
         "the program uses io_uring, which cannot be checkpointed",
         "run it without io_uring (Node: UV_USE_IO_URING=0)",
         r"send_fds failed \(-22\)|anon_inode:\[io_uring\]",
         "criu/pie/parasite.c:588",
     ),
-    _cause(
+    Cause(
         "secretmem",
         "the program has secret memory (memfd_secret), which nobody else can read",
         "run it without secret memory",
         r"Unknown shit \d+ \(/secretmem",
         "criu/proc_parse.c:502",
     ),
-    _cause(
+    Cause(
         "device",
         "fd {fd} is a device or special file that CRIU cannot save: {what}",
         "close it in the program, or use a CRIU plugin for it",
         r"Can't dump file (?P<fd>\d+) of that type \[\d+\] \((?P<what>.*)\)",
         "criu/files-ext.c:94",
     ),
-    _cause(
+    Cause(
         "device-map",
         "PID {pid} maps a device at {address}",
         "use a CRIU plugin for the device (GPU), or unmap it",
         r"Can't handle non-regular mapping on (?P<pid>\d+)'s map (?P<address>[0-9a-f]+)",
         "criu/proc_parse.c:663",
     ),
-    _cause(
+    Cause(
         "map-gone",
         "a mapped file cannot be reached: {path}",
         "dump as root in the mount namespace of the program",
         r"Can't open mapped \[(?P<path>.*)\]|Can't open (?:\d+)'s mapfile link",
         "criu/proc_parse.c:738",
     ),
-    _cause(
+    Cause(
         "tcp-established",
         "the tree has an established TCP connection",
         "choose: --tcp keep or --tcp close",
         r"Connected TCP socket, consider using|Connected TCP socket in image|Need to set the --tcp-close",
         "criu/sk-inet.c:200",
     ),
-    _cause(
+    Cause(
         "tcp-in-flight",
         "a TCP connection waits to be accepted by the program",
         "try again in a moment",
         r"In-flight connection",
         "criu/sk-inet.c:185",
     ),
-    _cause(
+    Cause(
         "protocol",
         "a socket speaks IP protocol {number}, which CRIU cannot save (262 is MPTCP)",
         "for MPTCP in Go programs: GODEBUG=multipathtcp=0",
         r"Unsupported proto (?P<number>\d+)",
         "criu/sk-inet.c:137",
     ),
-    _cause(
+    Cause(
         "socket-family",
         "a socket of family {number} cannot be saved (40 vsock, 38 crypto, 29 CAN)",
         "close it in the program",
         r"Unknown socket collected \(family (?P<number>\d+)\)",
         "criu/sockets.c:767",
     ),
-    _cause(
+    Cause(
         "unix-outside",
         "a unix socket is connected to a process outside the tree",
         "checkpoint the parent of both, or close the connection",
@@ -260,182 +255,182 @@ _FROM_LOG = (
         r"|Unix socket \S+ with(?:out| unreachable) peer",
         "criu/sk-unix.c:874",
     ),
-    _cause(
+    Cause(
         "in-message-descriptors",
         "descriptors or credentials are under way in a unix socket",
         "try again in a moment",
         r"More than 1 SCM is not possible|Control messages in queue, not supported",
         "criu/sk-queue.c:55",
     ),
-    _cause(
+    Cause(
         "locks",
         "the tree holds file locks",
         "this is a bug in crckpt: it should have passed --file-locks",
         r"Some file locks are hold by dumping tasks",
         "criu/file-lock.c:110",
     ),
-    _cause(
+    Cause(
         "lock-outside",
         "PID {pid} shares a file lock with a process outside the tree",
         "checkpoint the process that holds it too",
         r"Unresolved lock found pid (?P<pid>\d+)",
         "criu/file-lock.c:102",
     ),
-    _cause(
+    Cause(
         "mount-lookup",
         "{path} (fd {fd}) lies on a mount that the program's mount namespace does not show",
         "close it, or start the program with no descriptors inherited from elsewhere",
         r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?P<path>.*)",
         "criu/files-reg.c:1790",
     ),
-    _cause(
+    Cause(
         "file-hidden",
         "an open file can no longer be reached by its name",
         "put the file back where it was opened",
         r"Unaccessible path opened|Open files on overmounted mounts",
         "criu/files-reg.c:1444",
     ),
-    _cause(
+    Cause(
         "shell-job",
         "the tree belongs to a session outside it",
         "checkpoint the session leader, or start the program with setsid",
         r"is not a session leader\. Consider using --shell-job|Found dangling tty with sid",
         "criu/pstree.c:304",
     ),
-    _cause(
+    Cause(
         "terminal-outside",
         "the tree uses a terminal whose other side is outside it",
         "checkpoint the terminal's owner too (tmux, sshd), or redirect the program's input and output",
         r"without correspond master|Only one slave external peer is allowed",
         "criu/tty.c:410",
     ),
-    _cause(
+    Cause(
         "sysv-shm",
         "the tree has System V shared memory of the host",
         "start the program with an IPC namespace of its own: unshare --ipc PROGRAM",
         r"doesn't live in IPC ns",
         "criu/cr-dump.c:478",
     ),
-    _cause(
+    Cause(
         "cannot-trace",
         "process {pid} cannot be stopped: {why}",
         "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
         r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
         "compel/src/lib/infect.c:132",
     ),
-    _cause(
+    Cause(
         "freeze-timeout",
         "a thread of the tree did not stop within the time limit (uninterruptible sleep, or ever new processes)",
         "see which: ps -e -o pid,stat,wchan,comm | grep ' D', then try again",
         r"Timeout reached\. Try to interrupt",
         "criu/cr-dump.c:1655",
     ),
-    _cause(
+    Cause(
         "thread-leader-gone",
         "a process of the tree has ended its main thread while others go on",
         "wait until it has ended, or change the program",
         r"Zombie thread not supported|Zombies with threads are not supported|Individually stopped threads",
         "criu/seize.c:882",
     ),
-    _cause(
+    Cause(
         "target-ended",
         "the program ended while it was being frozen",
         "look whether it still runs",
         r"A root task is dead",
         "criu/cr-dump.c:1256",
     ),
-    _cause(
+    Cause(
         "pidfd-outside",
         "the tree holds a pidfd to process {pid} outside it",
         "close it in the program",
         r"pidfd pid (?P<pid>\d+) is not a part of process tree",
         "criu/pidfd.c:97",
     ),
-    _cause(
+    Cause(
         "watch",
         "an inotify or fanotify watch lies on a file system that cannot find it again",
         "watch a directory on a disk file system",
         r"Can't dump that handle|Can't find suitable path for handle",
         "criu/fsnotify.c:263",
     ),
-    _cause(
+    Cause(
         "no-space",
         "there is no space left",
         "free some, or use --store on a larger disk",
         r"No space left on device",
         "errno ENOSPC",
     ),
-    _cause(
+    Cause(
         "fork-pid",
         "PID {pid} is taken",
         "end its owner, wait for it, or use --new-pid-namespace",
         r"Can't fork for (?P<pid>\d+): File exists|(?:Can't|Unable to) (?:set|write) .*ns_last_pid",
         "criu/cr-restore.c:1237",
     ),
-    _cause(
+    Cause(
         "session-taken",
         "the session or group id of the tree is in use by others",
         "end those processes, or use --new-pid-namespace",
         r"Current (?:sid|gid) \d+ intersects with",
         "criu/pstree.c:386",
     ),
-    _cause(
+    Cause(
         "bad-size",
         "{path} has {now} bytes, the checkpoint expects {size}",
         "put the file back as it was, or use --grown rewind if it only grew",
         r"File (?P<path>.+) has bad size (?P<now>\d+) \(expect (?P<size>\d+)\)",
         "criu/files-reg.c:2175",
     ),
-    _cause(
+    Cause(
         "bad-build",
         "a program or library was replaced by another build",
         "install the former version again",
         r"has bad build-ID",
         "criu/files-reg.c:2146",
     ),
-    _cause(
+    Cause(
         "bad-mode",
         "a file has another mode than at the checkpoint",
         "chmod it back",
         r"has bad mode 0\d+ \(expect",
         "criu/files-reg.c:2294",
     ),
-    _cause(
+    Cause(
         "open-failed",
         "{path} is missing",
         "put it back",
         r"Can't open file (?P<path>.+) on restore: No such file",
         "criu/files-reg.c:2353",
     ),
-    _cause(
+    Cause(
         "address",
         "an address of the tree cannot be bound here",
         "free the port, or add the address to an interface",
         r"Can't bind inet socket|Cannot assign requested address|Address already in use",
         "criu/sk-inet.c:1020",
     ),
-    _cause(
+    Cause(
         "cpu",
         "this CPU lacks something that the checkpoint's had",
         "restore it on a machine like the one where it was made",
         r"CPU (?:instruction )?capabilities do not match|FPU feature required by image|xsave size mismatch",
         "criu/arch/x86/cpu.c:223",
     ),
-    _cause(
+    Cause(
         "cgroup",
         "cgroup directory {path} does not exist",
         "create it",
         r"Cgroup dir (?P<path>.+) doesn't exist",
         "criu/cgroup.c:1854",
     ),
-    _cause(
+    Cause(
         "no-privileges",
         "CRIU lacks privileges",
         "run crckpt as root",
         r"CRIU needs to have the CAP_SYS_ADMIN|Running as non-root requires",
         "criu/util.c check_caps",
     ),
-    _cause(
+    Cause(
         "vdso",
         "this CRIU is too old for the running kernel",
         "scripts/install-criu",

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
 import typer
 
-from crckpt.cli import checkpoints, doctor, dump, exchange, restore, show, verify
 from crckpt.cli.render import error_document, error_text
 from crckpt.errors import CrckptError, StoreUnusable, UsageError
 
-app = typer.Typer(
-    name="crckpt",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="Checkpoint running Linux process trees and bring them back: later, on this host, or on another.",
-    epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.",
-)
-app.command("dump", short_help="Checkpoint a running process tree.")(dump.dump)
-app.command("restore", short_help="Bring a checkpointed tree back to life.")(restore.restore)
-app.command("list", short_help="List checkpoints.")(checkpoints.list_checkpoints)
-app.command("show", short_help="Show what a checkpoint holds.")(show.show)
-app.command("verify", short_help="Check every digest, down to the last byte.")(verify.verify)
-app.command("tag", short_help="Give a checkpoint a name.")(checkpoints.tag)
-app.command("rm", short_help="Remove checkpoints.")(checkpoints.remove)
-app.command("gc", short_help="Remove what no checkpoint needs any more.")(checkpoints.collect_garbage)
-app.command("export", short_help="Write a checkpoint as plain CRIU images.")(exchange.export)
-app.command("import", short_help="Take plain CRIU images into the store.")(exchange.import_images)
-app.command("doctor", short_help="Say what this host can do, and what is missing.")(doctor.doctor)
-
-
-_COMMANDS = frozenset(command.name for command in app.registered_commands)
+_COMMANDS: Final = {
+    "dump": ("dump:dump", "Checkpoint a running process tree."),
+    "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
+    "list": ("checkpoints:list_checkpoints", "List checkpoints."),
+    "show": ("show:show", "Show what a checkpoint holds."),
+    "verify": ("verify:verify", "Check every digest, down to the last byte."),
+    "tag": ("checkpoints:tag", "Give a checkpoint a name."),
+    "rm": ("checkpoints:remove", "Remove checkpoints."),
+    "gc": ("checkpoints:collect_garbage", "Remove what no checkpoint needs any more."),
+    "export": ("exchange:export", "Write a checkpoint as plain CRIU images."),
+    "import": ("exchange:import_images", "Take plain CRIU images into the store."),
+    "doctor": ("doctor:doctor", "Say what this host can do, and what is missing."),
+}
+"""Where each command is, and what it does in a few words."""
 
 
 def _say_version(wanted: bool) -> None:
@@ -49,13 +40,34 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     _version: bool = typer.Option(
         False, "--version", "-V", callback=_say_version, is_eager=True, help="Print crckpt's and CRIU's version."
     ),
 ) -> None:
     """Options before the command."""
+
+
+def _app(command: str) -> typer.Typer:
+    """What understands the command line: with one command alone, or with all where it is none of them (help)."""
+    app = typer.Typer(
+        name="crckpt",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        help="Checkpoint running Linux process trees and bring them back: later, on this host, or on another.",
+        epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.",
+    )
+    app.callback()(_options)
+    # To load and register them all would take longer than most of them take.
+    for name in (command,) if command in _COMMANDS else _COMMANDS:
+        place, said = _COMMANDS[name]
+        module, _, function = place.partition(":")
+        found = getattr(importlib.import_module(f"crckpt.cli.{module}"), function)
+        app.command(name, short_help=said)(found)
+    return app
 
 
 # What typer raises for what was typed wrongly; it has no public name for it.
@@ -67,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
+        code = _app(command)(args=list(arguments), prog_name="crckpt", standalone_mode=False)
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
     except _TYPED_WRONGLY as error:

@@ -36,6 +36,6 @@ def run_id(log: str) -> str | None:
 
 def _known(line: str) -> Finding | None:
     for cause in CATALOGUE:
-        if cause.pattern and (found := cause.pattern.search(line)):
+        if cause.pattern and (found := re.search(cause.pattern, line)):
             return cause.told(**{name: text for name, text in found.groupdict().items() if text})
     return None
