@@ -14,7 +14,8 @@ from pathlib import Path
 from crckpt.errors import UsageError
 
 DEFAULT_COMPRESS = -1
-"""zstd's fastest level that is worth it: about half of what level 3 costs, for a few percent more bytes."""
+"""The quickest to store and to restore. Level 1 takes up to a fifth longer for 3 % (a JVM) to 36 % (redis) fewer bytes.
+Source: scripts/bench choices."""
 
 COMPRESS_LEVELS = range(-7, 20)
 _KEYS = ("compress", "criu", "staging", "store")
