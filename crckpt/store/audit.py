@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,8 +19,8 @@ from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.verify import Damage
+from crckpt.store.workers import workers
 
-_THREADS: Final = 2
 _FRAMES_AT_ONCE: Final = 16
 
 
@@ -76,7 +75,7 @@ def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callabl
             audit.broken[digest] = str(error)
     audit.bytes = sum(pack.size for pack in audit.packs.values())
     done = 0
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with workers() as pool:
         for pack in audit.packs.values():
             starts = range(0, len(pack.table), _FRAMES_AT_ONCE)
             for size, found in pool.map(partial(_check, pack), starts):

@@ -49,9 +49,10 @@ def materialise(
 def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
     """What reads the checkpoint's image files from front to back, several at once. Raises IntegrityError."""
     from crckpt.store.reading import Reader
+    from crckpt.store.workers import workers
 
-    with repository.shared(), Reader(repository.contents(checkpoint)) as reading:
-        yield reading
+    with repository.shared(), workers() as pool:
+        yield Reader(repository.contents(checkpoint), pool)
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:

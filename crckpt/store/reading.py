@@ -7,12 +7,10 @@ part needs it. Where memory is short, those go that are needed last, and are unp
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from concurrent.futures import Executor, Future
 from typing import Final
 
 import numpy as np
@@ -65,20 +63,14 @@ class Reader:
     damage.
     """
 
-    def __init__(self, contents: Contents) -> None:
-        """Reads the index."""
+    def __init__(self, contents: Contents, pool: Executor) -> None:
+        """Reads the index. Frames are unpacked in the `pool`."""
         self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
+        self._pool = pool
         self._one_at_a_time = threading.Lock()
         self._begun: tuple[str, _Plan] | None = None
-
-    def __enter__(self) -> Reader:
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
     def begin(self) -> None:
         """Begin to unpack the largest file, which will be asked for: until then the cores have nothing to do."""
@@ -136,7 +128,7 @@ class Reader:
 class _Plan:
     """Which frames each part of a file needs, and which of them are unpacked, where."""
 
-    def __init__(self, contents: Contents, file: StoredFile, most: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, contents: Contents, file: StoredFile, most: int, pool: Executor) -> None:
         """`most` is how many unpacked frames may be kept."""
         self._contents = contents
         self._pool = pool

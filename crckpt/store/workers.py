@@ -1,4 +1,4 @@
-"""The threads that read, fingerprint and compress: as many as there are cores that we may use."""
+"""The threads that read, fingerprint, compress and unpack: as many as there are cores that we may use."""
 
 from __future__ import annotations
 
