@@ -1,4 +1,4 @@
-"""Results -> text for people (rich, but not for long lists) or one JSON document."""
+"""Results -> text for people (rich where tables and trees are drawn, lines elsewhere) or one JSON document."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Streamer:
         try:
             pipes.widen(pipe)
             for content in image:
-                put = pipes.lend if lent and not content.readonly else pipes.write
+                put = pipes.lend if lent and not content.readonly else os.write
                 while content:
                     if interrupt_is_waiting():
                         return

@@ -19,6 +19,11 @@ PRIVATE_FILE = 0o600
 _AT_ONCE = 64 << 10
 
 
+def own_name() -> str:
+    """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def make_private_directory(path: Path, what: str) -> None:
     """Create `path` with mode 0700, whatever the umask; durable once it returns."""
     _make_private(path, what)
@@ -147,8 +152,7 @@ def move_durably(source: Path, target: Path, what: str) -> None:
 
 def write_durably(path: Path, content: bytes, what: str) -> None:
     """Create or replace `path` so that after any crash it holds either the old or the new content, whole."""
-    # A PID comes again after a crash: alone it would find its own leftover in the way.
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    beside = path.with_name(f".{path.name}.{own_name()}")
     with removed_on_failure(beside, what):
         write_new(beside, content, what)
         rename(beside, path, what)

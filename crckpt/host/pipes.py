@@ -27,11 +27,6 @@ def widen(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
-def write(pipe: int, content: memoryview) -> int:
-    """Copy content into a pipe; how many bytes went in. Raises BrokenPipeError if nobody reads it any more."""
-    return os.write(pipe, content)
-
-
 def lend(pipe: int, content: memoryview) -> int:
     """Let a pipe refer to content (writable memory), which is not copied; how many bytes went in.
 

@@ -36,7 +36,7 @@ class Streamed:
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, name: str) -> Iterator[memoryview] | None:
-        """The image of that name in parts that are good until the next is asked for; None if there is none."""
+        """The image of that name, in parts as `Reader.image` gives them; None if there is none."""
         image = self._reading.image(name)
         if image is None:
             return None

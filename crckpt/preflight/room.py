@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from crckpt.causes import Finding, cause
+from crckpt.preflight.dump import MEBIBYTE
 
-MEBIBYTE: Final = 1 << 20
 OWN_MEMORY: Final = 256 * MEBIBYTE
 """What crckpt takes beside the images."""
 

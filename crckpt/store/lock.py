@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import textwrap
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import StoreLocked
-from crckpt.host.files import open_lock, remove
+from crckpt.host.files import open_lock, own_name, remove
 from crckpt.store.owner import Owner, read_owner, write_owner
 
 TIMEOUT_S: Final = 10.0
@@ -79,7 +78,7 @@ class StoreLock:
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
-        path = self._root / "locks" / f"{os.getpid()}-{secrets.token_hex(4)}"
+        path = self._root / "locks" / own_name()
         with suppress(OSError):
             write_owner(path, time.time(), "lock-record")
         try:

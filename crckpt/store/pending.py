@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from crckpt.errors import CrckptError
-from crckpt.host.files import ensure_private_directory, remove, write_durably
+from crckpt.host.files import ensure_private_directory, own_name, remove, write_durably
 from crckpt.model import JobName
 from crckpt.store.layout import Layout
 from crckpt.store.owner import Owner, this_process
@@ -37,7 +35,7 @@ def announced(layout: Layout, job: JobName, created: datetime, run_id: str | Non
     So does a failure, if crckpt is `alone`: else it is said there and then.
     """
     ensure_private_directory(layout.pending, "pending")
-    path = layout.pending / f"{os.getpid()}-{secrets.token_hex(4)}"
+    path = layout.pending / own_name()
     facts = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(this_process(time.time()))}
     _write(path, facts)
     try:

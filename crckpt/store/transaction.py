@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -12,9 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, remove_tree
+from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
 from crckpt.host.signals import interrupts_put_off
 from crckpt.store.owner import read_owner, write_owner
+
+STAGING = "staging"
+"""The link in a transaction to where its images are, if they are not in the store."""
+
+_STAGED = "crckpt-"
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Transaction:
 @contextmanager
 def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
     """A new transaction in `directory`, removed with all that is in it when the block ends."""
-    path = directory / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+    path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
         write_owner(path / "owner.json", time.time(), "owner")
@@ -44,12 +48,6 @@ def _remove(path: Path) -> None:
     # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
     with suppress(OSError):
         remove_tree(path, "transaction")
-
-
-STAGING = "staging"
-"""The link in a transaction to where its images are, if they are not in the store."""
-
-_STAGED = "crckpt-"
 
 
 @contextmanager

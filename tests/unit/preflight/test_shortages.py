@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.preflight.room import MEBIBYTE, OWN_MEMORY, Room, shortages
+from crckpt.preflight.dump import MEBIBYTE
+from crckpt.preflight.room import OWN_MEMORY, Room, shortages
 
 ENOUGH = 1 << 40
 
