@@ -6,11 +6,10 @@ the sentence. A cause without a pattern is seen by the preflight only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups."""
 
     key: str
@@ -30,8 +29,7 @@ class _Known(dict[str, object]):
         return "?"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A cause that was met: `what` is a sentence, `remedy` what to do about it."""
 
     key: str

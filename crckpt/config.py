@@ -8,8 +8,9 @@ compress: -1              # zstd level of new packs, -7 (fastest) to 19 (smalles
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import UsageError
 
@@ -21,8 +22,7 @@ COMPRESS_LEVELS = range(-7, 20)
 _KEYS = ("compress", "criu", "staging", "store")
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Struct, frozen=True):
     """What the configuration file says. None where it is silent; `digest` is the SHA-256 of its text."""
 
     store: Path | None = None

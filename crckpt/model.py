@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NewType
+
+from msgspec import Struct
 
 CheckpointId = NewType("CheckpointId", str)
 """The SHA-256 of a checkpoint's manifest, 64 hex digits."""
@@ -15,8 +16,7 @@ PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """One process of a dumped tree, as the manifest remembers it."""
 
     pid: int
@@ -25,8 +25,7 @@ class Task:
     threads: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """Where a checkpoint was made."""
 
     hostname: str
@@ -38,8 +37,7 @@ class Host:
     criu_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Struct, frozen=True):
     """Times in milliseconds, sizes in bytes, of one checkpoint.
 
     `frozen_ms` is how long the tree stood still; `raw` the size of CRIU's images, `new` what the store did not hold
@@ -59,8 +57,7 @@ class Statistics:
     copied_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What CRIU is told at a dump beyond where and whom; the restore repeats it.
 
     `tcp` is what happens to established connections (None: there are none). `ghost_limit` is the largest deleted but

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.render import Shown, aligned, count, duration, emit, moment, on_one_line, short, size, summary
@@ -33,7 +34,7 @@ def list_checkpoints(
 
     document = {
         "checkpoints": ({**summary(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
-        "pending": ({**vars(one), "state": "lost" if one.lost else "committing"} for one in listing.pending),
+        "pending": ({**asdict(one), "state": "lost" if one.lost else "committing"} for one in listing.pending),
         "unreadable": listing.unreadable,
     }
     emit("list", Shown(document, _lines(listing)), as_json=as_json)
@@ -102,7 +103,7 @@ def collect_garbage(
         what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
         console.print(f"{verb} {size(result.bytes)}: {what}")
 
-    emit("gc", Shown({**_fields(result), "dry_run": dry_run}, text), as_json=as_json)
+    emit("gc", Shown({**asdict(result), "dry_run": dry_run}, text), as_json=as_json)
 
 
 def _lines(listing: Listing) -> Iterator[str]:
@@ -134,7 +135,3 @@ def _pending_row(one: Pending) -> tuple[str, ...]:
     state = "lost" if one.lost else "committing"
     said = f"{on_one_line(one.lost)}; forget it: crckpt gc" if one.lost else f"PID {one.pid} stores it"
     return (state, one.job, moment(one.created), *[""] * len(_SIZES), said)
-
-
-def _fields(result: object) -> dict[str, object]:
-    return dict(vars(result))

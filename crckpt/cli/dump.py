@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
@@ -78,7 +79,6 @@ def dump(
     `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
     """
     from contextlib import suppress
-    from dataclasses import replace
 
     from crckpt.host.background import continued_in_background
     from crckpt.ops.dump import Dumped, Request

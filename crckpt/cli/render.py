@@ -7,10 +7,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,8 +30,7 @@ _WIDTH_ELSEWHERE = 200
 _STATES = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """A result in both forms, of which one is made: `document` for JSON, `text` as lines or drawn on a console."""
 
     document: object
@@ -277,8 +278,8 @@ def _indented(document: object) -> str:
 
 def _plain(value: object) -> object:
     """What json does not know, in its own types."""
-    if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Struct):
+        return asdict(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Iterator):

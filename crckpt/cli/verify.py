@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
@@ -63,7 +64,7 @@ def _perform(
 
 
 def _told(now: Verified, repaired: Repaired | None) -> Shown:
-    document: dict[str, object] = {**vars(now), "intact": not now.damages}
+    document: dict[str, object] = {**asdict(now), "intact": not now.damages}
     if repaired is not None:
         document |= {"mended": repaired.mended, "unmended": repaired.unmended}
         document |= {"restorable": repaired.restorable, "lost": now.lost}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.model import Options
 
@@ -11,8 +12,7 @@ from crckpt.model import Options
 LOG_LEVEL = "-v3"
 
 
-@dataclass(frozen=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Where one run of CRIU reads and writes: image files, log and statistics, the hold's script if there is one."""
 
     images: Path

@@ -10,16 +10,16 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.criu.hold import Hold
 from crckpt.host import run
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds."""
 
     argv: tuple[str, ...]

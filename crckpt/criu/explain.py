@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from crckpt.causes import CATALOGUE, Finding
 
@@ -13,8 +14,7 @@ _TELLING = re.compile(r"Error \(|Warn  \(|Unable to interrupt|CRIU needs to have
 _RUN_ID = re.compile(r"CRIU run id = (\S+)")
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own."""
 
     finding: Finding | None

@@ -8,15 +8,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, run
 
 
-@dataclass(frozen=True)
-class PidNamespace:
+class PidNamespace(Struct, frozen=True):
     """A pid namespace with its own /proc. `init` is its PID 1 as we see it, `parent` our child that waits for it."""
 
     init: int

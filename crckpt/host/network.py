@@ -8,9 +8,10 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, run
@@ -40,8 +41,7 @@ _STATES = (
 )
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(Struct, frozen=True):
     """A TCP socket of a live process that has a peer."""
 
     pid: int

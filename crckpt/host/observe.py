@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.host import network, proc
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """What was seen of a live tree and of ourselves, at one time, without stopping it.
 
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`

@@ -7,8 +7,9 @@ import select
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _PROC = Path("/proc")
 _STATES = {
@@ -29,8 +30,7 @@ _UNFILED = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:", "Shared_Hug
 _ROLES = ("session", "group", "thread", "PID")
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """A live process. `start` is its start time in clock ticks after boot: with the PID it names it for ever.
 
     `ns_pids` are its PIDs from our pid namespace inwards; `namespaces` maps kind to inode. `uids` and `gids` are real,
@@ -53,8 +53,7 @@ class Process:
     is_kernel_thread: bool
 
 
-@dataclass(frozen=True)
-class Descriptor:
+class Descriptor(Struct, frozen=True):
     """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size` and `pos` are bytes.
 
     `mode`, `size` and `links` are 0 where the file system does not answer (FUSE of another user, a dead network share).
@@ -76,8 +75,7 @@ class Descriptor:
         return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """Who uses a number as PID, thread id, process group or session."""
 
     number: int
@@ -88,8 +86,7 @@ class Owner:
     state: str
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """The processes below and with `root`, root first, parents before children."""
 
     root: Process

@@ -10,8 +10,9 @@ import select
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
 
@@ -22,8 +23,7 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """What a short program said. `status` is its exit status, or minus the signal that ended it."""
 
     argv: tuple[str, ...]

@@ -6,8 +6,9 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import network, pagemap, proc, run
@@ -19,8 +20,7 @@ _NEEDED = {21: "CAP_SYS_ADMIN", 19: "CAP_SYS_PTRACE", 12: "CAP_NET_ADMIN"}
 _HELPFUL = {24: "CAP_SYS_RESOURCE", 40: "CAP_CHECKPOINT_RESTORE"}
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One thing that was looked at. `state` is ok, limited (something does without) or missing (nothing works).
 
     `detail` is what was found and what follows from it, `fix` what to type, where there is something.

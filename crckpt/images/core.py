@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_single
@@ -22,8 +23,7 @@ _SECCOMP_FILTER: Final = 2
 _ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64")
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """Who a thread runs as."""
 
     uid: int
@@ -33,8 +33,7 @@ class Credentials:
     groups: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """A thread's state; for a process's first thread (`is_leader`) also the process's.
 
     `state` is one of ALIVE, STOPPED, ZOMBIE, UNKNOWN. `exit_code` is a wait status (exit status times 256, or a

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_messages, read_single
@@ -11,8 +12,7 @@ from crckpt.images.framing import read_messages, read_single
 _CLOSE_ON_EXEC: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(Struct, frozen=True):
     """Descriptor `fd` is the open file `file_id` of `files.img`."""
 
     fd: int
@@ -20,8 +20,7 @@ class Descriptor:
     close_on_exec: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Directories:
+class Directories(Struct, frozen=True):
     """File ids of a process's working and root directory; its umask, None if CRIU did not say."""
 
     cwd_id: int

@@ -8,7 +8,8 @@ own: it is found in the record. `pages-N.img`, tarballs and firewall dumps are r
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
@@ -18,16 +19,14 @@ from crckpt.images.wire import Message
 _U32 = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One protobuf message, and the raw bytes that belong to it (data of a pipe, content of a deleted file)."""
 
     payload: bytes
     extra: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """An image file: what it is (its magic, without the common one) and its records in order."""
 
     magic: int

@@ -5,15 +5,14 @@ The numbers are CRIU's own: equal numbers mean the same object. A zombie has no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Namespaces:
+class Namespaces(Struct, frozen=True):
     """A task's namespaces, 0 where CRIU did not say."""
 
     pid: int
@@ -26,8 +25,7 @@ class Namespaces:
     time: int
 
 
-@dataclass(frozen=True, slots=True)
-class KernelIds:
+class KernelIds(Struct, frozen=True):
     """Address space, descriptor table (`fdinfo-<files>.img`), directories, signal handlers and namespaces."""
 
     vm: int

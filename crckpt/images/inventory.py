@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, kernel_ids
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """A set of images as a whole.
 
     `root_ids` names the namespaces of CRIU itself: a task whose ids differ lives in others. `run_id` is the name of

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
@@ -58,8 +59,7 @@ _KINDS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Vma:
+class Vma(Struct, frozen=True):
     """One mapping: addresses `start` to `end` (not included), `pgoff` bytes into what is mapped.
 
     `shmid` is a file id where a file or memfd is mapped, else the number of a `pagemap-shmem-N.img`, a System V id or
@@ -94,8 +94,7 @@ class Vma:
         return next((kind for bit, kind in _KINDS if self.status & bit), "unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class AddressSpace:
+class AddressSpace(Struct, frozen=True):
     """A process's mappings and the places the kernel knows in them: addresses; ends are not included."""
 
     vmas: tuple[Vma, ...]

@@ -7,8 +7,9 @@ theirs in the image directory behind the symlink `parent`. Source: criu/include/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
@@ -37,8 +38,7 @@ class Entry(NamedTuple):
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageMap:
+class PageMap(Struct, frozen=True):
     """One process's, or one shared segment's, pages. `pages_id` is the N of `pages-N.img`."""
 
     pages_id: int

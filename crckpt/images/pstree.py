@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEntry:
+class ProcessEntry(Struct, frozen=True):
     """One process: its ids as it sees them in its own PID namespace.
 
     `threads` has the leader first. Of a zombie CRIU writes one thread id that means nothing (seen with 4.2.1):

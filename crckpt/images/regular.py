@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_image, read_messages
@@ -34,8 +35,7 @@ _REMAP_KINDS: Final = {0: LINKED, 1: GHOST, 2: PROCESS}
 _OLD_GHOST_BIT: Final = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
-class Remap:
+class Remap(Struct, frozen=True):
     """Where CRIU finds a file whose path is gone (images/remap-file-path.proto).
 
     `kind` GHOST: no name is left, the content is in `ghost-file-<target, hexadecimal>.img`. LINKED: other names are
@@ -49,8 +49,7 @@ class Remap:
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RegularFile:
+class RegularFile(Struct, frozen=True):
     """A file with a path: regular, directory, device, named pipe. The module's docstring says what a restore checks.
 
     `flags` are open(2)'s (0 for mappings, executables and directories of a process), `mode` is st_mode. `size` is
@@ -97,8 +96,7 @@ class RegularFile:
         return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
 
 
-@dataclass(frozen=True, slots=True)
-class Ghost:
+class Ghost(Struct, frozen=True):
     """A deleted file's image: owner, mode, and its content's size in bytes (holes included, and what is stored)."""
 
     uid: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images.wire import Message
@@ -41,8 +42,7 @@ _CONNECTED: Final = frozenset(_STATES) - {"unknown", CLOSE, LISTEN, "time-wait"}
 _EXTERNAL_PEER: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Host, as text, and port."""
 
     host: str
@@ -53,8 +53,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class InetSocket:
+class InetSocket(Struct, frozen=True):
     """A TCP, UDP, ICMP or raw socket.
 
     `family` is AF_INET or AF_INET6, `type` one of STREAM, DATAGRAM, RAW, `protocol` a name or number, `state` a TCP
@@ -99,8 +98,7 @@ class InetSocket:
         return self.protocol == "tcp" and self.is_connected
 
 
-@dataclass(frozen=True, slots=True)
-class UnixSocket:
+class UnixSocket(Struct, frozen=True):
     """A unix socket. `name` is a path, `@name` if abstract, empty if none; `peer` is the peer's inode, 0 if none.
 
     `external` sockets belong to somebody outside the tree and stand here only because the tree is connected to them.
@@ -132,8 +130,7 @@ class UnixSocket:
         return self.state == LISTEN and self.type != DATAGRAM
 
 
-@dataclass(frozen=True, slots=True)
-class NetlinkSocket:
+class NetlinkSocket(Struct, frozen=True):
     """A netlink socket; `protocol` is one of linux/netlink.h."""
 
     kind: ClassVar[str] = "netlink socket"
@@ -150,8 +147,7 @@ class NetlinkSocket:
         return f"netlink protocol {self.protocol}"
 
 
-@dataclass(frozen=True, slots=True)
-class PacketSocket:
+class PacketSocket(Struct, frozen=True):
     """A packet socket, on interface number `interface` (0: all)."""
 
     kind: ClassVar[str] = "packet socket"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Pipe:
+class Pipe(Struct, frozen=True):
     """One end of a pipe; ends of the same pipe have the same `pipe_id`, the pipe's inode (images/pipe.proto)."""
 
     kind: ClassVar[str] = "pipe"
@@ -26,8 +26,7 @@ class Pipe:
         return f"pipe:[{self.pipe_id}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Fifo:
+class Fifo(Struct, frozen=True):
     """A named pipe; its path and open flags are those of the file `file_id` (images/fifo.proto)."""
 
     kind: ClassVar[str] = "fifo"
@@ -43,8 +42,7 @@ class Fifo:
         return self.path or f"fifo:[{self.pipe_id}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(Struct, frozen=True):
     """An open terminal (images/tty.proto): `info_id` leads to its TerminalInfo, `file_id` to the path."""
 
     kind: ClassVar[str] = "terminal"
@@ -61,8 +59,7 @@ class Terminal:
         return self.path or f"terminal {self.info_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalInfo:
+class TerminalInfo(Struct, frozen=True):
     """A terminal as such: `kind` is `pty`, `console` and so on, `index` the N of /dev/pts/N, None if it is no pty.
 
     `session` and `group` are the ids of the session and the foreground process group on it, 0 if none.
@@ -81,8 +78,7 @@ class TerminalInfo:
         return self.index is not None and bool(self.id & 1)
 
 
-@dataclass(frozen=True, slots=True)
-class MemFd:
+class MemFd(Struct, frozen=True):
     """A memory file (images/memfd.proto). Name, size (bytes) and `shmid` (`pagemap-shmem-<shmid>.img`) are its inode's.
 
     CRIU also dumps anonymous memory shared with children as one, named `/dev/zero` (seen).
@@ -104,8 +100,7 @@ class MemFd:
         return f"memfd:{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class MemFdInode:
+class MemFdInode(Struct, frozen=True):
     """What memory files with this `id` share; `size` in bytes."""
 
     id: int
@@ -114,8 +109,7 @@ class MemFdInode:
     shmid: int
 
 
-@dataclass(frozen=True, slots=True)
-class EventPoll:
+class EventPoll(Struct, frozen=True):
     """An epoll descriptor; `watched` are the descriptors (numbers, of the process that added them) it waits for."""
 
     kind: ClassVar[str] = "epoll"
@@ -130,8 +124,7 @@ class EventPoll:
         return f"epoll on {len(self.watched)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PidFd:
+class PidFd(Struct, frozen=True):
     """A descriptor of process `pid` (images/pidfd.proto)."""
 
     kind: ClassVar[str] = "pidfd"
@@ -146,8 +139,7 @@ class PidFd:
         return f"pidfd of {self.pid}"
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """An inotify or fanotify descriptor with `watches` marks; events that wait in it are lost in a dump (seen)."""
 
     id: int
@@ -161,8 +153,7 @@ class Watch:
         return f"{self.kind} on {self.watches}"
 
 
-@dataclass(frozen=True, slots=True)
-class OtherFile:
+class OtherFile(Struct, frozen=True):
     """A descriptor of which nothing but `kind` and flags matters here: eventfd, signalfd, timerfd, namespace, ..."""
 
     id: int

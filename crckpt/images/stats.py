@@ -5,7 +5,7 @@ Times are microseconds, of 32 bits: they wrap after 71 minutes. `stats-dump` app
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
@@ -13,8 +13,7 @@ from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
 
-@dataclass(frozen=True, slots=True)
-class DumpStats:
+class DumpStats(Struct, frozen=True):
     """Times in microseconds; pages of private and (`shared_pages_*`) of shared memory."""
 
     freezing_time: int
@@ -30,8 +29,7 @@ class DumpStats:
     shared_pages_written: int
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreStats:
+class RestoreStats(Struct, frozen=True):
     """Times in microseconds; `pages_restored` is None with a CRIU that does not count them."""
 
     pages_compared: int

@@ -7,7 +7,9 @@ that of append-only ghosts, whose size stands nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
@@ -22,16 +24,14 @@ from crckpt.images.sockets import InetSocket
 from crckpt.images.special import Fifo, MemFd, Terminal, TerminalInfo, read_memfd_inodes, read_terminals
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
+class Thread(Struct, frozen=True):
     """One thread of a process."""
 
     tid: int
     core: Core
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDescriptor:
+class OpenDescriptor(Struct, frozen=True):
     """Descriptor number `fd` and what it leads to."""
 
     fd: int
@@ -39,8 +39,7 @@ class OpenDescriptor:
     close_on_exec: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """One process. A zombie has one thread and nothing open or mapped: `memory`, `exe`, `cwd`, `root`, `ids` are None.
 
     `mapped` has each file once, in the order of addresses. Ids are those of the process's own PID namespace.
@@ -75,8 +74,7 @@ class Process:
         return self.core.state
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTree:
+class ImageTree(Struct, frozen=True):
     """A set of images. `files` are all open and mapped files, each once, remaps and paths resolved.
 
     The names that CRIU gave to deleted files for the restore are not among them: see `RegularFile.remap`.
@@ -128,11 +126,10 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     return ImageTree(inventory, processes, tuple(files.values()), terminals)
 
 
-@dataclass(frozen=True, slots=True)
-class _Images:
+class _Images(Struct, frozen=True):
     read: Callable[[str], bytes]
     names: frozenset[str]
-    tables: dict[int, tuple[OpenDescriptor, ...]] = field(default_factory=dict)
+    tables: dict[int, tuple[OpenDescriptor, ...]] = {}
     """Descriptor tables that were read already: processes may share one."""
 
     def bytes_of(self, name: str) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from crckpt.criu.explain import run_id
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, TreeStopped
@@ -18,8 +19,7 @@ from crckpt.store import Repository
 _STANDING = ("stopped", "traced")
 
 
-@dataclass(frozen=True)
-class TreeState:
+class TreeState(Struct, frozen=True):
     """Whether every process of a tree still runs.
 
     `pids` are those that are stopped, held or gone; of a running or held tree, those that ended meanwhile. `holder` is

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from crckpt.config import DEFAULT_COMPRESS
 from crckpt.errors import HostCannot
@@ -23,8 +24,7 @@ def silent(_done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """Where things are. `criu_option`, `criu_configured` and `staging` are paths that the user named."""
 
     store: Path

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from crckpt.criu.find import Search, search
 from crckpt.host.support import Fact, probe
 from crckpt.ops.context import Context
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """All facts. `able` is whether this host can checkpoint at all."""
 
     facts: tuple[Fact, ...]

@@ -8,10 +8,12 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
@@ -36,8 +38,7 @@ _REAPED_BY_PARENT_WITHIN_S = 0.5
 _ENDING_S = 0.5
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """What the user asked for."""
 
     target: str
@@ -50,8 +51,7 @@ class Request:
     asynchronous: bool = False
 
 
-@dataclass(frozen=True)
-class Dumped:
+class Dumped(Struct, frozen=True):
     """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
 
     `unreaped` are PIDs of the ended tree that its parent still keeps, so that a restore must wait for them.
@@ -149,8 +149,7 @@ def _paths(work: Path, staging: Path) -> Paths:
     return Paths(images, work)
 
 
-@dataclass(frozen=True)
-class _Subject:
+class _Subject(Struct, frozen=True):
     """What is dumped, how, and for whom: all that is known before anything is touched."""
 
     request: Request

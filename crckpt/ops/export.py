@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.errors import UsageError
@@ -13,8 +14,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.images import unpack
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(Struct, frozen=True):
     """Where the images are, and the command that restores them without crckpt."""
 
     id: CheckpointId

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from crckpt.errors import UsageError
 from crckpt.host import machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
@@ -10,16 +10,14 @@ from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Pending, Unreadable
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A checkpoint and the tags that point at it."""
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Oldest first; checkpoints that are not durable yet, or were lost; and those whose manifest cannot be read."""
 
     entries: tuple[Entry, ...]

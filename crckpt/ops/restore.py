@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import follow
@@ -28,8 +30,7 @@ from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, details_of, file_names, read_file, reader
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any."""
 
     ref: str
@@ -42,8 +43,7 @@ class Request:
     terminal: int | None = None
 
 
-@dataclass(frozen=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """What became of it. `pid` is the root as we see it, `waits_for` our child to wait for in the foreground.
 
     `passed_over` are (id, reason) of newer checkpoints that could not be restored.
@@ -111,8 +111,7 @@ def _candidates(repository: Repository, newest: Checkpoint, *, or_older: bool) -
     return tuple(reversed([checkpoint for checkpoint in series if checkpoint.created <= newest.created]))
 
 
-@dataclass(frozen=True)
-class _Subject:
+class _Subject(Struct, frozen=True):
     """One checkpoint to restore, and how."""
 
     request: Request

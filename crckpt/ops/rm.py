@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host import network
@@ -11,8 +11,7 @@ from crckpt.ops.context import Context
 from crckpt.store import Repository
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(Struct, frozen=True):
     """Ids that are gone, and ids of runs of CRIU whose network lock was lifted."""
 
     removed: tuple[CheckpointId, ...]

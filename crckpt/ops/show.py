@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from crckpt.criu.command import shown
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
@@ -17,8 +18,7 @@ from crckpt.store import Checkpoint, details_of, file_names, read_file
 _SOCKETS = InetSocket | UnixSocket | NetlinkSocket | PacketSocket
 
 
-@dataclass(frozen=True)
-class ProcessDetail:
+class ProcessDetail(Struct, frozen=True):
     """One process. `memory_bytes` is what it had in pages of its own."""
 
     pid: int
@@ -31,8 +31,7 @@ class ProcessDetail:
     directory: str
 
 
-@dataclass(frozen=True)
-class FileDetail:
+class FileDetail(Struct, frozen=True):
     """A file that was open or mapped. `bytes` is None where nobody recorded it."""
 
     path: str
@@ -41,8 +40,7 @@ class FileDetail:
     use: str
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(Struct, frozen=True):
     """All of it, in the order of the tree."""
 
     checkpoint: Checkpoint

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from crckpt.model import CheckpointId, JobName
 from crckpt.ops.context import Context
 from crckpt.store import check_name
 
 
-@dataclass(frozen=True)
-class Tagged:
+class Tagged(Struct, frozen=True):
     """Which checkpoint a tag was given to, or taken from."""
 
     job: JobName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from crckpt import __version__
-from crckpt.criu.find import candidates, remembered
+from crckpt.criu.memory import candidates, recall
 from crckpt.errors import HostCannot
 
 
@@ -16,9 +16,10 @@ def version() -> str:
     """
     lines = [f"crckpt {__version__}"]
     present = [candidate for candidate in candidates(None, None) if os.access(candidate.path, os.X_OK)]
-    known = next((criu for candidate in present if (criu := remembered(candidate))), None)
-    if known:
-        return "\n".join([*lines, f"CRIU {known.version} ({known.path})"])
+    known = ((candidate.path, recall(candidate.path)) for candidate in present)
+    for path, facts in known:
+        if facts:
+            return "\n".join([*lines, f"CRIU {facts.version} ({path})"])
     # Only where none is remembered: what starts programs takes its time to load.
     from crckpt.criu.trial import version_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
@@ -19,16 +20,14 @@ _CAP_SYS_RESOURCE = 24  # linux/capability.h
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why an option was picked."""
 
     option: str
     why: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What a dump would do. With blockers it must not begin.
 
     `enter` are kinds of namespaces to run CRIU in, `as_user` the (uid, gid) to run it as, with all our capabilities.

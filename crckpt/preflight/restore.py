@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
+
+from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc import Owner
@@ -21,8 +22,7 @@ Grown = Literal["refuse", "keep", "rewind"]
 """What to do with files that only grew since the checkpoint."""
 
 
-@dataclass(frozen=True)
-class FileNow:
+class FileNow(Struct, frozen=True):
     """A file of this host, as it is now: sizes in bytes, `written` its modification time."""
 
     size: int
@@ -31,8 +31,7 @@ class FileNow:
     build_id: str
 
 
-@dataclass(frozen=True)
-class Now:
+class Now(Struct, frozen=True):
     """What this host says of everything a checkpoint needs. A file that is missing stands as None."""
 
     owners: tuple[Owner, ...]
@@ -40,16 +39,14 @@ class Now:
     taken_addresses: frozenset[Address]
 
 
-@dataclass(frozen=True)
-class Rewind:
+class Rewind(Struct, frozen=True):
     """A file to cut back to the size in bytes that it had."""
 
     path: str
     size: int
 
 
-@dataclass(frozen=True)
-class OutsidePipe:
+class OutsidePipe(Struct, frozen=True):
     """A pipe of which the tree has one end only.
 
     `writes`: the tree writes into it, `errors`: only as standard error (fd 2).
@@ -60,8 +57,7 @@ class OutsidePipe:
     errors: bool
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """With blockers a restore must not begin."""
 
     blockers: tuple[Finding, ...]
@@ -71,8 +67,7 @@ class Verdict:
     needs_terminal: bool
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What the checkpoint knows and what the user chose.
 
     `append_sizes` are the sizes of files opened for appending, which CRIU does not record.

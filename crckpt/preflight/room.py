@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.preflight.dump import MEBIBYTE
@@ -16,8 +17,7 @@ _NEW_SHARE: Final = 8
 """Beside the images lies what becomes of them: an eighth at the least, unless the store has most of it."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """Bytes that are free: where images go, and in memory; `in_memory` if they go there, `beside` if packs do, too."""
 
     directory: str

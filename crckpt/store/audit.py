@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError
 from crckpt.images.pagemap import PRESENT, read_pagemap
@@ -24,16 +24,15 @@ from crckpt.store.workers import workers
 _FRAMES_AT_ONCE: Final = 16
 
 
-@dataclass
-class Audit:
+class Audit(Struct):
     """What is known of packs: what is wrong with a whole pack, or with single frames; and whom it touches."""
 
     count: int = 0
     bytes: int = 0
-    packs: dict[str, Pack] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
-    frames: dict[str, dict[int, str]] = field(default_factory=dict)
-    touched: dict[tuple[str, int], list[CheckpointId]] = field(default_factory=dict)
+    packs: dict[str, Pack] = {}
+    broken: dict[str, str] = {}
+    frames: dict[str, dict[int, str]] = {}
+    touched: dict[tuple[str, int], list[CheckpointId]] = {}
 
     def touch(self, checkpoint: Checkpoint, extents: Extents) -> bool:
         """Note which damage the extents of a checkpoint meet; whether there is any."""

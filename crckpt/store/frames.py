@@ -7,11 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import zstandard
+from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Places
@@ -21,8 +21,7 @@ _WAITING: Final = 32
 """Frames that may wait for their turn: 8 MiB of memory keep all threads busy while the next pages are looked at."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """The stored bytes of a frame, the SHA-256 of them, and how many bytes its pages have."""
 
     stored: bytes

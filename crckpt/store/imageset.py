@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, read_pagemap, write_pagemap
@@ -30,8 +30,7 @@ BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True, dict=True):
     """An object to be stored: `size` bytes of `content`, or of `files`.
 
     `extents` say where its pages lie, as in `Index`, with the number of a file for that of a pack: nothing here takes
@@ -51,7 +50,7 @@ class Source:
         """As `StoredFile.key`."""
         return self.kind, self.pagemap or self.name
 
-    @cached_property
+    @property
     def pages(self) -> int:
         """The last one may be filled up with zeros."""
         return -(-self.size // PAGE_SIZE)

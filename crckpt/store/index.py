@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import PAGE_SIZE
@@ -23,8 +23,7 @@ _COLUMNS: Final = "columns"
 _LENGTH: Final = struct.Struct("<I")
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(Struct, frozen=True):
     """A file of a checkpoint: its size in bytes and extents. `pagemap` names the page map that addresses PAGES."""
 
     name: str
@@ -39,8 +38,7 @@ class StoredFile:
         return self.kind, self.pagemap or self.name
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Struct, frozen=True):
     """All files of a checkpoint."""
 
     files: tuple[StoredFile, ...]

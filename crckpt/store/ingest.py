@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE, CheckpointId, Host, JobName, Options, Statistics, Task
 from crckpt.store.manifest import Checkpoint
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_LEVEL = -1
 
 
-@dataclass(frozen=True)
-class NewCheckpoint:
+class NewCheckpoint(Struct, frozen=True):
     """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
 
     `details` are bytes (JSON) that may be secret: they lie in the pack. Without `parent` the newest of the job is it.

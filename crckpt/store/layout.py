@@ -7,10 +7,11 @@ import json
 import os
 import secrets
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from crckpt.errors import StoreUnusable
 from crckpt.host.files import (
@@ -31,8 +32,7 @@ _WRITABLE_BY_OTHERS: Final = 0o022
 _OPEN_TO_OTHERS: Final = 0o077
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The paths in the store at `root`."""
 
     root: Path
@@ -85,8 +85,7 @@ class Layout:
         return read(f"{self.root}/checkpoints/{checkpoint_id}/manifest.json")
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What store.json says. `seed` is the secret that no program must know: with it, collisions cannot be made."""
 
     id: str

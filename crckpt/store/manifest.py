@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId, Host, JobName, Options, Statistics, Task
@@ -20,8 +21,7 @@ from crckpt.store.names import SHORT
 SCHEMA: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PackUse:
+class PackUse(Struct, frozen=True):
     """A pack, and how many of its frames and pages a checkpoint uses."""
 
     digest: str
@@ -29,16 +29,14 @@ class PackUse:
     pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPlace:
+class IndexPlace(Struct, frozen=True):
     """Where a checkpoint's index lies: its size in bytes and extents (first, count, pack, page)."""
 
     bytes: int
     extents: tuple[tuple[int, int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """One immutable, complete restore point.
 
     `created` is aware, in UTC; `parent` is for lineage only; `run_id` is CRIU's `dump_criu_run_id`; `stopped` says
@@ -107,7 +105,7 @@ def job_named_in(manifest: bytes) -> str | None:
 
 def _encode(checkpoint: Checkpoint) -> bytes:
     entries: dict[str, Any] = {
-        **asdict(checkpoint),
+        **msgspec.to_builtins(checkpoint),
         "schema": SCHEMA,
         "created": checkpoint.created.astimezone(UTC).isoformat(timespec="microseconds"),
     }

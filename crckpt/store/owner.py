@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from crckpt.host import proc
 from crckpt.host.files import open_private, write
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """A process, named for ever: `start` is its start time in clock ticks after the boot `boot_id`.
 
     `pid_namespace` is the inode of the namespace that `pid` counts in; `since` is when it began to hold (Unix time).

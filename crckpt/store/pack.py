@@ -7,13 +7,13 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
@@ -28,8 +28,7 @@ FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), (
 _local = threading.local()
 
 
-@dataclass(frozen=True)
-class Pack:
+class Pack(Struct, frozen=True):
     """A pack whose frame table is known to be the one that its digest names. `size` is the file's, in bytes."""
 
     path: Path

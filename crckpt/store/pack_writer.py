@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from crckpt.host.files import open_private, sync, write
 from crckpt.model import PAGE_SIZE
@@ -15,8 +15,7 @@ from crckpt.store.frames import Frame
 from crckpt.store.pack import FOOTER, FRAME, MAGIC
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Struct, frozen=True):
     """A finished pack, durable under a temporary name; `size` in bytes."""
 
     path: Path

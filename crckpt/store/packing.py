@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
@@ -48,8 +49,7 @@ _AT_ONCE: Final = 1 << 14
 """Pages that are looked at for copying at once: each takes some 50 bytes."""
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Pages of the image files and details: all, those that are zero, those that were known or met before."""
 
     pages: int = 0
@@ -57,8 +57,7 @@ class Counts:
     shared: int = 0
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """What is to be committed: packs, with their fingerprints beside them; none if nothing was new.
 
     `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
@@ -72,8 +71,7 @@ class Packed:
     copied: int
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Struct, frozen=True):
     """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
 
     Without `dedup` every page that is not zero is stored.

@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from crckpt.errors import CrckptError
 from crckpt.host.files import ensure_private_directory, own_name, remove, write_durably
@@ -17,8 +19,7 @@ from crckpt.store.layout import Layout
 from crckpt.store.owner import Owner, this_process
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(Struct, frozen=True):
     """`created` is aware, `pid` stores it. `lost` is None as long as it does, and then why there is no checkpoint."""
 
     job: JobName

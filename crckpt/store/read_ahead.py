@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Numbers, Places
@@ -19,8 +19,7 @@ _BUFFERS: Final = 3
 """One to work on, and one ahead for each of two threads."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Consecutive pages of a source: numbers, contents, which are not zero, and the fingerprints of those."""
 
     source: Source

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.files import open_private, removed_on_failure, sync, write

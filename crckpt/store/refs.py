@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.errors import NoSuchCheckpoint, UsageError
 from crckpt.host.files import ensure_private_directory, remove, sync_directory, write_durably
@@ -19,8 +20,7 @@ _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
 _PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
 
 
-@dataclass(frozen=True)
-class Tag:
+class Tag(Struct, frozen=True):
     """`job:name` names the checkpoint `id`."""
 
     job: JobName
@@ -28,8 +28,7 @@ class Tag:
     id: CheckpointId
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Struct, frozen=True):
     """What refs can name: each job's checkpoints, oldest first; all ids, also of unreadable manifests; tags."""
 
     jobs: Mapping[JobName, Sequence[CheckpointId]]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError
 from crckpt.host.files import move_durably, write_new
@@ -22,16 +23,14 @@ from crckpt.store.repository import Repository
 from crckpt.store.verify import Damage, Verified, verify
 
 
-@dataclass(frozen=True)
-class Unmended:
+class Unmended(Struct, frozen=True):
     """A manifest or pack (its id or digest) that the other store could not mend, and why."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True)
-class Repaired:
+class Repaired(Struct, frozen=True):
     """How things stand now, the damages that are gone, why others are not, and what can be restored."""
 
     now: Verified

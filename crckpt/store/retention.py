@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.files import remove, remove_tree, rename, sync_directory
@@ -20,8 +21,7 @@ from crckpt.store.transaction import abandoned_staging, dead_transactions
 _SECTOR = 512
 
 
-@dataclass(frozen=True)
-class Unreadable:
+class Unreadable(Struct, frozen=True):
     """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
 
     id: CheckpointId
@@ -30,8 +30,7 @@ class Unreadable:
     remedy: str
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(Struct, frozen=True):
     """What gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on disk."""
 
     packs: tuple[str, ...]

@@ -8,8 +8,9 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
 from crckpt.host.signals import interrupts_put_off
@@ -21,8 +22,7 @@ STAGING = "staging"
 _STAGED = "crckpt-"
 
 
-@dataclass(frozen=True)
-class Transaction:
+class Transaction(Struct, frozen=True):
     """A private directory on the store's file system, gone when the transaction ends."""
 
     path: Path

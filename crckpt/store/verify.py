@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
@@ -12,8 +13,7 @@ from crckpt.store.manifest import Checkpoint
 from crckpt.store.repository import Repository
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Something that is not what was stored: `name` is an id or digest, `checkpoints` are those that it takes away."""
 
     kind: Literal["manifest", "index", "pack"]
@@ -22,8 +22,7 @@ class Damage:
     checkpoints: tuple[CheckpointId, ...]
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """What was looked at, `bytes` of packs among it, and what was found."""
 
     checkpoints: tuple[CheckpointId, ...]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu import find
+from crckpt.criu import memory as memory_of_criu
+from crckpt.criu.memory import Candidate, Facts, candidates, recall
 from crckpt.criu.trial import trial, version_of
 from crckpt.errors import HostCannot
 
@@ -26,7 +28,7 @@ def script(path: Path, text: str) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No CRIU is named by the surroundings, lies on PATH or was installed by us."""
-    monkeypatch.setattr(find, "PREFIX", tmp_path / "prefix")
+    monkeypatch.setattr(memory_of_criu, "PREFIX", tmp_path / "prefix")
     monkeypatch.delenv("CRCKPT_CRIU", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
 
@@ -41,7 +43,7 @@ def why_not(path: Path, memory: Path) -> str:
     """Why the CRIU at `path` is passed over."""
     found = find.search(path, None, memory)
     candidate, why = found.rejected[0]
-    assert candidate == find.Candidate(path, "--criu")
+    assert candidate == Candidate(path, "--criu")
     return why
 
 
@@ -50,19 +52,19 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CRCKPT_CRIU", "/from/environment")
     monkeypatch.chdir(tmp_path)
-    named = list(find.candidates(Path("relative/criu"), Path("/configured")))
+    named = list(candidates(Path("relative/criu"), Path("/configured")))
     assert named[:5] == [
-        find.Candidate(tmp_path / "relative/criu", "--criu"),
-        find.Candidate(Path("/from/environment"), "CRCKPT_CRIU"),
-        find.Candidate(Path("/configured"), "configuration"),
-        find.Candidate(on_path, "PATH"),
-        find.Candidate(find.PREFIX / "criu", "private prefix"),
+        Candidate(tmp_path / "relative/criu", "--criu"),
+        Candidate(Path("/from/environment"), "CRCKPT_CRIU"),
+        Candidate(Path("/configured"), "configuration"),
+        Candidate(on_path, "PATH"),
+        Candidate(tmp_path / "prefix/criu", "private prefix"),
     ]
 
 
 def test_where_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_CRIU", "")
-    assert {candidate.origin for candidate in find.candidates(None, None)} == {"private prefix"}
+    assert {candidate.origin for candidate in candidates(None, None)} == {"private prefix"}
 
 
 def test_not_there(tmp_path: Path, memory: Path) -> None:
@@ -152,14 +154,12 @@ def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp
     assert found is not None
     assert (found.path, found.origin) == (link, "--criu")
     assert (children(), list(Path("/proc/self/fd").iterdir())) == before
-    assert find.remembered(find.Candidate(link, "PATH"), memory) == find.Criu(
-        link, "PATH", found.version, found.digest, found.locks_by_nftables
-    )
+    assert recall(link, memory) == Facts(found.version, found.digest, found.locks_by_nftables)
     assert version_of(link) == found.version
     link.unlink()
     shutil.copy(working, link)
     os.utime(link, (1, 1))
-    assert find.remembered(find.Candidate(link, "PATH"), memory) is None, "another file is another CRIU"
+    assert recall(link, memory) is None, "another file is another CRIU"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_memory_of_nonsense_is_no_memory(tmp_path: Path, memory: Path, content
     path = script(tmp_path / "criu", "")
     memory.parent.mkdir()
     memory.write_text(content.replace("PATH", str(path)))
-    assert find.remembered(find.Candidate(path, "PATH"), memory) is None
+    assert recall(path, memory) is None
 
 
 def test_what_is_remembered_of_others_stays_as_long_as_they_are_there(working: Path, memory: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from crckpt.host.proc import Owner
 from crckpt.images.ids import KernelIds
@@ -79,7 +79,7 @@ def changed(now: Now, path: str, **changes: object) -> Now:
     """This host with one file changed."""
     file = now.files[path]
     assert file is not None
-    return replace(now, files=now.files | {path: replace(file, **changes)})  # type: ignore[arg-type]
+    return replace(now, files=now.files | {path: replace(file, **changes)})
 
 
 def file_of(tree: ImageTree, path: str) -> RegularFile:
@@ -138,7 +138,7 @@ def test_deleted_files_are_brought_along(tree: ImageTree) -> None:
     "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
 )
 def test_what_needs_not_be_there(tree: ImageTree, change: dict[str, object]) -> None:
-    assert required_path(replace(file_of(tree, PLAIN), **change)) == ""  # type: ignore[arg-type]
+    assert required_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 
 def test_a_tree_with_its_own_mounts_brings_its_files(wanted: Wanted, now: Now) -> None:
@@ -193,7 +193,7 @@ def test_a_missing_file(wanted: Wanted, now: Now) -> None:
 @pytest.mark.parametrize("path", [LOG, PLAIN])
 def test_a_file_that_shrank(wanted: Wanted, now: Now, grown: str, path: str) -> None:
     assert grown in ("refuse", "keep", "rewind")
-    chosen = replace(wanted, grown=grown)  # type: ignore[arg-type]
+    chosen = replace(wanted, grown=grown)
     size = 11 if path == LOG else 100
     told = only_blocker(judge(chosen, changed(now, path, size=size - 1)))
     assert told.startswith(f"file-shrunk: {path} has {size - 1} bytes, at the checkpoint it had {size} (fd ")
@@ -220,7 +220,7 @@ def test_files_that_grew(
     warnings: list[str],
     rewinds: tuple[Rewind, ...],
 ) -> None:
-    verdict = judge(replace(wanted, grown=grown), changed(now, path, size=500))  # type: ignore[arg-type]
+    verdict = judge(replace(wanted, grown=grown), changed(now, path, size=500))
     assert [finding.key for finding in verdict.blockers] == blockers
     assert [finding.key for finding in verdict.warnings] == warnings
     assert verdict.rewinds == rewinds

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from image_sets import Area, ImageSet, described, write_set
+from msgspec.structs import replace
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest

@@ -7,13 +7,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, described, flip, opened, packs, restored, store
+from msgspec.structs import replace
 
 from crckpt.cli.app import run
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable

@@ -19,6 +19,7 @@ from image_sets import (
     store,
     write_set,
 )
+from msgspec.structs import replace
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import ingest, verify
@@ -82,7 +83,7 @@ def test_jobs_do_not_see_each_other_but_a_named_parent_is_seen(tmp_path: Path) -
     first = store(repository, tmp_path, images, described("one"))
     assert store(repository, tmp_path, images, described("two")).parent is None
     child = described("three")
-    with_parent = store(repository, tmp_path, images, type(child)(**{**vars(child), "parent": first.id}))
+    with_parent = store(repository, tmp_path, images, replace(child, parent=first.id))
     assert (with_parent.parent, with_parent.statistics.new_bytes) == (first.id, 0)
 
 

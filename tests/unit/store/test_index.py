@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.store.extents import EXTENT, ZERO
@@ -21,9 +22,9 @@ FILES = (
 
 
 def _same(index: Index) -> bool:
-    return [(*vars(file).values(),)[:4] for file in index.files] == [
-        (*vars(file).values(),)[:4] for file in FILES
-    ] and all(np.array_equal(one.extents, two.extents) for one, two in zip(index.files, FILES, strict=True))
+    return [astuple(file)[:4] for file in index.files] == [astuple(file)[:4] for file in FILES] and all(
+        np.array_equal(one.extents, two.extents) for one, two in zip(index.files, FILES, strict=True)
+    )
 
 
 def _made(header: object, rest: bytes) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_sets import HOST, TREE, ImageSet, area, described, opened, store
+from msgspec.structs import replace
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId, JobName, Options, Statistics

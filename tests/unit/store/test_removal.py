@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from image_sets import ImageSet, area, described, flip, opened, packs, restored, store, write_set
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.host import proc

@@ -1,0 +1,91 @@
+"""Where a CRIU may be, and the memory of those that worked: all that `--version` needs, and light to load."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PREFIX = Path("/usr/local/lib/crckpt/criu")
+"""Where scripts/install-criu puts a CRIU of its own."""
+
+
+class Candidate(NamedTuple):
+    """A place where CRIU may be. `origin` says who named it."""
+
+    path: Path
+    origin: str
+
+
+class Facts(NamedTuple):
+    """What was found of a CRIU that works; as `Criu` has it."""
+
+    version: str
+    digest: str
+    locks_by_nftables: bool
+
+
+def candidates(option: Path | None, configured: Path | None) -> Iterator[Candidate]:
+    """Where to look, in order."""
+    named = (
+        (option, "--criu"),
+        (_path(os.environ.get("CRCKPT_CRIU")), "CRCKPT_CRIU"),
+        (configured, "configuration"),
+        (_path(shutil.which("criu")), "PATH"),
+        (PREFIX / "criu", "private prefix"),
+        (_of_user(), "private prefix"),
+    )
+    return (Candidate(path.absolute(), origin) for path, origin in named if path)
+
+
+def recall(path: Path, memory: Path | None = None) -> Facts | None:
+    """What was found of a CRIU that worked, if neither its file nor the kernel has changed since.
+
+    `memory` is the file where that stands, unless it is to be the user's own.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever stands there, it is only memory
+        known = json.loads((memory or _memory()).read_text())[str(path)]
+        if known.pop("identity") == _identity(path):
+            return Facts(**known)
+    return None
+
+
+def remember(path: Path, facts: Facts, memory: Path | None = None) -> None:
+    """Remember what was found of a CRIU that works."""
+    from crckpt.host.files import write_durably
+
+    place = memory or _memory()
+    known: object = None
+    with suppress(OSError, ValueError):
+        known = json.loads(place.read_text())
+    # What is no longer there is forgotten: the memory does not grow for ever.
+    entries = {path: facts for path, facts in known.items() if Path(path).exists()} if isinstance(known, dict) else {}
+    entries[str(path)] = {"identity": _identity(path), **facts._asdict()}
+    with suppress(OSError):  # a host that forgets is slower, not wrong
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(place, json.dumps(entries, indent=1).encode(), "memory")
+
+
+def _identity(path: Path) -> list[object]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, os.uname().release]
+
+
+def _memory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/cache/crckpt/criu.json")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crckpt/criu.json"
+
+
+def _of_user() -> Path | None:
+    if os.geteuid() == 0:
+        return None
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "crckpt-criu/criu"
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
