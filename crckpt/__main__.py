@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import NoReturn
 
 from crckpt.errors import Interrupted
 
@@ -13,7 +14,7 @@ from crckpt.errors import Interrupted
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and exit."""
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     # numpy starts threads and takes memory for linear algebra, of which there is none.
@@ -22,7 +23,7 @@ def main() -> None:
         from crckpt.ops.version import version
 
         sys.stdout.write(version() + "\n")
-        return
+        sys.exit(0)
     from crckpt.host.signals import interruptible
 
     # Before the imports that take their time: an interruption always ends in a sentence.
@@ -30,10 +31,13 @@ def main() -> None:
     try:
         from crckpt.cli.app import run
 
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
     except Interrupted as error:
         sys.stderr.write(f"crckpt: {error.message}\n")
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    sys.stderr.flush()
+    # All is done and said. To take itself apart, object by object, takes Python longer than many a command.
+    os._exit(code)
 
 
 if __name__ == "__main__":

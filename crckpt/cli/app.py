@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import typer
@@ -80,6 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
         code = _app(command)(args=list(arguments), prog_name="crckpt", standalone_mode=False)
+        sys.stdout.flush()
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
     except _TYPED_WRONGLY as error:
@@ -88,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
             return UsageError.exit_code  # only `crckpt`: its help has been shown
         hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
         return _failed(command, UsageError(said, hint=hint), as_json=as_json)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich makes the one into the other
         # Whoever read our output (head, less) has gone: that is no failure. Nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -103,9 +105,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
-    else:
-        sys.stderr.write(error_text(error))
+        with suppress(OSError):
+            sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
+            sys.stdout.flush()
+            return error.exit_code
+    sys.stderr.write(error_text(error))
     return error.exit_code
 
 

@@ -50,7 +50,7 @@ _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 _SHARE_OF_PART: Final = 3
 """A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent."""
 
-_ZEROS: Final = memoryview(bytes(1 << 20))
+_ZEROS: Final = memoryview(bytearray(1 << 20))
 
 _Pieces = npt.NDArray[np.void]
 

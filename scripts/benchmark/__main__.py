@@ -45,7 +45,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with tempfile.TemporaryDirectory(prefix="crckpt-bench-", dir=options.work) as work:
-            report = _measured(_setting(options, Path(work)), options.rows)
+            setting = _setting(options, Path(work))
+            with machine.memory_kept(setting):
+                report = _measured(setting, options.rows)
     except (Failed, CrckptError, TimeoutError) as error:
         say(str(error))
         return 2

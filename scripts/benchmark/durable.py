@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -45,8 +46,11 @@ def _measure(setting: Setting, target: Target, turn: int, samples: Samples) -> N
             if number:
                 target.write(WRITTEN_BETWEEN)
             dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job")
+            # What others left for the disk to do is not to be waited for by whoever comes next.
+            os.sync()
             samples[which, _OURS].append(seconds(dump))
             images = directory / "images"
+            os.sync()
             dumped = seconds(partial(bare_dump, setting, target.pid, images))
             for peer in peers:
                 saved = seconds(partial(peer.save, directory / peer.name, images, number))

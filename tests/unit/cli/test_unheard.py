@@ -1,0 +1,45 @@
+"""What a command does when what it says cannot be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crckpt.store import Repository
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """An empty one."""
+    Repository.open(tmp_path / "store", create=True)
+    return tmp_path / "store"
+
+
+def said_to(output: int, *words: str | Path) -> tuple[int, str]:
+    """Exit code and stderr of a command that writes to `output`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "crckpt", *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("gc",)])
+def test_that_nobody_reads_it_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        said = said_to(output.fileno(), *words, *(() if words == ("--help",) else ("--store", store)))
+    assert said == (0, "")
+
+
+def test_that_there_is_no_room_for_it_is_one(store: Path) -> None:
+    with Path("/dev/full").open("wb") as output:
+        code, said = said_to(output.fileno(), "list", "--json", "--store", store)
+        assert (code, said.splitlines()[0]) == (10, "crckpt: no space is left for crckpt list")
+        code, said = said_to(output.fileno(), "list", "--json", "--store", store / "none")
+        assert code == 10
+        assert f"there is no store at {store / 'none'}" in said
