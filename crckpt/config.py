@@ -3,7 +3,7 @@
 store: /srv/crckpt        # where checkpoints are kept
 criu: /opt/criu/bin/criu  # the CRIU to try first, after --criu and CRCKPT_CRIU
 staging: /mnt/fast        # where a dump's images lie until they are stored; as a rule in the store
-compress: -1              # zstd level of new packs, -7 (fastest) to 19 (smallest)
+compress: 3               # zstd level of new packs, -7 (fastest) to 19 (smallest); as a rule what suits them
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 
-DEFAULT_COMPRESS = -1
-"""The quickest to store and to restore. Level 1 takes up to a fifth longer for 3 % (a JVM) to 36 % (redis) fewer bytes.
-Source: scripts/bench choices."""
-
 COMPRESS_LEVELS = range(-7, 20)
 _KEYS = ("compress", "criu", "staging", "store")
 
@@ -27,7 +23,7 @@ class Config(Struct, frozen=True):
 
     store: Path | None = None
     criu: Path | None = None
-    compress: int = DEFAULT_COMPRESS
+    compress: int | None = None
     digest: str | None = None
     staging: Path | None = None
 
@@ -51,7 +47,7 @@ def parse(text: str, name: str) -> Config:
     return Config(
         store=_path(entries, "store", name),
         criu=_path(entries, "criu", name),
-        compress=_level(entries.get("compress", DEFAULT_COMPRESS), name),
+        compress=_level(entries["compress"], name) if "compress" in entries else None,
         digest=hashlib.sha256(text.encode()).hexdigest(),
         staging=_path(entries, "staging", name),
     )

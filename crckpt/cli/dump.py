@@ -49,7 +49,11 @@ def dump(
     compress: Annotated[
         int | None,
         typer.Option(
-            "--compress", min=COMPRESS_LEVELS[0], max=COMPRESS_LEVELS[-1], help="zstd level.", show_default="-1"
+            "--compress",
+            min=COMPRESS_LEVELS[0],
+            max=COMPRESS_LEVELS[-1],
+            help="zstd level.",
+            show_default="-1 or 1, what suits",
         ),
     ] = None,
     asynchronous: Annotated[

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.config import DEFAULT_COMPRESS
 from crckpt.errors import HostCannot
 
 if TYPE_CHECKING:
@@ -25,13 +24,16 @@ def silent(_done: int, _total: int) -> None:
 
 
 class Context(Struct, frozen=True):
-    """Where things are. `criu_option`, `criu_configured` and `staging` are paths that the user named."""
+    """Where things are. `criu_option`, `criu_configured` and `staging` are paths that the user named.
+
+    `compress` is a zstd level, None for what suits.
+    """
 
     store: Path
     criu_option: Path | None = None
     criu_configured: Path | None = None
     staging: Path | None = None
-    compress: int = DEFAULT_COMPRESS
+    compress: int | None = None
     config_digest: str | None = None
     progress: Progress = silent
 

@@ -19,7 +19,7 @@ object is filled up with zeros; its size in bytes is kept beside its extents. A 
 Pack. Numbers are little endian, without padding::
 
     "CRCKPAK1"
-    frames, one after the other     each a zstd frame with content size and checksum; 64 pages, the last frame 1 to 64
+    frames, one after the other     each a zstd frame with its content's size; 64 pages, the last frame 1 to 64
     frame table, 48 bytes a frame   offset u64, stored bytes u32, raw bytes u32, SHA-256 of the stored bytes
     footer                          offset of the table u64, frames u32, page size u32, "CRCKPAK1"
 

@@ -19,8 +19,6 @@ from crckpt.store.repository import Repository
 if TYPE_CHECKING:
     from crckpt.store.packing import Packed
 
-DEFAULT_LEVEL = -1
-
 
 class NewCheckpoint(Struct, frozen=True):
     """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
@@ -54,14 +52,15 @@ def ingest(
     images: Path,
     new: NewCheckpoint,
     *,
-    compress: int = DEFAULT_LEVEL,
+    compress: int | None = None,
     dedup: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
 
-    `compress` is a zstd level, `progress` is told (bytes done, bytes in all). Without `dedup` every page that is not
-    zero is stored, whatever the store has: to measure what dedup gives. After a failure there is no checkpoint.
+    `compress` is a zstd level, or None for what suits the pages. `progress` is told (bytes done, bytes in all). Without
+    `dedup` every page that is not zero is stored, whatever the store has: to measure what dedup gives. After a failure
+    there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, and some 300 bytes for each extent: some 450 MiB for 64 GiB that lie in few pieces. Beside that the

@@ -74,11 +74,11 @@ class Packed(Struct, frozen=True):
 class Target(Struct, frozen=True):
     """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
 
-    Without `dedup` every page that is not zero is stored.
+    Where `level` is None it is what suits the pages. Without `dedup` every page that is not zero is stored.
     """
 
     directory: Path
-    level: int
+    level: int | None
     dedup: bool
     progress: Callable[[int, int], None]
 

@@ -15,9 +15,8 @@ from benchmark.peers import bare_dump
 from benchmark.report import Choice
 from benchmark.setting import WRITTEN_BETWEEN, Setting
 from benchmark.targets import started
-from crckpt.store.ingest import DEFAULT_LEVEL
 
-LEVELS = (-5, -3, -1, 1, 3, 6)
+LEVELS = (None, -5, -3, -1, 1, 3, 6)
 CORES = 2
 
 
@@ -25,15 +24,14 @@ CORES = 2
 class Way:
     """A way to store."""
 
-    level: int = DEFAULT_LEVEL
+    level: int | None = None
     dedup: bool = True
     cores: int = CORES
 
     def __str__(self) -> str:
         """Only what is not the default, but the level always."""
-        return (
-            f"level {self.level}" + ("" if self.dedup else ", no dedup") + ("" if self.cores == CORES else ", 1 core")
-        )
+        level = "level -1 or 1" if self.level is None else f"level {self.level}"
+        return level + ("" if self.dedup else ", no dedup") + ("" if self.cores == CORES else ", 1 core")
 
 
 WAYS = (*(Way(level) for level in LEVELS), Way(dedup=False), Way(cores=1), Way(level=3, cores=1))
@@ -60,7 +58,8 @@ def choices(setting: Setting) -> Iterator[Choice]:
 def _measured(setting: Setting, way: Way, images: tuple[Path, Path]) -> dict[str, float]:
     """In a process of its own, so that cores and what was changed for it end with it."""
     with setting.fresh() as directory:
-        words = ["--level", str(way.level), "--cores", str(way.cores), *(() if way.dedup else ("--no-dedup",))]
+        level = () if way.level is None else ("--level", str(way.level))
+        words = [*level, "--cores", str(way.cores), *(() if way.dedup else ("--no-dedup",))]
         said = run([sys.executable, "-m", "benchmark.one_way", *words, directory, *images])
     found: dict[str, float] = json.loads(said)
     return found

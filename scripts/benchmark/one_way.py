@@ -20,7 +20,7 @@ _HOST = Host("here", "", "x86_64", 4096, (), "", "")
 def main() -> None:
     """Do as the command line says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--level", type=int, required=True)
+    parser.add_argument("--level", type=int)
     parser.add_argument("--cores", type=int, required=True)
     parser.add_argument("--no-dedup", action="store_true")
     parser.add_argument("directory", type=Path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.config import COMPRESS_LEVELS, DEFAULT_COMPRESS, Config, parse
+from crckpt.config import COMPRESS_LEVELS, Config, parse
 from crckpt.errors import UsageError
 
 NAME = "/etc/crckpt.yaml"
@@ -15,7 +15,7 @@ NAME = "/etc/crckpt.yaml"
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "{}"])
 def test_silence(text: str) -> None:
-    assert parse(text, NAME) == Config(None, None, DEFAULT_COMPRESS, hashlib.sha256(text.encode()).hexdigest())
+    assert parse(text, NAME) == Config(None, None, None, hashlib.sha256(text.encode()).hexdigest())
 
 
 def test_everything() -> None:

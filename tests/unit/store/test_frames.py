@@ -1,0 +1,66 @@
+"""Which zstd level pages are stored at, and that it is the same each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zstandard
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store.extents import Bytes
+from crckpt.store.frames import Frame, Frames
+from crckpt.store.pack import FRAME_PAGES
+
+COUNT = 160
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+def pages(kind: str) -> Bytes:
+    """So many frames of hexadecimal digits (half of each byte is known), of noise, or of one, then of the other."""
+    chance = random.Random(1)
+    size = COUNT * FRAME_PAGES * PAGE_SIZE // 2
+    digits, noise = chance.randbytes(size // 2).hex().encode(), chance.randbytes(size)
+    content = {"digits": digits * 2, "noise": noise * 2, "noise, then digits": noise + digits}[kind]
+    return np.frombuffer(content, np.uint8).reshape(-1, PAGE_SIZE)
+
+
+def frames(pool: Executor, content: Bytes, level: int | None) -> list[Frame]:
+    made = Frames(pool, level)
+    return [*made.add(content, np.arange(len(content))), *made.finish()]
+
+
+def total(made: list[Frame]) -> int:
+    return sum(len(frame.stored) for frame in made)
+
+
+@pytest.mark.parametrize(("kind", "level"), [("digits", 1), ("noise", -1)])
+def test_what_suits_is_found_at_the_first_frame(pool: Executor, kind: str, level: int) -> None:
+    content = pages(kind)
+    assert total(frames(pool, content, None)) == total(frames(pool, content, level))
+
+
+def test_what_suits_is_found_anew(pool: Executor) -> None:
+    content = pages("noise, then digits")
+    best, found = (total(frames(pool, content, level)) for level in (1, None))
+    raw = content.size
+    assert best < 0.8 * raw
+    assert best <= found < 0.95 * raw, "it is found, if not at once"
+    assert frames(pool, content, None) == frames(pool, content, None)
+
+
+@pytest.mark.parametrize("level", [None, -7, -1, 0, 1, 2, 3, 19])
+def test_frames_hold_their_pages_in_order(pool: Executor, level: int | None) -> None:
+    content = pages("noise, then digits")[-3 * FRAME_PAGES - 5 :]
+    made = frames(pool, content, level)
+    unpacked = [zstandard.ZstdDecompressor().decompress(frame.stored) for frame in made]
+    assert b"".join(unpacked) == content.tobytes()
+    assert [frame.raw for frame in made] == [FRAME_PAGES * PAGE_SIZE] * 3 + [5 * PAGE_SIZE]
