@@ -14,7 +14,9 @@ from benchmark.setting import MEBIBYTE, Setting
 from crckpt.criu.trial import version_of
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
-_LARGEST_ORDER: Final = 10
+_NO_ORDER: Final = 11
+"""Blocks of so many pages, as a power of two, there are none of on x86-64."""
+
 _MEMORY_FOR: Final = 4
 """How many times as much memory as the largest target has is made ready."""
 
@@ -24,12 +26,12 @@ def memory_kept(setting: Setting) -> Iterator[None]:
     """While the block measures, free memory is as quick to get for the first as for the last.
 
     A virtual machine gives free memory back to its host, and gets it again more slowly than a disk writes: whoever came
-    first would pay for the others. So some is made ready, and as little is given back as the kernel lets us say.
+    first would pay for the others. So some is made ready, and none is given back meanwhile.
     """
     before = _REPORTED.read_text() if _REPORTED.exists() else None
     try:
         if before is not None:
-            _REPORTED.write_text(str(_LARGEST_ORDER))
+            _REPORTED.write_text(str(_NO_ORDER))
         count = min(_MEMORY_FOR * max(setting.sizes) * MEBIBYTE, _pages("SC_AVPHYS_PAGES") // 2)
         mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
         yield
