@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmark.commands import seconds
 from benchmark.report import Row
