@@ -22,9 +22,8 @@ _WAITING: Final = 32
 
 _PLAIN: Final = -1
 _DENSE: Final = 1
-"""This level codes what repeats nowhere by how often each byte comes. That takes a third longer, to store and to
-restore, and gives a third fewer bytes of a redis, but a twentieth of a Python or a JVM. Source: scripts/bench choices.
-"""
+"""This level codes what repeats nowhere by how often each byte comes. That takes a core a third longer, to compress and
+to unpack, and gives a third fewer bytes of a redis, but a twentieth of a Python or a JVM: `scripts/bench choices`."""
 
 _TRIAL_EVERY: Final = 32
 _DENSE_PAYS: Final = 7 / 8
