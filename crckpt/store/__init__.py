@@ -40,7 +40,7 @@ is {"coding": "columns", "files": [{"name", "kind", "bytes", "pagemap", "extents
 Columns are one zstd frame of four columns, each of 8 byte planes (the lowest byte of all extents first), of numbers
 modulo 2^64: `first` as steps, `count` less 1, `pack` plus 1 modulo 2^32, `page` as steps among the extents of its pack
 (0 for pages that are zero). A step is from the end of the extent before, or 0, to the start of this one; step n is
-written as 2n, or as -2n-1 if it is negative. Without "coding" the extents stand there as they are.
+written as 2n, or as -2n-1 if it is negative.
 
 Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
 

@@ -87,11 +87,8 @@ def _taken_apart(content: bytes) -> tuple[dict[str, Any], Extents]:
     (length,) = _LENGTH.unpack_from(content)
     start = _LENGTH.size + length
     header = json.loads(content[_LENGTH.size : start])
-    coding = header.get("coding")
-    if coding is None:
-        return header, np.frombuffer(content, EXTENT, offset=start)
-    if coding != _COLUMNS:
-        raise StoreUnusable(f"the index has extents coded as {coding!r}", hint="use the newest crckpt")
+    if header["coding"] != _COLUMNS:
+        raise StoreUnusable(f"the index has extents coded as {header['coding']!r}", hint="use the newest crckpt")
     return header, decode_columns(content[start:], sum(int(entry["extents"]) for entry in header["files"]))
 
 

@@ -43,16 +43,12 @@ def test_what_is_written_is_read() -> None:
     assert decode_index(encode_index(Index(())), 0).files == ()
 
 
-def test_extents_without_coding_are_read() -> None:
-    assert _same(decode_index(_made({"files": HEADER}, EXTENTS.tobytes()), 2))
-
-
 def test_another_coding_is_not_misread() -> None:
     with pytest.raises(StoreUnusable, match="coded as 'rows'"):
         decode_index(_made({"files": HEADER, "coding": "rows"}, b""), 2)
 
 
-@pytest.mark.parametrize("header", [[], {}, {"files": 3}, {"files": [3], "coding": "columns"}])
+@pytest.mark.parametrize("header", [[], {}, {"files": 3}, {"files": HEADER}, {"files": [3], "coding": "columns"}])
 def test_a_header_of_another_make(header: object) -> None:
     with pytest.raises(IntegrityError, match="cannot be read"):
         decode_index(_made(header, EXTENTS.tobytes()), 2)
