@@ -80,8 +80,8 @@ def remove(
     def text(console: Console) -> None:
         for gone in result.removed:
             console.print(f"removed {short(gone)}")
-        for lock in result.lifted_locks:
-            console.print(f"lifted the network lock of the stopped tree (nftables: inet CRIU-{lock})")
+        for table in result.lifted_locks:
+            console.print(f"lifted the network lock of the stopped tree (nftables: table inet {table})")
         console.print("its space comes back with: crckpt gc")
 
     emit("rm", Shown(result, text), as_json=as_json)

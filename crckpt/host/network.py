@@ -104,16 +104,16 @@ def can_filter() -> bool:
     return tool is not None and run.run([tool, "list", "tables"]).ok
 
 
-def lift_lock(run_id: str) -> bool:
-    """Remove the network lock of that run of CRIU. False if there is none. Raises HostCannot if that fails."""
+def lift_lock(run_id: str) -> str | None:
+    """Remove the network lock of that run of CRIU: its table's name. None if there is none. Raises HostCannot."""
     table = _lock_of(run_id)
     if table is None:
-        return False
+        return None
     argv = [str(nft()), "delete", "table", "inet", table]
     done = run.run(argv)
     if not done.ok:
         raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.spelled(argv))
-    return True
+    return table
 
 
 def _lock_of(run_id: str) -> str | None:

@@ -12,7 +12,7 @@ from crckpt.store import Repository
 
 
 class Removed(Struct, frozen=True):
-    """Ids that are gone, and ids of runs of CRIU whose network lock was lifted."""
+    """Ids that are gone, and tables of nftables that were network locks and are lifted."""
 
     removed: tuple[CheckpointId, ...]
     lifted_locks: tuple[str, ...]
@@ -25,7 +25,8 @@ def rm(context: Context, refs: tuple[str, ...]) -> Removed:
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
         locks = [_lock_of(repository, identity) for identity in found]
         repository.remove(tuple(found))
-    return Removed(tuple(found), tuple(lock for lock in locks if lock and network.lift_lock(lock)))
+    lifted = [network.lift_lock(lock) for lock in locks if lock]
+    return Removed(tuple(found), tuple(table for table in lifted if table))
 
 
 def _lock_of(repository: Repository, identity: CheckpointId) -> str | None:

@@ -51,6 +51,7 @@ _SHARE_OF_PART: Final = 3
 """A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent."""
 
 _ZEROS: Final = memoryview(bytearray(1 << 20))
+"""Writable, so that a pipe can refer to it; nobody does write."""
 
 _Pieces = npt.NDArray[np.void]
 
@@ -85,7 +86,8 @@ class Reader:
         """The content of an image file, in parts, to be put into a pipe; None if there is no such file.
 
         A part that is writable memory stays as it is until PIPE_SIZE bytes more were asked for: so a pipe can refer to
-        it. The last PIPE_SIZE bytes are read-only copies: memory is used again once a file was read to its end.
+        it. The last PIPE_SIZE bytes are zeros, which stay for ever, or read-only copies: memory is used again once a
+        file was read to its end.
         """
         file = self._contents.index.find(name)
         return None if file is None else self._filled(file)

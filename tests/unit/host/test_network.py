@@ -113,13 +113,13 @@ def test_a_network_lock_is_found_and_lifted() -> None:
     if not network.can_filter():
         pytest.skip("no nft, or the kernel does not let us look at its packet filter")
     run_id = f"test-{secrets.token_hex(8)}"
-    assert not network.lift_lock(run_id)
+    assert network.lift_lock(run_id) is None
     made = run.run([str(network.nft()), "add", "table", "inet", f"CRIU-{run_id}"])
     if not made.ok:
         pytest.skip(f"no table can be made here: {made.output}")
     look = [str(network.nft()), "list", "table", "inet", f"CRIU-{run_id}"]
     assert run.run(look).ok
-    assert network.lift_lock(run_id)
+    assert network.lift_lock(run_id) == f"CRIU-{run_id}"
     assert not run.run(look).ok
 
 
@@ -127,7 +127,7 @@ def test_without_nft_there_is_no_lock_to_lift(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
     if network.nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
-    assert (network.can_filter(), network.lift_lock("x")) == (False, False)
+    assert (network.can_filter(), network.lift_lock("x")) == (False, None)
 
 
 def test_our_descriptor_is_named_for_each_connection(loopback: socket.socket) -> None:
