@@ -10,7 +10,10 @@ from msgspec import Struct
 
 
 class Cause(Struct, frozen=True):
-    """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups."""
+    """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups.
+
+    `{name}` is filled in, `{name|other words}` too, or by the other words where it is not known.
+    """
 
     key: str
     says: str
@@ -25,8 +28,9 @@ class Cause(Struct, frozen=True):
 
 
 class _Known(dict[str, object]):
-    def __missing__(self, key: str) -> str:
-        return "?"
+    def __missing__(self, key: str) -> object:
+        name, _, otherwise = key.partition("|")
+        return self.get(name, otherwise or "?")
 
 
 class Finding(Struct, frozen=True):
@@ -247,8 +251,9 @@ _FROM_LOG = (
     ),
     Cause(
         "unix-outside",
-        "a unix socket is connected to a process outside the tree",
-        "checkpoint the parent of both, or close the connection",
+        "{socket|a unix socket} is connected to a process outside the tree",
+        "checkpoint the parent of both, or close the connection; of a service that writes to the journal of systemd:"
+        " StandardOutput=append:/var/log/NAME.log",
         r"External socket is used|Can't dump half of stream unix connection|name-less external socket"
         r"|Unix socket \S+ with(?:out| unreachable) peer",
         "criu/sk-unix.c:874",

@@ -68,6 +68,9 @@ def dump(
             "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
         ),
     ] = None,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, with the tree frozen.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
@@ -88,7 +91,7 @@ def dump(
     from crckpt.ops.dump import Dumped, Request
     from crckpt.ops.dump import dump as perform
 
-    request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous)
+    request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous, not no_preflight)
 
     def say(result: Dumped) -> None:
         emit("dump", dumped(result, verbose=verbose), as_json=as_json)

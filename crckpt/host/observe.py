@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from crckpt.host import network, proc
+from crckpt.host.unix_sockets import unix_sockets
+
+
+class OutsideEnd(Struct, frozen=True):
+    """A descriptor that is one end of a unix connection; the other, bound to `name` if to any, is not in the tree."""
+
+    pid: int
+    fd: int
+    name: str
 
 
 class Observed(Struct, frozen=True):
@@ -22,6 +34,7 @@ class Observed(Struct, frozen=True):
     own_namespaces: tuple[tuple[str, int], ...]
     own_capabilities: frozenset[int]
     memory: int
+    outside_ends: tuple[OutsideEnd, ...] = ()
 
 
 def observe(root: proc.Process, own: proc.Process) -> Observed:
@@ -38,4 +51,24 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         memory=sum(proc.memory(pid) for pid in tree.pids),
+        outside_ends=tuple(_outside_ends(descriptors)) if with_sockets and _same_network(root, own) else (),
     )
+
+
+def _same_network(one: proc.Process, other: proc.Process) -> bool:
+    """Of another network namespace the kernel tells us nothing."""
+    return dict(one.namespaces).get("net") == dict(other.namespaces).get("net")
+
+
+def _outside_ends(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
+    """Of connections, not of datagram sockets: those can do without a peer."""
+    try:
+        known = unix_sockets()
+    except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
+        return
+    inside = {inode for found in descriptors if (inode := found.socket_inode)}
+    for found in descriptors:
+        end = known.get(found.socket_inode)
+        if end is not None and end.kind != socket.SOCK_DGRAM and end.peer and end.peer not in inside:
+            other = known.get(end.peer)
+            yield OutsideEnd(found.pid, found.fd, other.name if other else "")

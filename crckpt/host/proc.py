@@ -74,6 +74,12 @@ class Descriptor(Struct, frozen=True):
         """Whether it can only write at the end of a file."""
         return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
 
+    @property
+    def socket_inode(self) -> int:
+        """Of a socket its inode, else 0."""
+        inode = self.target.removeprefix("socket:[").removesuffix("]")
+        return int(inode) if inode.isdecimal() else 0
+
 
 class Owner(Struct, frozen=True):
     """Who uses a number as PID, thread id, process group or session."""

@@ -39,7 +39,7 @@ _ENDING_S = 0.5
 
 
 class Request(Struct, frozen=True):
-    """What the user asked for."""
+    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump."""
 
     target: str
     job: str | None = None
@@ -49,6 +49,7 @@ class Request(Struct, frozen=True):
     note: str | None = None
     dry_run: bool = False
     asynchronous: bool = False
+    preflight: bool = True
 
 
 class Dumped(Struct, frozen=True):
@@ -124,7 +125,7 @@ def _subject(request: Request, context: Context) -> _Subject:
         names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
     )
     blockers = (*planned.blockers, *shortages(seen.memory, _room(context)))
-    if blockers:
+    if blockers and request.preflight:
         raise refused(blockers)
     return _Subject(request, context, seen, job, criu, planned)
 

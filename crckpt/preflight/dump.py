@@ -96,7 +96,7 @@ def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
     linked = [path for path, _, links in _deleted(seen) if links]
     if linked:
         yield Reason("--link-remap", f"{linked[0]} has another name")
-    if any(_inode(found) in seen.datagram_sockets for found in seen.descriptors):
+    if any(found.socket_inode in seen.datagram_sockets for found in seen.descriptors):
         yield Reason("--ext-unix-sk", "unix datagram sockets may have peers outside the tree")
     if limit := _ghost_limit(seen):
         yield Reason(f"--ghost-limit {limit}", "large deleted files are open")
@@ -113,6 +113,9 @@ def _blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_b
             )
         yield from _nested(process, dict(seen.tree.root.namespaces))
     yield from _foreign_limits(seen)
+    for end in seen.outside_ends:
+        other = f" to {end.name}" if end.name else ""
+        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{other},")
     if tcp is None:
         for link in seen.connections:
             yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
@@ -222,8 +225,3 @@ def _writes(found: Descriptor) -> bool:
 
 def _both_ways(found: Descriptor) -> bool:
     return found.flags & os.O_ACCMODE == os.O_RDWR
-
-
-def _inode(found: Descriptor) -> int:
-    inner = found.target.partition("[")[2].rstrip("]")
-    return int(inner) if inner.isdigit() else -1

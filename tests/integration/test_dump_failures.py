@@ -35,6 +35,7 @@ LARGE: Final = Case("large", (*DIALOGUE.argv, "--mib", "48"), tcp="keep")
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 FAMILY: Final = next(case for case in CASES if case.name == "family")
 MODES: Final = ((), ("--stop",))
+OUTSIDE: Final = "a unix socket is connected to a process outside the tree"
 DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(4))
 """Moments that nothing marks: from the start of Python to the end of a dump."""
 
@@ -167,7 +168,7 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        ("unix", "a unix socket is connected to a process outside the tree"),
+        ("unix", OUTSIDE),
         ("io_uring", "io_uring, which cannot be checkpointed"),
         ("userfaultfd", "cannot save: anon anon_inode:[userfaultfd]"),
     ],
@@ -176,7 +177,7 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
     """CRIU finds out late, with the connection locked: the cause is named, and all is as before."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
-        words = ("dump", str(tree.pid), "job", "--tcp", "keep", *mode)
+        words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", *mode)
         error = crckpt.run(*words, "--json", status=21).document["error"]
         assert cause in error["message"]
         assert error["message"].endswith("; no checkpoint was made; the tree runs on")
@@ -185,6 +186,18 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
         assert_runs_on(tree, frozenset())
         assert not list(crckpt.store.glob("tmp/*"))
         assert manifests(crckpt.store) == 0
+
+
+def test_a_connection_to_the_outside_is_seen_beforehand(crckpt: Crckpt) -> None:
+    """As a service has to the journal. It is said in the words that a forced dump is explained with."""
+    with open_workdir() as workdir, _peer(workdir, "unix"), Tree(_holding("unix"), workdir) as tree:
+        assert tree.facts()[""]["held"]
+        error = crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--json", status=24).document["error"]
+        (told,) = error["causes"]
+        who = f"of PID {tree.pid}, a unix socket to {workdir}/peer.sock,"
+        assert who in told
+        assert OUTSIDE.removeprefix("a unix socket ") in told
+        assert_runs_on(tree, frozenset())
 
 
 def test_a_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:

@@ -23,8 +23,10 @@ FROM_LOG = [entry for entry in CATALOGUE if entry.pattern]
 
 
 def named(entry: Cause) -> set[str]:
+    """What must be known; the rest has other words."""
     texts = (entry.says, entry.remedy)
-    return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+    names = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+    return {name for name in names if "|" not in name}
 
 
 def test_keys_are_unique_and_lead_to_their_cause() -> None:
@@ -57,6 +59,11 @@ def test_what_is_not_known_is_shown_as_such() -> None:
     told = cause("lock-outside").told()
     assert told.what.startswith("PID ? shares")
     assert cause("file-missing").told(path="/a{b}", use="x").what == "/a{b} is missing (x)"
+
+
+def test_what_need_not_be_known_has_other_words() -> None:
+    assert cause("unix-outside").told().what == "a unix socket is connected to a process outside the tree"
+    assert cause("unix-outside").told(socket="it").what == "it is connected to a process outside the tree"
 
 
 def test_a_finding_as_a_sentence() -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.host.network import Connection
-from crckpt.host.observe import Observed
+from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.model import Options
 from crckpt.preflight.dump import MEBIBYTE, Plan, plan, refusal
@@ -338,3 +338,12 @@ def test_every_finding_is_whole() -> None:
     assert keys(found.blockers) == ["traced", "nested-namespace", "foreign-limits", "tcp"]
     assert keys(found.warnings) == ["outside-pipe", "link-remap", "eventfd-semaphore", "mount-namespace"]
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
+
+
+def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
+    seen = replace(PLAIN, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, "")))
+    told = [finding.what for finding in planned(seen).blockers]
+    assert told == [
+        "descriptor 1 of PID 100, a unix socket to /run/journal/stdout, is connected to a process outside the tree",
+        "descriptor 4 of PID 101, a unix socket, is connected to a process outside the tree",
+    ]

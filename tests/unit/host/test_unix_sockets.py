@@ -1,0 +1,47 @@
+"""Who is at the other end of a unix socket."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.unix_sockets import UnixSocket, unix_sockets
+
+
+def seen(found: socket.socket) -> UnixSocket:
+    return unix_sockets()[inode(found)]
+
+
+def inode(found: socket.socket) -> int:
+    return os.fstat(found.fileno()).st_ino
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+@pytest.mark.parametrize("abstract", [False, True])
+def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abstract: bool) -> None:
+    name = f"\0crckpt-test-{secrets.token_hex(4)}" if abstract else str(tmp_path / "listener")
+    with socket.socket(socket.AF_UNIX, kind) as listener, socket.socket(socket.AF_UNIX, kind) as caller:
+        listener.bind(name)
+        listener.listen()
+        assert seen(listener) == UnixSocket(inode(listener), kind, 0, name.replace("\0", "@"))
+        caller.connect(name)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert seen(caller) == UnixSocket(inode(caller), kind, inode(accepted), "")
+            assert seen(accepted) == UnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"))
+        assert seen(caller).peer == 0, "the other end has gone"
+
+
+def test_many_fit_in_no_single_answer() -> None:
+    pairs = [socket.socketpair() for _ in range(3000)]
+    try:
+        known = unix_sockets()
+        assert all(known[inode(one)].peer == inode(other) for one, other in pairs)
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
