@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from crckpt.causes import Finding
     from crckpt.errors import CrckptError
+    from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
     from crckpt.ops.dump import Dumped
     from crckpt.ops.restore import Restored
@@ -251,18 +252,17 @@ def diagnosed(result: Diagnosis) -> Shown:
     """What `doctor` says."""
 
     def text(console: Console) -> None:
-        rows = [
-            (
-                _STATES[fact.state],
-                fact.name,
-                escaped(fact.detail) + (f"\n[bold]{escaped(fact.fix)}[/]" if fact.fix else ""),
-            )
-            for fact in result.facts
-        ]
-        console.print(table(("", "fact", "what was found"), rows))
+        console.print(table(("", "fact", "what was found"), map(_fact_row, result.facts)))
         console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
 
-    return Shown({"able": result.able, "facts": result.facts}, text)
+    return Shown({"able": result.able, "facts": result.facts, "fixes": result.fixes}, text)
+
+
+def _fact_row(fact: Fact) -> tuple[str, str, str]:
+    lines = [escaped(on_one_line(line)) for line in (fact.found, fact.consequence) if line]
+    if fact.fix:
+        lines.append(f"[bold]{escaped(on_one_line(fact.fix))}[/]")
+    return _STATES[fact.state], fact.key, "\n".join(lines)
 
 
 def _indented(document: object) -> str:

@@ -3,44 +3,102 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.criu.find import Search, search
-from crckpt.host.support import Fact, probe
+from crckpt.criu.memory import candidates
+from crckpt.errors import HostCannot
+from crckpt.host import run
+from crckpt.host.probes import Fact, Outcome, Subject, fact, probe
 from crckpt.ops.context import Context
+
+_VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
+"""Without one of these nothing can be checkpointed; without the others, some trees or options."""
+
+_INSTALL = "scripts/install-criu"
+
+
+class Fix(Struct, frozen=True):
+    """A safe command that mends the fact `key`. `done`: it was run and worked; `said`: what it printed."""
+
+    key: str
+    command: str
+    done: bool = False
+    said: str = ""
 
 
 class Diagnosis(Struct, frozen=True):
-    """All facts. `able` is whether this host can checkpoint at all."""
+    """All facts, and the fixes that are safe, or were tried."""
 
     facts: tuple[Fact, ...]
+    fixes: tuple[Fix, ...]
 
     @property
     def able(self) -> bool:
-        """Nothing that everything needs is missing."""
-        return all(fact.state != "missing" for fact in self.facts)
+        """Whether this host can checkpoint at all."""
+        return not any(told.state == "missing" and told.key in _VITAL for told in self.facts)
 
 
 def doctor(context: Context) -> Diagnosis:
     """Probe this host."""
-    return Diagnosis((*_criu(context), *probe(context.store)))
+    facts = _facts(context)
+    return Diagnosis(facts, tuple(Fix(told.key, told.fix) for told in facts if told.safe))
 
 
-def _criu(context: Context) -> tuple[Fact, ...]:
+def mend(context: Context, diagnosis: Diagnosis) -> Diagnosis:
+    """Run the fixes, each whatever becomes of the others, and probe again."""
+    tried = tuple(_tried(fix) for fix in diagnosis.fixes)
+    return Diagnosis(_facts(context), tried)
+
+
+def _tried(fix: Fix) -> Fix:
+    try:
+        ran = run.run(shlex.split(fix.command))
+    except HostCannot as error:
+        return Fix(fix.key, fix.command, said=error.message)
+    return Fix(fix.key, fix.command, ran.ok, ran.output.strip())
+
+
+def _facts(context: Context) -> tuple[Fact, ...]:
+    criu, found = _criu(context)
+    named = found.criu.path if found and found.criu else _first_candidate(context)
+    locks = found.criu.locks_by_nftables if found and found.criu else None
+    subject = Subject(context.store, context.staging, named, locks)
+    return (fact("criu", criu), *probe(subject))
+
+
+def _criu(context: Context) -> tuple[Outcome, Search | None]:
+    """Not in a child of its own: what worked is remembered, and the trial cleans up behind itself."""
     if os.geteuid() != 0:
-        return (Fact("CRIU", "limited", "not tried: a trial needs root", "sudo crckpt doctor"),)
-    found = search(context.criu_option, context.criu_configured)
-    passed_over = tuple(
-        Fact("CRIU", "limited", f"{candidate.path} ({candidate.origin}): {why}")
+        named = _first_candidate(context)
+        found = f"{named} is the first that would be tried" if named else "none is there"
+        return Outcome(
+            "limited", found, "whether it works is not known: a trial needs root", "sudo crckpt doctor"
+        ), None
+    try:
+        found_by = search(context.criu_option, context.criu_configured)
+    except (HostCannot, OSError) as error:
+        return Outcome("missing", f"the trial failed: {error}", "nothing can be checkpointed", _INSTALL), None
+    return _verdict(found_by), found_by
+
+
+def _verdict(found: Search) -> Outcome:
+    tried = (
+        f"{candidate.path} ({candidate.origin}): {why}"
         for candidate, why in found.rejected
-        if why != "not there"
+        if why != "not there" or candidate.origin != "private prefix"
     )
-    return (*passed_over, _verdict(found))
-
-
-def _verdict(found: Search) -> Fact:
+    passed_over = "; ".join(("", *tried))
     if found.criu is None:
-        return Fact("CRIU", "missing", "none works on this kernel", "scripts/install-criu")
-    how = "a trial dump and restore worked"
-    return Fact("CRIU", "ok", f"{found.criu.version}, {found.criu.path} ({found.criu.origin}): {how}")
+        return Outcome("missing", f"none works on this kernel{passed_over}", "nothing can be checkpointed", _INSTALL)
+    criu = found.criu
+    why = f"{criu.version}, {criu.path} ({criu.origin}), the first with which a trial dump and restore worked"
+    return Outcome("ok", f"{why}{passed_over}")
+
+
+def _first_candidate(context: Context) -> Path | None:
+    there = (found.path for found in candidates(context.criu_option, context.criu_configured))
+    return next((path for path in there if os.access(path, os.X_OK)), None)

@@ -58,7 +58,7 @@ KEYS = {
     "gc": {"packs", "leftovers", "bytes", "dry_run"},
     "export": {"id", "directory", "command"},
     "import": SUMMARY,
-    "doctor": {"able", "facts"},
+    "doctor": {"able", "facts", "fixes"},
 }
 
 

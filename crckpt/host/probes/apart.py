@@ -1,0 +1,93 @@
+"""A probe in a child of its own: whatever it breaks, opens, enters or hangs in ends with the child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+import msgspec
+
+from crckpt.host.probes.fact import Outcome, limited
+
+WITHIN_S = 10
+"""A probe that takes longer is ended. Programs that probes start get less, so that they are ended before."""
+
+_UNKNOWN = "whether this works is not known"
+_RAISED = 255
+_MOST = 65536
+"""Bytes that a pipe takes without a reader."""
+
+
+def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
+    """Run a probe in a child. One that raises, dies or takes more than `within` seconds is a fact by itself."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(probe, writing, within)
+    try:
+        os.close(writing)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    finally:
+        # While the child is not reaped, nobody else's group has its number.
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        status = status_of(child)
+        said = _read_now(reading)
+        os.close(reading)
+    if said:
+        return msgspec.json.decode(said, type=Outcome)
+    if status == -signal.SIGALRM:
+        return limited(f"no answer after {within} s", _UNKNOWN)
+    return limited(f"the trial ended with {status}", _UNKNOWN)
+
+
+def forked(action: Callable[[], int]) -> int:
+    """The PID of a child that does this and ends with what comes of it, with 255 if it raises."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(action())
+        finally:
+            os._exit(_RAISED)
+    return child
+
+
+def status_of(child: int) -> int:
+    """Wait for a child; its exit status, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ended(child: int) -> None:
+    """End a child and wait for it."""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _read_now(reading: int) -> bytes:
+    """What lies in the pipe. It may still be open: programs that the probe started are ended by their own limits."""
+    os.set_blocking(reading, False)
+    with suppress(BlockingIOError):
+        return os.read(reading, _MOST)
+    return b""
+
+
+def _answer(probe: Callable[[], Outcome], writing: int, within: int) -> NoReturn:
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(within)
+        os.write(writing, msgspec.json.encode(_outcome(probe)))
+    finally:
+        os._exit(0)
+
+
+def _outcome(probe: Callable[[], Outcome]) -> Outcome:
+    try:
+        return probe()
+    except Exception as error:  # one that fails must not hide the others
+        return limited(f"the trial failed: {type(error).__name__}: {error}", _UNKNOWN)

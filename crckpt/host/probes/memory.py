@@ -1,0 +1,63 @@
+"""Which pages were written, and pages that come later: each by doing it to a page of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap
+from crckpt.host.probes.fact import Outcome, missing, ok
+
+_WRITTEN = "a written page is seen as written, one that was not is not"
+_UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
+
+
+def soft_dirty() -> Outcome:
+    """Write a page and look at its bit."""
+    if pagemap.tracks_by_soft_dirty():
+        return ok(_WRITTEN)
+    return missing(
+        "a written page is not seen as written",
+        "CRIU's own pre-dump and incremental dumps do not work here",
+        "use a kernel with CONFIG_MEM_SOFT_DIRTY",
+    )
+
+
+def write_protection() -> Outcome:
+    """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
+    return _tried(
+        pagemap.tracks_by_write_protection,
+        _WRITTEN,
+        "what was written since the last dump cannot be seen this way",
+        "use a kernel from 6.7 on",
+    )
+
+
+def pagemap_scan() -> Outcome:
+    """Ask for the written pages of a map of ours."""
+    return _tried(
+        pagemap.scans,
+        "it finds a page of ours",
+        "CRIU reads page maps entry by entry: dumps of large memory freeze longer",
+        "use a kernel from 6.7 on",
+    )
+
+
+def lazy_pages() -> Outcome:
+    """Touch a page that is not there; a second process of ours brings it, as `criu lazy-pages` does."""
+    # Where this is 0 the kernel has the call, and refuses it to those who are not root.
+    for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
+    return _tried(
+        pagemap.brings_pages_later,
+        "a page was brought when it was touched",
+        "a restore cannot start before all of its memory is there",
+        "sudo crckpt doctor" if for_root else "use a kernel with CONFIG_USERFAULTFD",
+    )
+
+
+def _tried(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+    try:
+        return ok(works) if trial() else missing("the trial's page was not seen", lost, fix)
+    except (HostCannot, OSError) as error:
+        return missing(str(error), lost, fix)

@@ -1,0 +1,156 @@
+"""TCP connections and the locks that hold their packets back meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import struct
+from pathlib import Path
+
+from crckpt.host import network, run
+from crckpt.host.probes import calls
+from crckpt.host.probes.fact import Outcome, limited, missing, ok
+
+# linux/tcp.h
+_TCP_REPAIR = 19
+_TCP_REPAIR_QUEUE = 20
+_TCP_QUEUE_SEQ = 21
+_SEND_QUEUE = 2
+_SEQUENCE = 12345
+
+# linux/netlink.h, linux/sock_diag.h
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_DUMP = 0x301
+_NLMSG_ERROR = 2
+
+# The module that answers -> its request, which asks for sockets in no state: family, protocol, and zeros.
+_DIAGNOSTICS = {
+    "tcp_diag": struct.pack("=BB54x", socket.AF_INET, socket.IPPROTO_TCP),
+    "udp_diag": struct.pack("=BB54x", socket.AF_INET, socket.IPPROTO_UDP),
+    "unix_diag": struct.pack("=BB22x", socket.AF_UNIX, 0),
+    "af_packet_diag": struct.pack("=BB18x", socket.AF_PACKET, 0),
+    "netlink_diag": struct.pack("=BB18x", socket.AF_NETLINK, 0),
+}
+
+_PROGRAM_S = 3
+_TABLE = """
+add table inet crckpt
+add chain inet crckpt output { type filter hook output priority 0; }
+add rule inet crckpt output meta mark != 0xC114 drop
+"""
+_RULE = ("-A", "OUTPUT", "-m", "mark", "!", "--mark", "0xC114", "-j", "DROP")
+_MODULES_OF_RULE = "modprobe -a iptable_filter xt_mark"
+
+
+def tcp_repair() -> Outcome:
+    """Put a socket into repair mode, and give it a sequence number."""
+    lost = "established TCP connections cannot be kept: --tcp close drops them"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        try:
+            trial.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+            trial.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_QUEUE, _SEND_QUEUE)
+            trial.setsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ, _SEQUENCE)
+        except PermissionError as error:
+            return missing(f"refused: {error.strerror}: it needs CAP_NET_ADMIN", lost, _more_rights("NET_ADMIN"))
+        except OSError as error:
+            return missing(f"refused: {error.strerror}", lost, "use a kernel of a distribution")
+        if trial.getsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ) != _SEQUENCE:
+            return missing("a sequence number was set, and did not change", lost)
+    return ok("a socket took a sequence number in repair mode")
+
+
+def lock_by_nftables(of_criu: bool | None) -> Outcome:
+    """Make CRIU's kind of lock in a network of our own. `of_criu`: what `criu check` says; None: not asked."""
+    lost = "--tcp keep cannot hold packets back while a tree is frozen"
+    tool = network.nft()
+    if tool is None:
+        left = "what --tcp keep locks cannot be unlocked after a failure"
+        return limited("there is no nft", left, "apt-get install nftables")
+    if not network.can_filter():
+        return missing(f"{tool} may not look at the packet filter", lost, _more_rights("NET_ADMIN"))
+    refused = _refused_in_own_network((tool, _TABLE))
+    if refused is None:
+        return limited("not tried: a network of our own needs root", lost, "sudo crckpt doctor")
+    if refused:
+        return missing(f"{tool}: {refused}", lost, "modprobe nf_tables")
+    if of_criu is False:
+        return missing(f"{tool} works, but this CRIU was built without nftables", lost, "scripts/install-criu")
+    return ok(f"{tool} made a lock in a network of our own", "" if of_criu else "whether CRIU can is not known")
+
+
+def lock_by_iptables() -> Outcome:
+    """Make CRIU's kind of rule in a network of our own."""
+    lost = "CRIU by itself cannot lock this way; crckpt uses nftables"
+    tool = shutil.which("iptables", path=run.ENVIRONMENT["PATH"])
+    if tool is None:
+        return missing("there is no iptables", lost, "apt-get install iptables")
+    refused = _refused_in_own_network((tool, *_RULE))
+    if refused is None:
+        return limited("not tried: a network of our own needs root", lost, "sudo crckpt doctor")
+    if refused:
+        return missing(f"{tool}: {refused}", lost, _MODULES_OF_RULE)
+    return ok(f"{tool} made a rule in a network of our own", "crckpt uses nftables")
+
+
+def no_lock() -> Outcome:
+    """The third way needs nothing."""
+    return ok("needs nothing", "CRIU by itself can leave the lock out: peers may then reset kept connections")
+
+
+def socket_diagnostics() -> Outcome:
+    """Ask the kernel for sockets of each kind in no state: an empty answer, or none."""
+    silent = [module for module, request in _DIAGNOSTICS.items() if not _answers(request)]
+    if not silent:
+        return ok(f"the kernel lists sockets: {', '.join(_DIAGNOSTICS)}")
+    command = "modprobe -a " + " ".join(silent)
+    lost = "programs with such sockets cannot be checkpointed"
+    return missing(f"no answer from {', '.join(silent)}", lost, command, safe=_can_load(silent))
+
+
+def tun() -> Outcome:
+    """Open the device from which programs get their own network interfaces."""
+    lost = "programs with tun or tap interfaces (VPNs, virtual machines) cannot be checkpointed"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return missing(f"/dev/net/tun: {error.strerror}", lost, "modprobe tun", safe=_can_load(["tun"]))
+    return ok("/dev/net/tun opens")
+
+
+def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
+    """What a program says that fails in a new network namespace; empty if it does not, None if there is none."""
+    try:
+        # The namespace ends with us: nothing that is made in it is left.
+        calls.unshare(calls.CLONE_NEWNET)
+    except PermissionError:
+        return None
+    done = run.run(argv, timeout=_PROGRAM_S)
+    return "" if done.ok else _first(done.output)
+
+
+def _answers(request: bytes) -> bool:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as channel:
+        channel.sendto(
+            struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0)
+        )
+        answer = channel.recv(65536)
+    _, kind, _, _, _, code = struct.unpack_from("=IHHIIi", answer)
+    return kind != _NLMSG_ERROR or -code not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def _can_load(modules: list[str]) -> bool:
+    tool = shutil.which("modprobe", path=run.ENVIRONMENT["PATH"])
+    if tool is None or os.geteuid() != 0:
+        return False
+    return run.run([tool, "-n", "-q", "-a", *modules], timeout=_PROGRAM_S).ok
+
+
+def _more_rights(capability: str) -> str:
+    return f"docker run --cap-add {capability} ..." if os.geteuid() == 0 else "sudo crckpt doctor"
+
+
+def _first(output: str) -> str:
+    return next(iter(output.strip().splitlines()), "it fails and says nothing")

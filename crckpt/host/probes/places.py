@@ -1,0 +1,113 @@
+"""Where things lie: the store, the images of a dump, CRIU's memory, and control groups."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from crckpt.host import room, run
+from crckpt.host.probes.fact import Outcome, limited, missing, ok
+
+_GIBIBYTE = 1 << 30
+_RUN = Path("/run")
+_ANOTHER = "crckpt --store DIR"
+
+
+def run_directory() -> Outcome:
+    """Where CRIU remembers from run to run what the kernel can."""
+    kind = _file_system(_RUN)
+    if kind == "tmpfs":
+        return ok("/run is a tmpfs: CRIU remembers there what the kernel can")
+    return limited(
+        f"/run is no tmpfs but {kind}",
+        "CRIU tries out the kernel anew at each run, about 40 ms, and leaves /run/criu.kdat.tmp behind",
+        "docker run --tmpfs /run ... (a container), or a line for /run in /etc/fstab",
+    )
+
+
+def store(path: Path) -> Outcome:
+    """The store's owner and mode, its file system and its room."""
+    above = _nearest(path)
+    if above != path:
+        make = run.spelled(["install", "-d", "-m", "0700", str(path)])
+        if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+            return missing(f"{path} is not there, and we may not write to {above}", "nothing can be stored", _ANOTHER)
+        return limited(f"{path} is not there; {_room(above)}", "the first dump makes it", make, safe=True)
+    if refused := _refused(path):
+        return refused
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return limited(f"{path} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
+    if _file_system(path) in ("tmpfs", "ramfs"):
+        return limited(f"{path}: {_room(path)}", "checkpoints are gone after a reboot", _ANOTHER)
+    return _spacious(path, "crckpt gc, or --store DIR on a larger disk")
+
+
+def staging(path: Path | None, in_store: Path) -> Outcome:
+    """Where the images of a dump lie until they are stored."""
+    if path is None:
+        return _spacious(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
+    if not path.is_dir():
+        return missing(f"{path} is no directory", "no dump can be made", run.spelled(["mkdir", str(path)]))
+    return _spacious(path, "crckpt dump --staging DIR")
+
+
+def cgroups() -> Outcome:
+    """Which control groups are mounted."""
+    kinds = {kind for _, kind in _mounts() if kind in ("cgroup", "cgroup2")}
+    if not kinds:
+        lost = "limits of memory are not seen when it is decided where images lie"
+        return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
+    layout = "hybrid: v1 and v2" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
+    return ok(layout, "crckpt leaves a tree in the groups of the command that restores it")
+
+
+def _refused(path: Path) -> Outcome | None:
+    """Why crckpt would not use what lies there as a store."""
+    lost = "nothing can be stored"
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        return missing(f"{path} belongs to uid {status.st_uid}, and we are uid {os.geteuid()}", lost, _ANOTHER)
+    if not path.is_dir():
+        return missing(f"{path} is no directory", lost, _ANOTHER)
+    if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
+        # Safe because it is a store: on another directory it would lock people out.
+        return missing(f"{path} lets other users in", lost, run.spelled(["chmod", "700", str(path)]), safe=True)
+    return None
+
+
+def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
+    found = prefix + _room(path)
+    if room.free_disk(path) < _GIBIBYTE:
+        return limited(found, "a dump of a large tree does not fit", more)
+    return ok(found)
+
+
+def _room(path: Path) -> str:
+    usage = shutil.disk_usage(path)
+    return f"{usage.free / _GIBIBYTE:.1f} GiB free of {usage.total / _GIBIBYTE:.1f} on {_file_system(path)} ({path})"
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the first above it that we can get at."""
+    return next(above for above in (path, *path.parents) if os.access(above, os.F_OK, effective_ids=True))
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that a path lies on: of the mount points above it, the last one mounted counts."""
+    real = path.resolve()
+    over = [(len(point.parts), kind) for point, kind in _mounts() if real.is_relative_to(point)]
+    deepest = max((depth for depth, _ in over), default=0)
+    return next((kind for depth, kind in reversed(over) if depth == deepest), "an unknown file system")
+
+
+def _mounts() -> list[tuple[Path, str]]:
+    """Mount points and kinds, in the order of mounting. Source: proc_pid_mountinfo(5)."""
+    halves = (line.partition(b" - ") for line in Path("/proc/self/mountinfo").read_bytes().splitlines())
+    return [(_unescaped(before.split(b" ")[4]), after.split(b" ")[0].decode()) for before, _, after in halves]
+
+
+def _unescaped(field: bytes) -> Path:
+    """The kernel writes white space and backslashes as octal numbers."""
+    return Path(os.fsdecode(field.decode("unicode_escape").encode("latin-1")))

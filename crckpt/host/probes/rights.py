@@ -1,0 +1,125 @@
+"""What we may do: capabilities, those of CRIU without root, and security modules."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+from crckpt.host import proc, run
+from crckpt.host.probes.fact import Outcome, limited, missing, ok
+
+# Numbers of linux/capability.h, and what goes without them.
+_NEEDED = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}
+_HELPFUL = {24: "SYS_RESOURCE", 40: "CHECKPOINT_RESTORE"}
+
+_OF_FILES = {40: "checkpoint_restore", 8: "setpcap"}
+"""What CRIU needs to dump processes of the user who runs it, and the second also to restore them."""
+
+_SELINUX = Path("/sys/fs/selinux/enforce")
+_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+
+
+def capabilities() -> Outcome:
+    """Ours, held against those that a checkpoint needs."""
+    if os.geteuid() != 0:
+        return missing(
+            f"user {os.geteuid()}",
+            "only root can checkpoint and restore; rootless says what CRIU can",
+            "sudo crckpt doctor",
+        )
+    held = proc.effective_capabilities()
+    lacking = [name for number, name in _NEEDED.items() if number not in held]
+    if lacking:
+        return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
+    if not _reach_the_kernel():
+        lost = "nothing can be checkpointed: the kernel does not tell us which files are mapped"
+        return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")
+    lacking = [name for number, name in _HELPFUL.items() if number not in held]
+    if lacking:
+        lost = "trees with processes of several users cannot be checkpointed"
+        return limited(_without(lacking), lost, _add(lacking))
+    return ok("root with all that is needed")
+
+
+def rootless(criu: Path | None) -> Outcome:
+    """What the file of this CRIU may do when an ordinary user runs it."""
+    lost = "criu --unprivileged works for no ordinary user; crckpt itself needs root anyway"
+    if criu is None:
+        return limited("there is no CRIU", lost, "scripts/install-criu")
+    program = criu.resolve()
+    with program.open("rb") as file:
+        is_script = file.read(2) == b"#!"
+    if is_script:
+        return limited(
+            f"{program} is a script: capabilities of its file count for nothing", lost, _given_to_run(program)
+        )
+    held = _of_file(program)
+    lacking = [name for number, name in _OF_FILES.items() if number not in held]
+    if lacking:
+        give = f"sudo setcap cap_{',cap_'.join(_OF_FILES.values())}+eip {run.spelled([str(program)])}"
+        return limited(f"{program} lacks {', '.join(f'cap_{name}' for name in lacking)}", lost, give)
+    return ok(
+        f"{program} has what it needs", "criu --unprivileged dumps and restores processes of the user who runs it"
+    )
+
+
+def _given_to_run(program: Path) -> str:
+    """A command that runs a program as an ordinary user who keeps the capabilities."""
+    kept = ",".join(f"+{name}" for name in _OF_FILES.values())
+    words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
+    return run.spelled(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
+
+
+def security_modules() -> Outcome:
+    """What AppArmor and SELinux say of us."""
+    label = _label()
+    if _SELINUX.exists() and _SELINUX.read_text().strip() == "1":
+        return limited(
+            f"SELinux enforces; we are {label or 'without a label'}",
+            "its policy may forbid CRIU to seize or to restore a program",
+            "ausearch -m avc -c criu shows what it refused; setenforce 0 tries without",
+        )
+    if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y":
+        if label.startswith("unconfined"):
+            return ok("AppArmor; we are not confined")
+        lost = "what this profile forbids, CRIU cannot do"
+        return limited(f"AppArmor confines us: {label}", lost, "docker run --security-opt apparmor=unconfined ...")
+    return ok("neither AppArmor nor SELinux is in force")
+
+
+def _reach_the_kernel() -> bool:
+    """Whether our capabilities count in the first user namespace. Source: fs/proc/base.c, proc_map_files_get_link."""
+    try:
+        next(Path("/proc/self/map_files").iterdir()).stat()
+    except PermissionError:
+        return False
+    return True
+
+
+def _label() -> str:
+    try:
+        return Path("/proc/self/attr/current").read_text().strip("\0\n ")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise
+        return ""  # no module gives labels
+
+
+def _without(names: list[str]) -> str:
+    return f"root without {', '.join(f'CAP_{name}' for name in names)}"
+
+
+def _add(names: list[str]) -> str:
+    return f"docker run {' '.join(f'--cap-add {name}' for name in names)} ..."
+
+
+def _of_file(program: Path) -> frozenset[int]:
+    """Capabilities that are permitted and effective to who runs it. Source: struct vfs_cap_data."""
+    try:
+        words = struct.unpack_from("<IIIII", os.getxattr(program, "security.capability"))
+    except OSError:
+        return frozenset()
+    permitted = words[1] | words[3] << 32
+    return frozenset(bit for bit in range(64) if permitted >> bit & 1 and words[0] & 1)

@@ -1,0 +1,145 @@
+"""What is done to processes: seizing them, describing them, giving them their PIDs and clocks back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+from crckpt.host.probes import calls
+from crckpt.host.probes.apart import ended, forked, status_of
+from crckpt.host.probes.fact import Outcome, limited, missing, ok
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_ADVANCE_S = 100_000
+_TRIES = 5
+_SURVIVED = 7
+
+
+def checkpoint_restore() -> Outcome:
+    """The call by which a restore describes a process's memory is there only with CONFIG_CHECKPOINT_RESTORE."""
+    try:
+        size = calls.memory_map_size()
+    except OSError as error:
+        return missing(
+            f"prctl(PR_SET_MM_MAP_SIZE) is refused: {error.strerror}",
+            "the kernel was built without CONFIG_CHECKPOINT_RESTORE: nothing can be checkpointed",
+            "use a kernel of a distribution",
+        )
+    return ok(f"a process's memory can be described ({size} bytes)")
+
+
+def pid_selection() -> Outcome:
+    """Make a child under a PID that was just given back."""
+    for _ in range(_TRIES):
+        try:
+            wanted = _free_pid()
+            child = calls.clone_as(wanted)
+        except FileExistsError:  # somebody else was quicker
+            continue
+        except OSError as error:
+            return _no_pid_selection(error)
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        return ok(f"clone3 made a child as PID {child}, as asked") if child == wanted else _other_pid(wanted, child)
+    return limited(f"{_TRIES} free PIDs were taken by others meanwhile", "whether this works is not known")
+
+
+def time_namespaces() -> Outcome:
+    """Set the clock forward for a child, and let it look."""
+    before = time.clock_gettime(time.CLOCK_MONOTONIC)
+    try:
+        calls.unshare(calls.CLONE_NEWTIME | (0 if os.geteuid() == 0 else calls.CLONE_NEWUSER))
+        Path("/proc/self/timens_offsets").write_text(f"monotonic {_ADVANCE_S} 0\n")
+    except OSError as error:
+        lost = "after a restore on another host or another boot, monotonic clocks and timers jump"
+        if error.errno == errno.EPERM:
+            return limited(f"not tried: {error.strerror}", lost, "sudo crckpt doctor")
+        return missing(f"refused: {error.strerror}", lost, "use a kernel with CONFIG_TIME_NS (5.6 or later)")
+    if status_of(forked(lambda: int(time.clock_gettime(time.CLOCK_MONOTONIC) < before + _ADVANCE_S))):
+        return missing("the clock of a child was set, and did not change", "monotonic clocks jump at a restore")
+    return ok("the clock of a child was set")
+
+
+def ptrace_scope() -> Outcome:
+    """Let one child seize another: what CRIU does to every process of a tree."""
+    scope = _YAMA.read_text().strip() if _YAMA.exists() else None
+    found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
+    target = forked(_wait)
+    number = status_of(forked(lambda: _errno_of_seizing(target)))
+    ended(target)
+    if number == 0:
+        return ok(f"one process can seize another ({found})")
+    return missing(
+        f"one process cannot seize another: {os.strerror(number)} ({found})",
+        "processes that crckpt did not start cannot be checkpointed",
+        _ptrace_fix(scope),
+    )
+
+
+def seccomp_suspension() -> Outcome:
+    """Seize a child with its filter suspended; then it forbids itself to end, and ends all the same."""
+    reading, writing = os.pipe()
+
+    def forbid_itself_to_end() -> int:
+        os.close(writing)
+        os.read(reading, 1)
+        calls.enter_strict_seccomp()
+        return _SURVIVED  # by exit_group, for which strict mode kills
+
+    child = forked(forbid_itself_to_end)
+    try:
+        calls.seize(child, calls.PTRACE_O_SUSPEND_SECCOMP)
+    except OSError as error:
+        ended(child)
+        return missing(
+            f"refused: {error.strerror}",
+            "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed",
+            "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --security-opt seccomp=unconfined ...",
+        )
+    os.close(writing)
+    status = status_of(child)
+    if status == _SURVIVED:
+        return ok("the filter of a child was suspended")
+    return missing(f"the suspended filter killed a child ({status})", "programs with a seccomp filter would be killed")
+
+
+def _free_pid() -> int:
+    """One that was just given back: the kernel goes round all others before it takes it again."""
+    child = forked(int)
+    status_of(child)
+    return child
+
+
+def _no_pid_selection(error: OSError) -> Outcome:
+    found = f"clone3 with set_tid is refused: {error.strerror}"
+    if error.errno == errno.EPERM:
+        return limited(found, "a restore needs CAP_CHECKPOINT_RESTORE or root", "sudo crckpt doctor")
+    fix = "use a kernel from 5.5 on; in a container: --security-opt seccomp=unconfined"
+    return missing(found, "CRIU must guess PIDs by ns_last_pid: restores fail now and then", fix)
+
+
+def _other_pid(wanted: int, got: int) -> Outcome:
+    return missing(f"asked for PID {wanted}, got {got}", "processes cannot get their PIDs back")
+
+
+def _wait() -> int:
+    signal.pause()
+    return 0
+
+
+def _errno_of_seizing(pid: int) -> int:
+    try:
+        calls.seize(pid)
+    except OSError as error:
+        return error.errno or errno.EPERM
+    return 0
+
+
+def _ptrace_fix(scope: str | None) -> str:
+    if scope == "3":
+        return "reboot with kernel.yama.ptrace_scope below 3: it cannot be lowered"
+    return "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --cap-add SYS_PTRACE ..."

@@ -1,0 +1,63 @@
+"""Programs and services beside us."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from pathlib import Path
+
+from crckpt.host import run
+from crckpt.host.probes.fact import Outcome, missing, ok
+
+_NEEDED = ("flock", "unshare", "nsenter")
+_PROGRAM_S = 3
+_PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
+
+
+def kernel() -> Outcome:
+    """Which one runs; what it can do, the other facts say."""
+    return ok(f"{platform.release()} on {platform.machine()}")
+
+
+def criu_plugins(criu: Path | None) -> Outcome:
+    """Where this CRIU says that it looks for them, and which lie there."""
+    lost = "programs that use a GPU cannot be checkpointed"
+    if criu is None:
+        return missing("there is no CRIU", lost, "scripts/install-criu")
+    told = _PLUGINS.search(run.run([criu, "--help"], timeout=_PROGRAM_S).output)
+    if told is None:
+        return missing(f"{criu} names no directory of plugins", lost)
+    directory = Path(told[1])
+    names = sorted(path.name for path in directory.glob("*.so"))
+    if not names:
+        return missing(f"none in {directory}", lost, f"install the GPU's plugin for this CRIU into {directory}")
+    return ok(f"{', '.join(names)} in {directory}")
+
+
+def util_linux() -> Outcome:
+    """The programs by which trees are held and namespaces entered."""
+    lacking = [tool for tool in _NEEDED if shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is None]
+    if lacking:
+        lost = "trees cannot be held, restored into a new pid namespace, or dumped from one"
+        return missing(f"not found: {', '.join(lacking)}", lost, "apt-get install util-linux")
+    return ok(f"{', '.join(_NEEDED)} are there")
+
+
+def systemd() -> Outcome:
+    """Whether it runs this host. Source: sd_booted(3)."""
+    if Path("/run/systemd/system").is_dir():
+        return ok("it runs this host")
+    return missing("it does not run this host", "services cannot be checkpointed and restored as units")
+
+
+def ssh() -> Outcome:
+    """Start the program that copies checkpoints to other hosts."""
+    tool = shutil.which("ssh", path=run.ENVIRONMENT["PATH"])
+    lost = "trees cannot be moved to another host by crckpt"
+    if tool is None:
+        return missing("there is no ssh", lost, "apt-get install openssh-client")
+    said = run.run([tool, "-V"], timeout=_PROGRAM_S)
+    if not said.ok:
+        return missing(f"{tool} does not start", lost, "apt-get install --reinstall openssh-client")
+    return ok(said.output.strip())

@@ -1,0 +1,123 @@
+"""`crckpt doctor` as a person and a script meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import PROGRAM, Crckpt
+
+HOST = 20
+FACT = {"key", "state", "found", "consequence", "fix", "safe"}
+KEYS = {
+    *("criu", "criu_plugins", "kernel", "checkpoint_restore", "pid_selection", "ptrace_scope", "seccomp_suspension"),
+    *("time_namespaces", "soft_dirty", "write_protection", "pagemap_scan", "lazy_pages", "tcp_repair"),
+    *("lock_nftables", "lock_iptables", "lock_skip", "socket_diagnostics", "tun", "capabilities", "rootless"),
+    *("security_modules", "cgroups", "run_directory", "store", "staging", "util_linux", "systemd", "ssh"),
+}
+HIDDEN = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"',
+    *("sh", "/usr/bin/env", "PATH=/nonexistent"),
+)
+"""Words before a command that is to find no CRIU."""
+
+
+def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {fact["key"]: fact for fact in document["result"]["facts"]}
+
+
+def test_scripts_can_rely_on_the_keys(crckpt: Crckpt) -> None:
+    told = crckpt.run("doctor", "--json").document
+    assert len(told["result"]["facts"]) == len(KEYS)
+    assert facts(told).keys() == KEYS
+    assert all(fact.keys() == FACT for fact in told["result"]["facts"])
+    assert told["result"]["able"] is True
+    store = facts(told)["store"]
+    assert told["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
+
+
+def test_people_read_each_fact_with_what_follows_and_what_to_type(crckpt: Crckpt) -> None:
+    told = facts(crckpt.run("doctor", "--json").document)
+    shown = crckpt.run("doctor")
+    words = " ".join(shown.out.split())
+    assert all(key in words for key in KEYS)
+    assert all(
+        " ".join(told[key][part].split()) in words for key in ("store", "soft_dirty") for part in ("consequence", "fix")
+    )
+    assert shown.out.endswith("this host can checkpoint\n")
+
+
+def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: Crckpt) -> None:
+    words = (*HIDDEN, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
+    done = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
+    assert done.returncode == HOST, done.stderr
+    told = json.loads(done.stdout)
+    assert told["result"]["able"] is False
+    assert facts(told).keys() == KEYS
+    criu = facts(told)["criu"]
+    assert (criu["state"], criu["fix"]) == ("missing", "scripts/install-criu")
+    assert "/bin/false (--criu): " in criu["found"]
+
+
+def test_without_root_all_facts_are_told(crckpt: Crckpt, tmp_path: Path) -> None:
+    nobody = ("unshare", "--user", "--map-user=65534", "--map-group=65534", str(PROGRAM), "doctor", "--json")
+    environment = crckpt.environment | {"HOME": str(tmp_path)}
+    done = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == HOST, done.stderr
+    told = facts(json.loads(done.stdout))
+    assert told.keys() == KEYS
+    assert told["criu"]["fix"] == "sudo crckpt doctor"
+    assert "checkpoint_restore" in told["rootless"]["fix"]
+
+
+def test_the_fix_asks_first_and_changes_nothing_where_nobody_answers(crckpt: Crckpt) -> None:
+    said = crckpt.run("doctor", "--fix")
+    assert f"would run: install -d -m 0700 {crckpt.store}\n" in said.err
+    assert "--yes" in said.err
+    assert not crckpt.store.exists()
+
+
+def test_the_fix_makes_the_store_for_who_agrees_and_then_has_nothing_to_do(crckpt: Crckpt) -> None:
+    if (run := crckpt.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
+        pytest.skip("this host has more to fix")
+    assert run.err == f"done: install -d -m 0700 {crckpt.store}\n"
+    assert [fix["done"] for fix in run.document["result"]["fixes"]] == [True]
+    assert facts(run.document)["store"]["state"] == "ok"
+    assert stat.S_IMODE(crckpt.store.stat().st_mode) == 0o700
+    again = crckpt.run("doctor", "--fix", "--yes")
+    assert again.err == "nothing here can be fixed safely\n"
+    crckpt.run("list", status=10)  # an empty directory is no store yet: the first dump makes one of it
+
+
+@pytest.mark.parametrize(("answer", "made"), [(b"n\n", False), (b"y\n", True)])
+def test_at_a_terminal_the_answer_counts(crckpt: Crckpt, answer: bytes, made: bool) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, answer)
+        done = subprocess.run(
+            [str(PROGRAM), "doctor", "--fix"],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            env=crckpt.environment,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    assert "run this? [y/N]" in done.stderr
+    assert crckpt.store.exists() is made
+
+
+def test_a_fix_that_fails_is_said_to_have_failed(tmp_path: Path) -> None:
+    """/proc takes no directories, whatever its mode says."""
+    said = Crckpt(Path("/proc/store")).run("doctor", "--fix", "--yes")
+    assert "failed: install -d -m 0700 /proc/store (install: " in said.err
