@@ -9,14 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import diagnosed, emit, on_one_line
-from crckpt.errors import HostCannot
+from crckpt.cli.render import diagnosed, emit, examined, on_one_line
+from crckpt.errors import HostCannot, PreflightRefused, UsageError
 
 if TYPE_CHECKING:
+    from crckpt.ops.context import Context
     from crckpt.ops.doctor import Fix
 
 
 def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A tree to look at: PID, pidfile:PATH, unit:NAME or cgroup:PATH.",
+            metavar="TARGET",
+            show_default="host",
+        ),
+    ] = None,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -27,7 +36,13 @@ def doctor(
     """Say what this host can do, what is missing, and the command that mends it.
 
     Every fact is tried out, none is guessed from a version. Ends with 20 if nothing can be checkpointed here.
+
+    Of a **TARGET** it says, without stopping it, what stands against its checkpoint and what would be lost, with the
+    way out, and which options `crckpt dump` would pick. Ends with 24 if anything stands against it.
     """
+    if target is not None:
+        _examine(target, options.context(store, criu=criu, config=config), fix=fix, as_json=as_json)
+        return
     from crckpt.ops.doctor import doctor as perform
     from crckpt.ops.doctor import mend
 
@@ -39,6 +54,17 @@ def doctor(
     emit("doctor", diagnosed(result), as_json=as_json)
     if not result.able:
         raise typer.Exit(HostCannot.exit_code)
+
+
+def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
+    from crckpt.ops.dump import Request, examine
+
+    if fix:
+        raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")
+    result = examine(Request(target), context)
+    emit("doctor", examined(result), as_json=as_json)
+    if result.blockers:
+        raise typer.Exit(PreflightRefused.exit_code)
 
 
 def _agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crckpt.errors import CrckptError
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
-    from crckpt.ops.dump import Dumped
+    from crckpt.ops.dump import Dumped, Examined
     from crckpt.ops.restore import Restored
     from crckpt.store import Checkpoint
 
@@ -214,6 +214,29 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         yield f"{end}; bring it back with: crckpt restore {checkpoint.job}\n"
         if result.unreaped:
             yield f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}\n"
+
+    return Shown(document, text())
+
+
+def examined(result: Examined) -> Shown:
+    """What `doctor TARGET` says."""
+    document = {
+        "pid": result.pid,
+        "able": not result.blockers,
+        "blockers": result.blockers,
+        "warnings": result.plan.warnings,
+        "reasons": result.plan.reasons,
+    }
+
+    def text() -> Iterator[str]:
+        for finding in result.blockers:
+            yield f"blocker {on_one_line(str(finding))}\n"
+        yield from noted(result.plan.warnings)
+        for reason in result.plan.reasons:
+            yield f"{reason.option}: {reason.why}\n"
+        against = count(len(result.blockers), "thing") if result.blockers else "nothing"
+        verb = "stand" if len(result.blockers) > 1 else "stands"
+        yield f"{against} {verb} against a checkpoint of PID {result.pid}\n"
 
     return Shown(document, text())
 

@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crckpt.causes import Finding
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.explain import run_id
@@ -110,11 +111,37 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
     return done
 
 
+class Examined(Struct, frozen=True):
+    """What a dump of a tree would meet, and do: `blockers` stand against it, `plan` has warnings and options."""
+
+    pid: int
+    blockers: tuple[Finding, ...]
+    plan: Plan
+
+
+def examine(request: Request, context: Context) -> Examined:
+    """Look at a tree as `dump` does before it freezes it. Raises UsageError, PreflightRefused, HostCannot."""
+    need_root("to look into a process")
+    subject = _looked_at(request, context)
+    return Examined(subject.seen.tree.root.pid, _against(subject), subject.planned)
+
+
 def _subject(request: Request, context: Context) -> _Subject:
     need_root("to checkpoint a process")
     if request.stop and request.asynchronous:
         hint = "leave one of them out"
         raise UsageError("--stop ends the tree once its checkpoint is safe: --async cannot wait for that", hint=hint)
+    subject = _looked_at(request, context)
+    if request.preflight and (blockers := _against(subject)):
+        raise refused(blockers)
+    return subject
+
+
+def _against(subject: _Subject) -> tuple[Finding, ...]:
+    return (*subject.planned.blockers, *shortages(subject.seen.memory, _room(subject.context)))
+
+
+def _looked_at(request: Request, context: Context) -> _Subject:
     seen, job = _look(request)
     criu = context.criu()
     planned = plan(
@@ -124,9 +151,6 @@ def _subject(request: Request, context: Context) -> _Subject:
         locks_by_nftables=criu.locks_by_nftables,
         names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
     )
-    blockers = (*planned.blockers, *shortages(seen.memory, _room(context)))
-    if blockers and request.preflight:
-        raise refused(blockers)
     return _Subject(request, context, seen, job, criu, planned)
 
 

@@ -1,0 +1,43 @@
+"""`crckpt doctor TARGET`: what `dump` would meet, without touching the tree."""
+
+from __future__ import annotations
+
+import pytest
+from command import Crckpt
+from stopped import BY_NAME
+from trees import CASES, Case, started
+
+REFUSED = 24
+
+
+def test_of_a_healthy_tree_nothing_stands_against_it(crckpt: Crckpt) -> None:
+    with started(BY_NAME["family"]) as tree:
+        before = tree.counters()
+        said = crckpt.run("doctor", str(tree.pid)).out
+        assert said.endswith(f"nothing stands against a checkpoint of PID {tree.pid}\n")
+        tree.wait_growth(before)
+        assert not crckpt.store.exists(), "it only looks"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
+    """But for what the user must choose: what becomes of TCP connections."""
+    with started(case) as tree:
+        status = REFUSED if case.tcp else 0
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=status).document["result"]
+        assert {blocker["key"] for blocker in result["blockers"]} == ({"tcp"} if case.tcp else set())
+        assert result["able"] is not bool(case.tcp)
+
+
+def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
+    with started(BY_NAME["tcp-pair"]) as tree:
+        said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
+        assert "--tcp" in next(line for line in said.splitlines() if line.startswith("blocker "))
+        (last,) = said.splitlines()[-1:]
+        assert last.endswith(f"against a checkpoint of PID {tree.pid}")
+
+
+def test_what_is_no_tree(crckpt: Crckpt) -> None:
+    assert "there is no process" in crckpt.run("doctor", "4194304", status=2).err
+    assert "mends this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
+    assert "is the system itself" in crckpt.run("doctor", "1", status=REFUSED).err
