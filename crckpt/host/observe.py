@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from crckpt.host import network, proc
+from crckpt.host.sockets import SocketKind, socket_kinds
 from crckpt.host.unix_sockets import unix_sockets
 
 
@@ -35,6 +36,7 @@ class Observed(Struct, frozen=True):
     own_capabilities: frozenset[int]
     memory: int
     outside_ends: tuple[OutsideEnd, ...] = ()
+    sockets: tuple[SocketKind, ...] = ()
 
 
 def observe(root: proc.Process, own: proc.Process) -> Observed:
@@ -52,7 +54,15 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         own_capabilities=proc.effective_capabilities(),
         memory=sum(proc.memory(pid) for pid in tree.pids),
         outside_ends=tuple(_outside_ends(descriptors)) if with_sockets and _same_network(root, own) else (),
+        sockets=tuple(_kinds(descriptors)),
     )
+
+
+def _kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
+    """Each socket once, however many descriptors it has."""
+    first = {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
+    for found in first.values():
+        yield from socket_kinds(found.pid, (found.fd,))
 
 
 def _same_network(one: proc.Process, other: proc.Process) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from typing import Literal
@@ -18,6 +19,14 @@ MEBIBYTE = 1 << 20
 _NESTED_REFUSED = ("pid", "user", "ipc", "uts", "time")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
+_ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_PROTOCOLS = (
+    *(socket.IPPROTO_IP, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE),
+    *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
+)
+"""Of internet sockets that are not raw; source: criu/sk-inet.c, can_dump_ipproto."""
 
 
 class Reason(Struct, frozen=True):
@@ -73,7 +82,7 @@ def plan(
     return Plan(
         options=options,
         reasons=reasons,
-        blockers=tuple(_blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables)),
+        blockers=tuple(dict.fromkeys(_blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables))),
         warnings=tuple(_warnings(seen, stop=stop)),
         enter=_namespaces_to_enter(seen),
         as_user=_user_to_run_as(seen),
@@ -113,14 +122,36 @@ def _blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_b
             )
         yield from _nested(process, dict(seen.tree.root.namespaces))
     yield from _foreign_limits(seen)
-    for end in seen.outside_ends:
-        other = f" to {end.name}" if end.name else ""
-        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{other},")
+    for found in seen.descriptors:
+        yield from _unsaved(found)
+    yield from _unsaved_sockets(seen)
     if tcp is None:
         for link in seen.connections:
             yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
     if tcp == "keep" and seen.connections and not locks_by_nftables:
         yield cause("network-lock").told()
+
+
+def _unsaved(found: Descriptor) -> Iterator[Finding]:
+    """Source: criu/files.c, dump_one_file. A BPF map can be saved by a CRIU that was built for it."""
+    kind, _, name = found.target.partition(":")
+    if kind != "anon_inode" or name.strip("[]") in _ANONYMOUS:
+        return
+    if name == "[io_uring]":
+        yield cause("io-uring").told()
+    else:
+        yield cause("device").told(fd=found.fd, what=f"anon {found.target}")
+
+
+def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
+    for held in seen.sockets:
+        if held.family not in _FAMILIES:
+            yield cause("socket-family").told(number=held.family)
+        elif held.family in _INTERNET and held.kind != socket.SOCK_RAW and held.protocol not in _PROTOCOLS:
+            yield cause("protocol").told(number=held.protocol)
+    for end in seen.outside_ends:
+        other = f" to {end.name}" if end.name else ""
+        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{other},")
 
 
 def _nested(process: Process, root: dict[str, int]) -> Iterator[Finding]:

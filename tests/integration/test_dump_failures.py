@@ -35,6 +35,8 @@ LARGE: Final = Case("large", (*DIALOGUE.argv, "--mib", "48"), tcp="keep")
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 FAMILY: Final = next(case for case in CASES if case.name == "family")
 MODES: Final = ((), ("--stop",))
+IO_URING: Final = "io_uring, which cannot be checkpointed"
+USERFAULTFD: Final = "cannot save: anon anon_inode:[userfaultfd]"
 OUTSIDE: Final = "a unix socket is connected to a process outside the tree"
 DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(4))
 """Moments that nothing marks: from the start of Python to the end of a dump."""
@@ -169,8 +171,8 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
     ("kind", "cause"),
     [
         ("unix", OUTSIDE),
-        ("io_uring", "io_uring, which cannot be checkpointed"),
-        ("userfaultfd", "cannot save: anon anon_inode:[userfaultfd]"),
+        ("io_uring", IO_URING),
+        ("userfaultfd", USERFAULTFD),
     ],
 )
 def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
@@ -188,15 +190,28 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
         assert manifests(crckpt.store) == 0
 
 
-def test_a_connection_to_the_outside_is_seen_beforehand(crckpt: Crckpt) -> None:
-    """As a service has to the journal. It is said in the words that a forced dump is explained with."""
-    with open_workdir() as workdir, _peer(workdir, "unix"), Tree(_holding("unix"), workdir) as tree:
+@pytest.mark.parametrize(
+    ("kind", "key", "words"),
+    [
+        ("unix", "unix-outside", "PID {pid}, a unix socket to {workdir}/peer.sock, is connected to a process outside"),
+        ("io_uring", "io-uring", IO_URING),
+        ("userfaultfd", "device", USERFAULTFD),
+        ("vsock", "socket-family", "a socket of family 40 cannot be saved"),
+        ("mptcp", "protocol", "a socket speaks IP protocol 262"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_beforehand(crckpt: Crckpt, kind: str, key: str, words: str) -> None:
+    """The tree is not frozen for it. A dump by force is explained with the same words, unless CRIU names less."""
+    with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
-        error = crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--json", status=24).document["error"]
-        (told,) = error["causes"]
-        who = f"of PID {tree.pid}, a unix socket to {workdir}/peer.sock,"
-        assert who in told
-        assert OUTSIDE.removeprefix("a unix socket ") in told
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=24).document["result"]
+        (told,) = (blocker for blocker in result["blockers"] if blocker["key"] != "tcp")
+        assert told["key"] == key
+        assert words.format(pid=tree.pid, workdir=workdir) in told["what"]
+        forced = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", "--json")
+        error = crckpt.run(*forced, status=21).document["error"]
+        assert kind == "unix" or told["what"] in error["message"]
+        assert error["hint"] == told["remedy"]
         assert_runs_on(tree, frozenset())
 
 

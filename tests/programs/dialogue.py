@@ -1,7 +1,7 @@
 """A counter that a TCP connection moves: each number goes to the server, a child, and counts once it has come back.
 
-`--hold KIND` opens something that CRIU cannot save: `io_uring`, `userfaultfd`, or `unix`, which is a stream to
-WORKDIR/peer.sock, where somebody else listens.
+`--hold KIND` opens something that CRIU cannot save: `io_uring`, `userfaultfd`, a socket (`vsock`, `mptcp`), or `unix`,
+which is a stream to WORKDIR/peer.sock, where somebody else listens.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--mib", type=float, default=4)
-    parser.add_argument("--hold", choices=("unix", "io_uring", "userfaultfd"))
+    parser.add_argument("--hold", choices=("unix", "io_uring", "userfaultfd", "vsock", "mptcp"))
     given = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", 0))
     fork(lambda: serve(listener))
@@ -72,6 +72,10 @@ def hold(kind: str, workdir: Path) -> socket.socket | int:
         line = socket.socket(socket.AF_UNIX)
         line.connect(str(workdir / "peer.sock"))
         return line
+    if kind == "vsock":
+        return socket.socket(socket.AF_VSOCK)
+    if kind == "mptcp":
+        return socket.socket(proto=socket.IPPROTO_MPTCP)
     if kind == "io_uring":
         return system_call(IO_URING_SETUP, ENTRIES, ctypes.create_string_buffer(PARAMETERS_BYTES))
     return system_call(USERFAULTFD[os.uname().machine], os.O_CLOEXEC)

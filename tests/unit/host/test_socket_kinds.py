@@ -1,0 +1,37 @@
+"""What sockets tell of themselves while another process holds them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from crckpt.host.sockets import SocketKind, socket_kinds
+
+
+def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
+    made = [
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    ]
+    before = len(os.listdir("/proc/self/fd"))
+    with (tmp_path / "file").open("w") as file:
+        wanted = [file.fileno(), 10**6, *(found.fileno() for found in made)]
+        told = list(socket_kinds(os.getpid(), wanted))
+    assert told == [
+        SocketKind(os.getpid(), made[0].fileno(), socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_UDP),
+        SocketKind(os.getpid(), made[1].fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET, 0),
+        SocketKind(os.getpid(), made[2].fileno(), socket.AF_NETLINK, socket.SOCK_RAW, 0),
+    ], "what is no socket, or not there, is left out"
+    assert len(os.listdir("/proc/self/fd")) == before, "what was borrowed is given back"
+    for found in made:
+        found.close()
+
+
+def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert list(socket_kinds(child, (0, 1, 2))) == []
