@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from crckpt.cli import options
 from crckpt.cli.render import Shown, aligned, count, emit, moment, on_one_line, short, size, summary
@@ -17,13 +19,16 @@ _COUNTS = ("changed", "new", "gone")
 
 
 def diff(
-    first: options.Ref,
-    second: options.Ref,
+    first: Annotated[str, typer.Argument(help="The checkpoint to begin with: JOB~1, or any other REF.", metavar="A")],
+    second: Annotated[str, typer.Argument(help="The checkpoint to compare with it: JOB, or any other.", metavar="B")],
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what differs between two checkpoints: processes, threads, files, sockets, and pages of memory by map."""
+    """Say what differs between two checkpoints: processes, threads, files, sockets, and pages of memory by map.
+
+    `+` is what B has and A lacks, `-` what A has and B lacks.
+    """
     from crckpt.ops.diff import diff as perform
 
     result = perform(options.context(store, config=config), first, second)

@@ -38,7 +38,7 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
     """
     try:
         compiled = re.compile(pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{pattern!r} is no regular expression: {error}",
             hint="put a \\ before characters that stand for themselves",
