@@ -9,6 +9,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.render import Shown, aligned, count, emit, moment, on_one_line, short, size, summary
+from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
     from crckpt.ops.diff import Difference, Opened, ProcessChange
@@ -46,7 +47,7 @@ def diff(
 def _lines(result: Difference) -> Iterator[str]:
     yield f"from {_title(result.first)} to {_title(result.second)}\n"
     for sign, processes in (("+", result.come), ("-", result.gone)):
-        yield from (f"{sign} process {process.pid} {on_one_line(process.comm)}\n" for process in processes)
+        yield from (f"{sign} process {one.pid} {on_one_line(one.comm)}, {_pages(one.pages)}\n" for one in processes)
     for change in result.changed:
         yield from _process(change)
     if not (result.come or result.gone or result.changed):
@@ -93,9 +94,9 @@ def _row(change: MapChange) -> tuple[str, ...]:
 
 
 def _counts(pages: PageCounts) -> str:
-    from crckpt.model import PAGE_SIZE
-
     counts = ((pages.changed, "changed"), (pages.new, "new"), (pages.gone, "gone"))
-    return ", ".join(
-        f"{count(number, 'page')} {what} ({size(number * PAGE_SIZE)})" for number, what in counts if number
-    )
+    return ", ".join(f"{what} {_pages(number)}" for number, what in counts if number)
+
+
+def _pages(number: int) -> str:
+    return f"{count(number, 'page')} ({size(number * PAGE_SIZE)})"

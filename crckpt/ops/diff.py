@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -11,18 +10,29 @@ from crckpt.images.regular import RegularFile
 from crckpt.images.sockets import InetSocket, UnixSocket
 from crckpt.images.tree import OpenDescriptor, Process
 from crckpt.ops.context import Context
-from crckpt.ops.sections import FileSection, Holder, SocketSection, file_section, is_socket, socket_section, unix_names
+from crckpt.ops.sections import (
+    FileSection,
+    Holder,
+    OpenFiles,
+    SocketSection,
+    file_section,
+    is_socket,
+    open_files,
+    socket_section,
+)
 from crckpt.store import Checkpoint, reader
 
 if TYPE_CHECKING:
     from crckpt.ops.page_changes import MapChange, PageCounts
+    from crckpt.store.reading import Reader
 
 
 class Named(Struct, frozen=True):
-    """A process."""
+    """A process that only one of the checkpoints has, and how many pages that holds of its maps."""
 
     pid: int
     comm: str
+    pages: int
 
 
 class Opened(Struct, frozen=True):
@@ -81,30 +91,34 @@ def diff(context: Context, first: str, second: str) -> Difference:
         one, two = (repository.get(repository.resolve(ref)) for ref in (first, second))
         before, after = (tree_of(repository, checkpoint) for checkpoint in (one, two))
         old, new = ({process.pid: process for process in tree.processes} for tree in (before, after))
-        names = unix_names(before.files), unix_names(after.files)
+        files = open_files(before), open_files(after)
         changed = []
         with reader(repository, one) as reading_one, reader(repository, two) as reading_two:
             for pid in (pid for pid in new if pid in old):
                 maps = page_changes(Side(one, Memory(reading_one, old[pid])), Side(two, Memory(reading_two, new[pid])))
-                change = _change(old[pid], new[pid], names, maps)
+                change = _change(old[pid], new[pid], files, maps)
                 if change is not None:
                     changed.append(change)
+            come = tuple(_named(reading_two, process) for pid, process in new.items() if pid not in old)
+            gone = tuple(_named(reading_one, process) for pid, process in old.items() if pid not in new)
     return Difference(
         first=one,
         second=two,
-        come=_named(process for pid, process in new.items() if pid not in old),
-        gone=_named(process for pid, process in old.items() if pid not in new),
+        come=come,
+        gone=gone,
         changed=tuple(changed),
         pages=sum((change.pages for change in changed), PageCounts()),
     )
 
 
-def _named(processes: Iterable[Process]) -> tuple[Named, ...]:
-    return tuple(Named(process.pid, process.comm) for process in processes)
+def _named(reading: Reader, process: Process) -> Named:
+    from crckpt.ops.memory import Memory
+
+    return Named(process.pid, process.comm, sum(region.pages for region in Memory(reading, process).regions))
 
 
 def _change(
-    old: Process, new: Process, names: tuple[dict[int, str], dict[int, str]], maps: tuple[MapChange, ...]
+    old: Process, new: Process, files: tuple[OpenFiles, OpenFiles], maps: tuple[MapChange, ...]
 ) -> ProcessChange | None:
     """None if nothing differs."""
     from crckpt.ops.page_changes import PageCounts
@@ -117,8 +131,8 @@ def _change(
         after=_facts(new),
         threads_come=tuple(sorted(threads[1] - threads[0])),
         threads_gone=tuple(sorted(threads[0] - threads[1])),
-        opened=_only(new, old, names[1]),
-        closed=_only(old, new, names[0]),
+        opened=_only(new, old, files[1]),
+        closed=_only(old, new, files[0]),
         maps=maps,
         pages=sum((row.pages for row in maps), PageCounts()),
     )
@@ -131,13 +145,13 @@ def _facts(process: Process) -> Facts:
     return Facts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
 
 
-def _only(process: Process, other: Process, names: dict[int, str]) -> Opened:
+def _only(process: Process, other: Process, files: OpenFiles) -> Opened:
     """The descriptors that a process has and the other lacks."""
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
     mine = sorted((found for found in process.descriptors if _identity(found) not in lacks), key=lambda found: found.fd)
-    sockets = (socket_section(found.file, (Holder(process.pid, found.fd),), names) for found in mine)
+    sockets = (socket_section(found.file, (Holder(process.pid, found.fd),), files) for found in mine)
     return Opened(
-        files=tuple(file_section(process.pid, found) for found in mine if not is_socket(found.file)),
+        files=tuple(file_section(process.pid, found, files) for found in mine if not is_socket(found.file)),
         sockets=tuple(socket for socket in sockets if socket is not None),
     )
 

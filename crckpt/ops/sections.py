@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from msgspec import Struct
 from crckpt.images.files import OpenFile
 from crckpt.images.regular import RegularFile
 from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.images.special import MemFd
+from crckpt.images.special import Fifo, MemFd
 from crckpt.images.tree import ImageTree, OpenDescriptor, Process
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
@@ -158,15 +158,30 @@ def sections(
             )
 
 
+class OpenFiles(Struct, frozen=True):
+    """What the open files of a tree say of each other: all by id, and the names of unix sockets by inode."""
+
+    by_id: dict[int, OpenFile]
+    unix_names: dict[int, str]
+
+
+def open_files(tree: ImageTree) -> OpenFiles:
+    """Those of a tree."""
+    names = {file.inode: file.name for file in tree.files if isinstance(file, UnixSocket)}
+    return OpenFiles({file.id: file for file in tree.files}, names)
+
+
 def is_socket(file: OpenFile) -> bool:
     """Whether a descriptor is a socket."""
     return isinstance(file, InetSocket | UnixSocket | NetlinkSocket | PacketSocket)
 
 
-def file_section(pid: int, descriptor: OpenDescriptor) -> FileSection:
+def file_section(pid: int, descriptor: OpenDescriptor, files: OpenFiles) -> FileSection:
     """What a descriptor leads to."""
     file = descriptor.file
-    flags: int = getattr(file, "flags", 0)
+    # A named pipe has its flags where it has its path.
+    opened = files.by_id.get(file.file_id or 0) if isinstance(file, Fifo) else file
+    flags: int = getattr(opened, "flags", 0)
     return FileSection(
         pid=pid,
         fd=descriptor.fd,
@@ -181,14 +196,14 @@ def file_section(pid: int, descriptor: OpenDescriptor) -> FileSection:
     )
 
 
-def socket_section(file: OpenFile, holders: tuple[Holder, ...], names: dict[int, str]) -> SocketSection | None:
-    """A socket; None if it is none. `names` are the names of unix sockets by inode."""
+def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles) -> SocketSection | None:
+    """A socket; None if it is none."""
     if isinstance(file, InetSocket):
         family = "inet6" if file.family == INET6 else "inet"
         remote = str(file.destination) if file.is_connected else ""
         return SocketSection(family, file.type, file.protocol, file.state, str(file.source), remote, False, holders)
     if isinstance(file, UnixSocket):
-        remote = (names.get(file.peer) or f"#{file.peer}") if file.peer else ""
+        remote = (files.unix_names.get(file.peer) or f"#{file.peer}") if file.peer else ""
         local = file.name or f"#{file.inode}"
         return SocketSection("unix", file.type, "", file.state, local, remote, file.deleted, holders)
     if isinstance(file, NetlinkSocket):
@@ -217,9 +232,10 @@ def _process(process: Process) -> ProcessSection:
 
 
 def _files(tree: ImageTree) -> Iterator[FileSection]:
+    files = open_files(tree)
     for process in tree.processes:
         for descriptor in sorted(process.descriptors, key=lambda found: found.fd):
-            yield file_section(process.pid, descriptor)
+            yield file_section(process.pid, descriptor, files)
 
 
 def _kind(file: OpenFile) -> str:
@@ -244,16 +260,11 @@ def _sockets(tree: ImageTree) -> Iterator[SocketSection]:
     for process in tree.processes:
         for descriptor in process.descriptors:
             holders.setdefault(descriptor.file.id, []).append(Holder(process.pid, descriptor.fd))
-    names = unix_names(tree.files)
+    files = open_files(tree)
     for file in tree.files:
-        found = socket_section(file, tuple(holders.get(file.id, ())), names)
+        found = socket_section(file, tuple(holders.get(file.id, ())), files)
         if found is not None:
             yield found
-
-
-def unix_names(files: Iterable[OpenFile]) -> dict[int, str]:
-    """The names of unix sockets by inode; empty for those without."""
-    return {file.inode: file.name for file in files if isinstance(file, UnixSocket)}
 
 
 def _maps(reading: Reader, tree: ImageTree) -> Iterator[MapSection]:

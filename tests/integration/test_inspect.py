@@ -158,6 +158,7 @@ def test_diff_of_processes_threads_and_descriptors(looked: Looked) -> None:
     result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     assert set(result) == {"first", "second", "come", "gone", "changed", "pages"}
     assert [process["pid"] for process in result["come"]] == [looked.after["child"]]
+    assert result["come"][0]["pages"] > 100
     assert result["gone"] == []
     (change,) = result["changed"]
     assert (change["threads_come"], change["threads_gone"]) == ([looked.after["came"]], [looked.before["left"]])

@@ -49,6 +49,8 @@ def test_files_of_every_kind(found: Sections) -> None:
     assert (files["plain"].access, files["plain"].offset, files["plain"].size) == ("r", 42, 100)
     assert (files["log"].access, files["log"].flags, files["log"].offset) == ("w", ("append",), 11)
     assert (files["gone.log"].deleted, files["gone.log"].size) == (True, 77)
+    (fifo,) = (file for file in root if file.kind == "fifo")
+    assert fifo.access == "rw"
     assert {"directory", "character device", "pipe", "fifo", "terminal", "memfd", "epoll"} <= {
         file.kind for file in root
     }
