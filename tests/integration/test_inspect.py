@@ -138,6 +138,8 @@ def test_strings(looked: Looked) -> None:
     (there,) = (match for match in found if match["address"] == looked.before["text"])
     assert (there["pid"], there["text"]) == (looked.pid, TEXT)
     assert there["start"] <= there["address"] < there["end"]
+    windows = looked.show("--strings", r"^known-\d+-window$")["strings"]
+    assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [looked.before["window"]]
     both = looked.show("--strings", f"^{TEXT}$", ref="job")["strings"]
     pids = [match["pid"] for match in both if match["address"] == looked.after["text"]]
     assert pids == [looked.pid, looked.after["child"]]

@@ -35,6 +35,11 @@ class Changing:
         self.going[: 5 * PAGE] = b"g" * 5 * PAGE
         self.shared = mmap.mmap(-1, PAGES * PAGE)
         self.shared[: 6 * PAGE] = b"s" * 6 * PAGE
+        # The middle of a memory file: its sixth page is the second of the map.
+        memfd = os.memfd_create("window")
+        os.ftruncate(memfd, 8 * PAGE)
+        os.pwrite(memfd, b"known-%05d-window" % PAGE, 5 * PAGE)
+        self.window = mmap.mmap(memfd, 2 * PAGE, offset=4 * PAGE)
         # It crosses the border of two pages.
         self.text = mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.text[PAGE - 9 : PAGE + 9] = b"known-%07d-text" % PAGE
@@ -97,6 +102,7 @@ class Changing:
         facts = self.program.facts
         facts["text"] = _address(self.text) + PAGE - 9
         facts["pages"] = _address(self.pages)
+        facts["window"] = _address(self.window) + PAGE
         facts["shared"] = _address(self.shared)
         fds = {"data": self.data, "log": self.log, "gone": self.gone}
         facts["fds"] = fds
