@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
     "list": ("checkpoints:list_checkpoints", "List checkpoints."),
     "show": ("show:show", "Show what a checkpoint holds."),
+    "diff": ("diff:diff", "Say what differs between two checkpoints."),
     "verify": ("verify:verify", "Check every digest, down to the last byte."),
     "tag": ("checkpoints:tag", "Give a checkpoint a name."),
     "rm": ("checkpoints:remove", "Remove checkpoints."),

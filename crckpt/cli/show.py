@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from crckpt.cli import options
 from crckpt.cli.render import Shown, duration, emit, escaped, moment, size, summary, table
@@ -11,16 +13,38 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
+    from crckpt.ops.context import Context
     from crckpt.ops.show import Detail, ProcessDetail
 
 
 def show(
     ref: options.Ref,
+    ps: Annotated[bool, typer.Option("--ps", help="The processes: tree, threads, states.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="The descriptors of each process.")] = False,
+    sockets: Annotated[bool, typer.Option("--sockets", help="The sockets, and who has them open.")] = False,
+    maps: Annotated[bool, typer.Option("--maps", help="The memory maps, and what is stored of each.")] = False,
+    env: Annotated[bool, typer.Option("--env", help="The environment of each process: it may hold secrets.")] = False,
+    strings: Annotated[
+        str | None,
+        typer.Option(
+            "--strings",
+            metavar="PATTERN",
+            help="Search memory: a regular expression over the printable strings in it.",
+            show_default="no search",
+        ),
+    ] = None,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a checkpoint holds: the process tree, memory, files, sockets, options, host, sizes and times."""
+    """Show what a checkpoint holds: the process tree, memory, files, sockets, options, host, sizes and times.
+
+    With options for sections: these in depth, instead.
+    """
+    if ps or files or sockets or maps or env or strings is not None:
+        wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
+        _sections(options.context(store, config=config), ref, wanted, strings, as_json=as_json)
+        return
     from crckpt.ops.show import show as perform
 
     detail = perform(options.context(store, config=config), ref)
@@ -35,6 +59,19 @@ def show(
         "sockets": detail.sockets,
     }
     emit("show", Shown(document, lambda console: _draw(console, detail)), as_json=as_json)
+
+
+def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
+    from crckpt.cli.sections import lines
+    from crckpt.ops.sections import sections
+    from crckpt.ops.strings import strings
+
+    found = sections(context, ref, **wanted)
+    matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
+    document = {**summary(found.checkpoint), **{name: getattr(found, name) for name in wanted if wanted[name]}}
+    if matches is not None:
+        document["strings"] = matches
+    emit("show", Shown(document, lines(found, matches)), as_json=as_json)
 
 
 def _draw(console: Console, detail: Detail) -> None:

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from crckpt.criu.command import shown
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.images.tree import ImageTree, Process, read_tree
+from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
+from crckpt.ops.memory import tree_of
 from crckpt.preflight.restore import uses
-from crckpt.store import Checkpoint, details_of, file_names, read_file
+from crckpt.store import Checkpoint, details_of
 
 _SOCKETS = InetSocket | UnixSocket | NetlinkSocket | PacketSocket
 
@@ -56,7 +57,7 @@ def show(context: Context, ref: str) -> Detail:
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        tree = read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
+        tree = tree_of(repository, checkpoint)
         details = json.loads(details_of(repository, checkpoint) or b"{}")
         index = repository.contents(checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)

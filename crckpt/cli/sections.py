@@ -1,0 +1,124 @@
+"""The sections of `crckpt show` as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from crckpt.cli.render import aligned, moment, on_one_line, short, size
+
+if TYPE_CHECKING:
+    from crckpt.ops.sections import (
+        Environment,
+        FileSection,
+        MapSection,
+        ProcessSection,
+        Sections,
+        SocketSection,
+    )
+    from crckpt.ops.strings import Match
+
+
+def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
+    """Each section under its name, what was searched for last."""
+    checkpoint = found.checkpoint
+    yield f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})\n"
+    parts = (
+        ("processes", None if found.ps is None else _processes(found.ps)),
+        ("files", None if found.files is None else _files(found.files)),
+        ("sockets", None if found.sockets is None else _sockets(found.sockets)),
+        ("maps", None if found.maps is None else _maps(found.maps)),
+        ("environment", None if found.env is None else _environment(found.env)),
+    )
+    for title, text in parts:
+        if text is not None:
+            yield f"\n{title}\n"
+            yield from text
+    if matches is not None:
+        yield "\nstrings\n"
+        yield from map(_match, matches)
+
+
+def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:
+    depth: dict[int, int] = {}
+    for row in rows:
+        depth[row.pid] = depth.get(row.ppid, -1) + 1
+        indent = "  " * depth[row.pid]
+        user = "" if row.uid is None else f", uid {row.uid}"
+        ended = f", wait status {row.exit_code}" if row.state == "zombie" else ""
+        ids = f"group {row.pgid}, session {row.sid}"
+        yield f"{indent}{row.pid} {on_one_line(row.comm)}, {row.state}{ended}{user}, {ids}  {on_one_line(row.exe)}\n"
+        for thread in row.threads[1:]:
+            yield f"{indent}  thread {thread.tid} {on_one_line(thread.comm)}\n"
+
+
+def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
+    return aligned(
+        ("pid", "fd", "access", "offset", "size", "kind", "path", ""),
+        tuple(
+            (
+                str(row.pid),
+                str(row.fd),
+                row.access,
+                _number(row.offset),
+                _number(row.size),
+                row.kind,
+                on_one_line(row.path),
+                " ".join((*(("deleted",) if row.deleted else ()), *row.flags)),
+            )
+            for row in rows
+        ),
+        right=frozenset({"pid", "fd", "offset", "size"}),
+    )
+
+
+def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
+    return aligned(
+        ("family", "type", "protocol", "state", "local", "remote", "open in"),
+        tuple(
+            (
+                row.family,
+                row.type,
+                row.protocol,
+                row.state,
+                on_one_line(row.local) + (" (deleted)" if row.deleted else ""),
+                on_one_line(row.remote),
+                ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "nobody",
+            )
+            for row in rows
+        ),
+        right=frozenset(),
+    )
+
+
+def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
+    return aligned(
+        ("pid", "addresses", "", "size", "resident", "map"),
+        tuple(
+            (
+                str(row.pid),
+                f"{row.start:x}-{row.end:x}",
+                row.permissions,
+                size(row.bytes),
+                size(row.resident_bytes),
+                on_one_line(row.path or f"[{row.kind}]"),
+            )
+            for row in rows
+        ),
+        right=frozenset({"pid", "size", "resident"}),
+    )
+
+
+def _environment(rows: tuple[Environment, ...]) -> Iterator[str]:
+    for row in rows:
+        yield f"{row.pid} {on_one_line(row.comm)}\n"
+        yield from (f"  {on_one_line(variable)}\n" for variable in row.variables)
+
+
+def _match(match: Match) -> str:
+    where = f"{match.pid} {on_one_line(match.comm)}  {on_one_line(match.map)}  {match.address:x}"
+    return f"{where}  {on_one_line(match.text)}\n"
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,224 @@
+"""Looking inside checkpoints of a real process: `show` by sections and `diff`, held against what the process says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from trees import PROGRAMS, PYTHON, Case, started, wait_for
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+VARIABLE = "CRCKPT_TEST_SECRET=swordfish = two words"
+CHANGING = Case("changing", ("/usr/bin/env", VARIABLE, PYTHON, f"{PROGRAMS}/changing.py", "{workdir}"))
+TEXT = f"known-{PAGE:07d}-text"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Two checkpoints of a tree, `job~1` and `job`, what the tree said at each, and where it was."""
+
+    crckpt: Crckpt
+    pid: int
+    workdir: Path
+    before: Any
+    after: Any
+
+    def show(self, *words: str, ref: str = "job~1") -> Any:
+        """The result of `show`."""
+        return self.crckpt.run("show", ref, *words, "--json").document["result"]
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    """The tree has ended by the time its checkpoints are looked at."""
+    crckpt = Crckpt(tmp_path_factory.mktemp("inspect") / "store")
+    with started(CHANGING) as tree:
+        before = tree.facts()[""]
+        crckpt.run("dump", str(tree.pid), "job")
+        (tree.workdir / "change").touch()
+        wait_for(lambda: "child" in tree.facts()[""], 10, "the program to change")
+        after = tree.facts()[""]
+        crckpt.run("dump", str(tree.pid), "job")
+        return Looked(crckpt, tree.pid, tree.workdir, before, after)
+
+
+def test_ps(looked: Looked) -> None:
+    """The tree, its threads and states."""
+    (process,) = looked.show("--ps")["ps"]
+    assert (process["pid"], process["state"], process["uid"]) == (looked.pid, "alive", 0)
+    assert process["cwd"] == str(looked.workdir)
+    assert [thread["tid"] for thread in process["threads"]] == [looked.pid, looked.before["left"]]
+    root, child = looked.show("--ps", ref="job")["ps"]
+    assert (child["pid"], child["ppid"]) == (looked.after["child"], root["pid"])
+    said = looked.crckpt.run("show", "job", "--ps").out
+    assert f"\n  {child['pid']} {child['comm']}, alive" in said
+    assert f"\n  thread {looked.after['came']} " in said
+
+
+def test_files(looked: Looked) -> None:
+    """Path, access, offset, size, whether it is deleted."""
+    files = {file["fd"]: file for file in looked.show("--files")["files"]}
+    fds = looked.before["fds"]
+    data, log, gone = (files[fds[name]] for name in ("data", "log", "gone"))
+    assert {file["pid"] for file in files.values()} == {looked.pid}
+    assert (data["path"], data["access"], data["offset"], data["size"]) == (
+        str(looked.workdir / "data"),
+        "r",
+        4321,
+        10_000,
+    )
+    assert (log["access"], log["flags"], log["deleted"]) == ("w", ["append"], False)
+    assert (gone["path"], gone["access"], gone["offset"], gone["size"]) == (
+        str(looked.workdir / "gone"),
+        "rw",
+        777,
+        777,
+    )
+    assert [file["fd"] for file in files.values() if file["deleted"]] == [fds["gone"]]
+    (line,) = (line for line in looked.crckpt.run("show", "job~1", "--files").out.splitlines() if "/data" in line)
+    assert line.split()[:6] == [str(looked.pid), str(fds["data"]), "r", "4321", "10000", "file"]
+
+
+def test_sockets(looked: Looked) -> None:
+    """Family, type, state, addresses, and who has them."""
+    unix, tcp = sorted(looked.show("--sockets")["sockets"], key=lambda found: found["family"], reverse=True)
+    fds = looked.before["fds"]
+    assert unix == {
+        "family": "unix",
+        "type": "stream",
+        "protocol": "",
+        "state": "listen",
+        "local": str(looked.workdir / "listen.sock"),
+        "remote": "",
+        "deleted": False,
+        "holders": [{"pid": looked.pid, "fd": fds["unix"]}],
+    }
+    assert (tcp["family"], tcp["protocol"], tcp["state"]) == ("inet", "tcp", "listen")
+    assert tcp["local"] == f"127.0.0.1:{looked.before['port']}"
+    assert tcp["holders"] == [{"pid": looked.pid, "fd": fds["tcp"]}]
+    shared = [found["holders"] for found in looked.show("--sockets", ref="job")["sockets"]]
+    assert all([holder["pid"] for holder in holders] == [looked.pid, looked.after["child"]] for holders in shared)
+
+
+def test_maps(looked: Looked) -> None:
+    """Addresses, permissions, and bytes that the checkpoint has: of a file's map, what was written."""
+    maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
+    pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
+    assert (pages["path"], pages["permissions"]) == (str(looked.workdir / "pages"), "rw-p")
+    assert (pages["bytes"], pages["resident_bytes"]) == (256 * PAGE, 64 * PAGE)
+    assert (shared["permissions"], shared["bytes"], shared["resident_bytes"]) == ("rw-s", 64 * PAGE, 6 * PAGE)
+    assert any(found["kind"] == "stack" and found["resident_bytes"] for found in maps.values())
+    (line,) = (
+        line for line in looked.crckpt.run("show", "job~1", "--maps").out.splitlines() if line.endswith("/pages")
+    )
+    start = looked.before["pages"]
+    addresses = f"{start:x}-{start + 256 * PAGE:x}"
+    assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", f"{looked.workdir}/pages"]
+
+
+def test_the_environment_is_shown_when_it_is_asked_for(looked: Looked) -> None:
+    """And at no other time."""
+    (process,) = looked.show("--env")["env"]
+    assert process["pid"] == looked.pid
+    assert VARIABLE in process["variables"]
+    assert f"HOME={looked.workdir}" in process["variables"]
+    assert f"\n  {VARIABLE}\n" in looked.crckpt.run("show", "job", "--env").out
+    rest = looked.crckpt.run("show", "job", "--ps", "--files", "--sockets", "--maps").out
+    assert "swordfish" not in rest + looked.crckpt.run("show", "job").out
+
+
+def test_strings(looked: Looked) -> None:
+    """A text across the border of two pages is found where it is, and where each process has it."""
+    found = looked.show("--strings", r"known-\d+-te.t")["strings"]
+    (there,) = (match for match in found if match["address"] == looked.before["text"])
+    assert (there["pid"], there["text"]) == (looked.pid, TEXT)
+    assert there["start"] <= there["address"] < there["end"]
+    windows = looked.show("--strings", r"^known-\d+-window$")["strings"]
+    assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [looked.before["window"]]
+    both = looked.show("--strings", f"^{TEXT}$", ref="job")["strings"]
+    pids = [match["pid"] for match in both if match["address"] == looked.after["text"]]
+    assert pids == [looked.pid, looked.after["child"]]
+    assert f"  {looked.before['text']:x}  {TEXT}\n" in looked.crckpt.run("show", "job~1", "--strings", TEXT).out
+    assert looked.show("--strings", "not-in-(any-)map{7}")["strings"] == []
+    assert "regular expression" in looked.crckpt.run("show", "job", "--strings", "(", status=2).err
+
+
+def test_sections_come_alone_and_together(looked: Looked) -> None:
+    """Scripts get what they ask for."""
+    usual = set(looked.show("--ps")) - {"ps"}
+    together = looked.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)
+    assert set(together) == usual | {"ps", "files", "sockets", "maps", "env", "strings"}
+
+
+def test_diff_of_processes_threads_and_descriptors(looked: Looked) -> None:
+    """What came and what went, by name."""
+    result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    assert set(result) == {"first", "second", "come", "gone", "changed", "pages"}
+    assert [process["pid"] for process in result["come"]] == [looked.after["child"]]
+    assert result["come"][0]["pages"] > 100
+    assert result["gone"] == []
+    (change,) = result["changed"]
+    assert (change["threads_come"], change["threads_gone"]) == ([looked.after["came"]], [looked.before["left"]])
+    fds, now = looked.before["fds"], looked.after["fds"]
+    opened, closed = change["opened"], change["closed"]
+    # Python keeps a descriptor of a file that it maps.
+    assert {Path(file["path"]).name: file["fd"] for file in opened["files"]}["opened"] == now["opened"]
+    assert {Path(file["path"]).name for file in opened["files"]} == {"opened", "coming"}
+    assert {Path(file["path"]).name: file["fd"] for file in closed["files"]}["log"] == fds["log"]
+    assert {Path(file["path"]).name for file in closed["files"]} == {"log", "going"}
+    assert [(socket["protocol"], socket["holders"]) for socket in opened["sockets"]] == [
+        ("udp", [{"pid": looked.pid, "fd": now["udp"]}])
+    ]
+    assert [socket["local"] for socket in closed["sockets"]] == [str(looked.workdir / "listen.sock")]
+
+
+def test_diff_of_memory(looked: Looked) -> None:
+    """Pages changed, new and gone of each map, to the page; those written with the same bytes are none."""
+    result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    (change,) = result["changed"]
+    maps = {found["start"]: (found["state"], *found["pages"].values()) for found in change["maps"]}
+    assert maps[looked.before["pages"]] == ("", 7, 11, 0)
+    assert maps[looked.before["shared"]] == ("", 2, 0, 0)
+    by_name = {found["map"]: (found["state"], *found["pages"].values()) for found in change["maps"]}
+    assert by_name[str(looked.workdir / "going")] == ("gone", 0, 0, 5)
+    assert by_name[str(looked.workdir / "coming")] == ("new", 0, 3, 0)
+    assert result["pages"] == {
+        name: sum(found["pages"][name] for found in change["maps"]) for name in ("changed", "new", "gone")
+    }
+    said = looked.crckpt.run("diff", "job~1", "job").out
+    assert f"+ process {looked.after['child']} " in said
+    (line,) = (line for line in said.splitlines() if "new map" in line and line.endswith("/coming"))
+    assert line.split()[1:] == ["rw-p", "3", "new", "map", f"{looked.workdir}/coming"]
+    assert "\nmemory: " in said
+
+
+def test_diff_the_other_way_round_and_with_itself(looked: Looked) -> None:
+    """What came has gone; a checkpoint does not differ from itself."""
+    there, back = (
+        looked.crckpt.run("diff", *refs, "--json").document["result"] for refs in (("job~1", "job"), ("job", "job~1"))
+    )
+    assert (there["come"], there["gone"]) == (back["gone"], back["come"])
+    assert (there["pages"]["new"], there["pages"]["gone"]) == (back["pages"]["gone"], back["pages"]["new"])
+    assert there["pages"]["changed"] == back["pages"]["changed"]
+    assert looked.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
+
+
+def test_damage_is_told(looked: Looked, tmp_path: Path) -> None:
+    """Nothing is said of a checkpoint that is not what was stored."""
+    store = tmp_path / "store"
+    shutil.copytree(looked.crckpt.store, store)
+    for pack in store.glob("packs/*/*.pack"):
+        content = bytearray(pack.read_bytes())
+        for at in range(100, len(content) // 2, 4096):
+            content[at] ^= 1
+        pack.chmod(0o600)
+        pack.write_bytes(content)
+    damaged = Crckpt(store)
+    for words in (("show", "job", "--env"), ("show", "job", "--strings", "x"), ("diff", "job~1", "job")):
+        document = damaged.run(*words, "--json", status=13).document
+        assert (document["status"], document["error"]["code"]) == ("error", 13)

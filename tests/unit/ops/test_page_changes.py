@@ -1,0 +1,160 @@
+"""Pages that differ between two checkpoints: counted as if every page was compared, read only where they must be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import recorded
+from image_sets import described, opened, page, store
+from msgspec.structs import replace
+
+from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
+from crckpt.images.tree import Process
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.memory import Memory, tree_of
+from crckpt.ops.page_changes import PageCounts, Side, page_changes
+from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store.index import StoredFile
+from crckpt.store.reading import Reader
+from crckpt.store.workers import workers
+
+PID = recorded.PIDS[0]
+SHARED = next(name for name, pages in recorded.PAGES.items() if "shmem" in name and pages)
+OWN = f"pagemap-{PID}.img"
+
+
+def _changed() -> dict[str, dict[int, bytes]]:
+    """The pages once more, some of them others, zero, or gone, and some that were not there."""
+    chance = random.Random(4)
+    changed = {name: dict(pages) for name, pages in recorded.PAGES.items()}
+    own = changed[OWN]
+    for number in sorted(own):
+        what = chance.randrange(12)
+        if what == 0:
+            del own[number]
+        elif what < 3:
+            own[number] = page(chance.randrange(1 << 31) * (what - 1))
+    for vma in _space(recorded.process_of(recorded.RECORDED, PID)).vmas:
+        first = vma.start // PAGE_SIZE
+        for number in range(first, min(first + 60, vma.end // PAGE_SIZE), 5):
+            own.setdefault(number, page(number % 1000))
+    changed[OWN] = dict(sorted(own.items()))
+    changed[SHARED] = {0: page(77), 2: page(78)}
+    return changed
+
+
+def _heap(process: Process) -> Vma:
+    return next(vma for vma in _space(process).vmas if vma.status & HEAP)
+
+
+def _space(process: Process) -> AddressSpace:
+    assert process.memory is not None
+    return process.memory
+
+
+class _Watched(Reader):
+    """Remembers how many bytes of pages it was asked for."""
+
+    asked = 0
+
+    def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
+        self.asked += file.bytes
+        return super().parts(file)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
+    """A checkpoint, one of the same job with changed pages, and this one once more in a job of its own."""
+    base = tmp_path_factory.mktemp("changes")
+    repository = opened(base)
+    before = store(repository, base, recorded.image_set(recorded.PAGES))
+    after = store(repository, base, recorded.image_set(_changed()))
+    apart = store(repository, base, recorded.image_set(_changed()), described("apart"))
+    return repository, before, after, apart
+
+
+def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple[dict[int, PageCounts], int]:
+    """By the start of each map; and how many pages were read for it."""
+    with workers() as pool:
+        sides = []
+        watched = [_Watched(repository.contents(checkpoint), pool) for checkpoint in (one, two)]
+        for checkpoint, reading in zip((one, two), watched, strict=True):
+            process = recorded.process_of(tree_of(repository, checkpoint), PID)
+            sides.append(Side(checkpoint, Memory(reading, process)))
+        changes = page_changes(*sides)
+    assert all(change.state == "" for change in changes)
+    return {change.start: change.pages for change in changes}, sum(reading.asked for reading in watched) // PAGE_SIZE
+
+
+def _expected() -> dict[int, PageCounts]:
+    expected = {}
+    changed = _changed()
+    space = _space(recorded.process_of(recorded.RECORDED, PID))
+    for vma in space.vmas:
+        name, first = (SHARED, vma.start // PAGE_SIZE) if vma.kind == "memfd" else (OWN, 0)
+        numbers = range(vma.start // PAGE_SIZE - first, vma.end // PAGE_SIZE - first)
+        old, new = ({at: pages[name][at] for at in numbers if at in pages[name]} for pages in (recorded.PAGES, changed))
+        differ = sum(old[at] != new[at] for at in old.keys() & new.keys())
+        counts = PageCounts(differ, len(new.keys() - old.keys()), len(old.keys() - new.keys()))
+        if counts:
+            expected[vma.start] = counts
+    return expected
+
+
+def test_every_page_that_differs_is_counted(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+    repository, before, after, _ = stored
+    found, read = _compared(repository, before, after)
+    expected = _expected()
+    assert found == expected
+    total = sum(expected.values(), PageCounts())
+    assert min(total.changed, total.new, total.gone) > 50
+    # Of each page that changed, both; of no other.
+    assert 0 < read <= 2 * total.changed
+
+
+def test_equal_pages_in_other_places_are_no_change(
+    stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
+) -> None:
+    repository, before, after, apart = stored
+    found, read = _compared(repository, after, apart)
+    assert found == {}
+    assert read > 1000
+    assert _compared(repository, before, apart)[0] == _expected()
+
+
+def test_the_same_pages_are_not_read(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+    repository, before, _, _ = stored
+    assert _compared(repository, before, before) == ({}, 0)
+
+
+def test_maps_that_go_come_are_cut_and_grow(
+    stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
+) -> None:
+    repository, before, _, _ = stored
+    process = recorded.process_of(tree_of(repository, before), PID)
+    space = _space(process)
+    heap = _heap(process)
+    held = recorded.PAGES[OWN]
+    of_heap = [at for at in range(heap.start // PAGE_SIZE, heap.end // PAGE_SIZE) if at in held]
+    first, last = of_heap[8] * PAGE_SIZE, of_heap[-10] * PAGE_SIZE
+    stack = next(vma for vma in space.vmas if vma.kind == "stack")
+    rest = tuple(vma for vma in space.vmas if vma not in (heap, stack))
+    # The heap in two pieces, of which one may not be written, and shorter; no stack.
+    pieces = (replace(heap, end=first, prot=PROT_READ), replace(heap, start=first, end=last))
+    vmas = sorted((*rest, *pieces), key=lambda vma: vma.start)
+    other = replace(process, memory=replace(space, vmas=tuple(vmas)))
+    with reader(repository, before) as reading:
+        one, two = (Side(before, Memory(reading, found)) for found in (process, other))
+        there, back = page_changes(one, two), page_changes(two, one)
+    of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))
+    assert of_stack > 0
+    assert [(change.start, change.state, change.pages) for change in there] == [
+        (heap.start, "", PageCounts(gone=10)),
+        (stack.start, "gone", PageCounts(gone=of_stack)),
+    ]
+    assert [(change.start, change.state, change.pages) for change in back] == [
+        (heap.start, "", PageCounts(new=10)),
+        (stack.start, "new", PageCounts(new=of_stack)),
+    ]

@@ -1,0 +1,121 @@
+"""A process's memory by address: recorded images, with pages made for the tests, in a real store."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import recorded
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import flip, opened, packs, store
+
+from crckpt.errors import IntegrityError
+from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
+from crckpt.images.special import MemFd
+from crckpt.images.tree import ImageTree, Process
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.memory import Memory, tree_of
+from crckpt.store import Checkpoint, Repository, reader
+
+
+def known(process: Process) -> Iterator[tuple[int, bytes | None]]:
+    """Each page of the address space in order, and its content; None if nobody can know it from the images."""
+    assert process.memory is not None
+    files = {file.id: file for file in process.mapped}
+    for vma in process.memory.vmas:
+        file = files.get(vma.file_id) if vma.file_id is not None else None
+        held = recorded.PAGES[f"pagemap-{process.pid}.img"]
+        shift = 0
+        if isinstance(file, MemFd):
+            held, shift = recorded.PAGES[f"pagemap-shmem-{file.shmid}.img"], vma.start // PAGE_SIZE
+        zero = (vma.status & (ANON_PRIVATE | ANON_SHARED) and not vma.status & VVAR) or isinstance(file, MemFd)
+        for number in range(vma.start // PAGE_SIZE, vma.end // PAGE_SIZE):
+            yield number, held.get(number - shift, bytes(PAGE_SIZE) if zero else None)
+
+
+KNOWN = {process.pid: dict(known(process)) for process in recorded.RECORDED.processes if process.memory is not None}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, ImageTree]:
+    """A store with the recorded images; a test that damages it puts it back."""
+    base = tmp_path_factory.mktemp("memory")
+    repository = opened(base)
+    checkpoint = store(repository, base, recorded.image_set(recorded.PAGES))
+    return repository, checkpoint, tree_of(repository, checkpoint)
+
+
+@pytest.mark.parametrize("pid", recorded.PIDS)
+def test_runs_are_all_that_is_not_zero(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
+    repository, checkpoint, tree = whole
+    found: dict[int, bytes] = {}
+    with reader(repository, checkpoint) as reading:
+        memory = Memory(reading, recorded.process_of(tree, pid))
+        for region in memory.regions:
+            end = region.vma.start
+            for address, content in memory.runs(region):
+                assert end <= address < address + len(content) <= region.vma.end
+                end = address + len(content)
+                for at in range(0, len(content), PAGE_SIZE):
+                    found[(address + at) // PAGE_SIZE] = bytes(content[at : at + PAGE_SIZE])
+    filled = {number: content for number, content in KNOWN[pid].items() if content and any(content)}
+    assert {number: content for number, content in found.items() if any(content)} == filled
+    assert len(filled) > 500
+    assert any(region.is_shared and region.pages for region in memory.regions)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=st.data(),
+    pid=st.sampled_from(recorded.PIDS),
+    offset=st.integers(0, 2 * PAGE_SIZE),
+    length=st.integers(0, 600_000),
+)
+def test_read_gives_what_is_known_up_to_what_is_not(
+    whole: tuple[Repository, Checkpoint, ImageTree], data: st.DataObject, pid: int, offset: int, length: int
+) -> None:
+    repository, checkpoint, tree = whole
+    address = data.draw(st.sampled_from(sorted(KNOWN[pid]))) * PAGE_SIZE + offset
+    expected = b""
+    number = address // PAGE_SIZE
+    while len(expected) < length + PAGE_SIZE and (content := KNOWN[pid].get(number)) is not None:
+        expected, number = expected + content, number + 1
+    with reader(repository, checkpoint) as reading:
+        found = Memory(reading, recorded.process_of(tree, pid)).read(address, length)
+    assert found == expected[address % PAGE_SIZE :][:length]
+
+
+def test_a_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
+    repository, checkpoint, tree = whole
+    (zombie,) = (process for process in tree.processes if process.memory is None)
+    with reader(repository, checkpoint) as reading:
+        memory = Memory(reading, zombie)
+        assert (memory.regions, memory.read(4096, 10)) == ((), b"")
+
+
+def test_damage_is_never_given(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
+    repository, checkpoint, tree = whole
+    process = recorded.process_of(tree, recorded.PIDS[0])
+    for pack in packs(repository):
+        flip(pack, pack.stat().st_size // 2)
+    try:
+        with reader(Repository.open(repository.root), checkpoint) as reading:
+            memory = Memory(reading, process)
+            runs = (run for region in memory.regions for run in memory.runs(region))
+            with pytest.raises(IntegrityError, match="pack"):
+                deque(runs, 0)
+    finally:
+        for pack in packs(repository):
+            flip(pack, pack.stat().st_size // 2)
+
+
+def test_pages_out_of_order_are_refused(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    name = f"pagemap-{recorded.PIDS[0]}.img"
+    turned = dict(reversed(recorded.PAGES[name].items()))
+    checkpoint = store(repository, tmp_path, recorded.image_set({**recorded.PAGES, name: turned}))
+    with reader(repository, checkpoint) as reading, pytest.raises(IntegrityError, match=name):
+        Memory(reading, tree_of(repository, checkpoint).root)

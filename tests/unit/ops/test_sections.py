@@ -1,0 +1,98 @@
+"""The sections of `show` over a tree that has one of everything, and what of the store each of them needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import recorded
+from image_sets import flip, opened, packs, store
+
+from crckpt.cli.app import run
+from crckpt.errors import IntegrityError
+from crckpt.ops.context import Context
+from crckpt.ops.sections import Sections, sections
+
+SECTIONS = ("--ps", "--files", "--sockets", "--maps", "--env")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the recorded images as `job`; a test that damages it puts it back."""
+    base = tmp_path_factory.mktemp("sections")
+    repository = opened(base)
+    store(repository, base, recorded.image_set(recorded.PAGES))
+    return repository.root
+
+
+@pytest.fixture
+def found(base: Path) -> Sections:
+    """All but the environment."""
+    return sections(Context(base), "job", ps=True, files=True, sockets=True, maps=True)
+
+
+def test_processes_of_every_state(found: Sections) -> None:
+    assert found.ps is not None
+    states = {process.state: process for process in found.ps}
+    assert set(states) == {"alive", "stopped", "zombie"}
+    assert [len(process.threads) for process in found.ps].count(2) == 1
+    assert states["zombie"].exit_code == 3 << 8
+    assert states["zombie"].exe == ""
+
+
+def test_files_of_every_kind(found: Sections) -> None:
+    assert found.files is not None
+    root = [file for file in found.files if file.pid == recorded.PIDS[0]]
+    assert [file.fd for file in root] == sorted(file.fd for file in root)
+    files = {Path(file.path).name: file for file in root}
+    assert (files["plain"].access, files["plain"].offset, files["plain"].size) == ("r", 42, 100)
+    assert (files["log"].access, files["log"].flags, files["log"].offset) == ("w", ("append",), 11)
+    assert (files["gone.log"].deleted, files["gone.log"].size) == (True, 77)
+    (fifo,) = (file for file in root if file.kind == "fifo")
+    assert fifo.access == "rw"
+    assert {"directory", "character device", "pipe", "fifo", "terminal", "memfd", "epoll"} <= {
+        file.kind for file in root
+    }
+
+
+def test_sockets_have_both_ends(found: Sections) -> None:
+    assert found.sockets is not None
+    assert {socket.family for socket in found.sockets} >= {"inet", "inet6", "unix", "netlink"}
+    one, other = (socket for socket in found.sockets if socket.protocol == "tcp" and socket.state == "established")
+    assert (one.local, one.remote) == (other.remote, other.local)
+    listening = [socket for socket in found.sockets if socket.state == "listen"]
+    assert all(socket.local and not socket.remote for socket in listening)
+    assert len(listening) > 1
+
+
+def test_what_is_not_asked_for_is_none(base: Path) -> None:
+    found = sections(Context(base), "job", maps=True)
+    assert (found.ps, found.files, found.sockets, found.env) == (None, None, None, None)
+    assert found.maps
+
+
+def test_text_and_json_stand_anything(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the environment was there are bytes of any kind now."""
+    assert run(["show", "job", *SECTIONS, "--strings", "[a-z]{6}", "--store", str(base)]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{title}\n" in text for title in ("processes", "files", "sockets", "maps", "environment", "strings"))
+    assert run(["show", "job", *SECTIONS, "--json", "--store", str(base)]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert [entry["pid"] for entry in result["env"]] == recorded.PIDS
+    assert all(entry["variables"] for entry in result["env"])
+
+
+def test_pages_are_read_by_those_that_need_them(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where only pages are damaged, all that is said without them is said."""
+    repository = opened(base.parent)
+    try:
+        for pack in packs(repository):
+            flip(pack, pack.stat().st_size // 2)
+        assert run(["show", "job", "--ps", "--files", "--sockets", "--maps", "--store", str(base)]) == 0
+        assert run(["diff", "job", "job", "--store", str(base)]) == 0
+        assert capsys.readouterr().out.endswith("nothing differs\n")
+        assert run(["show", "job", "--strings", "x", "--store", str(base)]) == IntegrityError.exit_code
+    finally:
+        for pack in packs(repository):
+            flip(pack, pack.stat().st_size // 2)
