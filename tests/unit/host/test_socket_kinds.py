@@ -15,7 +15,7 @@ def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
     ]
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with (tmp_path / "file").open("w") as file:
         wanted = [file.fileno(), 10**6, *(found.fileno() for found in made)]
         told = list(socket_kinds(os.getpid(), wanted))
@@ -24,7 +24,7 @@ def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
         SocketKind(os.getpid(), made[1].fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET, 0),
         SocketKind(os.getpid(), made[2].fileno(), socket.AF_NETLINK, socket.SOCK_RAW, 0),
     ], "what is no socket, or not there, is left out"
-    assert len(os.listdir("/proc/self/fd")) == before, "what was borrowed is given back"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "what was borrowed is given back"
     for found in made:
         found.close()
 
