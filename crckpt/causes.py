@@ -122,6 +122,11 @@ _ONLY_PREFLIGHT = (
         "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
     ),
     Cause(
+        "unread",
+        "what waits to be read from descriptor {fd} of PID {pid} ({kind}) is not saved, and after a restore it is lost",
+        "",
+    ),
+    Cause(
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
         "read takes all",

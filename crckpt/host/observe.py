@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 from msgspec import Struct
 
 from crckpt.host import network, proc
-from crckpt.host.sockets import SocketKind, socket_kinds
+from crckpt.host.borrowed import SocketKind, socket_kinds, unread_bytes
 from crckpt.host.unix_sockets import unix_sockets
 
 
@@ -18,6 +19,14 @@ class OutsideEnd(Struct, frozen=True):
     pid: int
     fd: int
     name: str
+
+
+class Unread(Struct, frozen=True):
+    """A descriptor in which data waits that no image holds: `what` is a socket or a watch."""
+
+    pid: int
+    fd: int
+    what: Literal["UDP", "inotify"]
 
 
 class Observed(Struct, frozen=True):
@@ -37,12 +46,14 @@ class Observed(Struct, frozen=True):
     memory: int
     outside_ends: tuple[OutsideEnd, ...] = ()
     sockets: tuple[SocketKind, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
 
 def observe(root: proc.Process, own: proc.Process) -> Observed:
     """Look at the tree below `root`; `own` is crckpt's process."""
     tree = proc.read_tree(root)
     descriptors = tuple(found for pid in tree.pids for found in proc.descriptors(pid))
+    sockets = tuple(_kinds(descriptors))
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     return Observed(
         tree=tree,
@@ -54,8 +65,18 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         own_capabilities=proc.effective_capabilities(),
         memory=sum(proc.memory(pid) for pid in tree.pids),
         outside_ends=tuple(_outside_ends(descriptors)) if with_sockets and _same_network(root, own) else (),
-        sockets=tuple(_kinds(descriptors)),
+        sockets=sockets,
+        unread=tuple(_unread(descriptors, sockets)),
     )
+
+
+def _unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
+    for held in sockets:
+        if held.protocol == socket.IPPROTO_UDP and unread_bytes(held.pid, held.fd):
+            yield Unread(held.pid, held.fd, "UDP")
+    for found in descriptors:
+        if found.target == "anon_inode:inotify" and unread_bytes(found.pid, found.fd):
+            yield Unread(found.pid, found.fd, "inotify")
 
 
 def _kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:

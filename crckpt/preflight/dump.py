@@ -197,6 +197,8 @@ def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
             yield cause("link-remap").told(**named)
         if "eventfd-semaphore: 1" in found.info:
             yield cause("eventfd-semaphore").told(**named)
+    for unread in seen.unread:
+        yield cause("unread").told(pid=unread.pid, fd=unread.fd, kind=unread.what)
     if _namespaces_to_enter(seen) == ("mnt",):
         yield cause("mount-namespace").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
 

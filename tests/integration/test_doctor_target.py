@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command import Crckpt
 from stopped import BY_NAME
-from trees import CASES, Case, started
+from trees import CASES, PROGRAMS, PYTHON, Case, started
 
 REFUSED = 24
 
@@ -35,6 +35,16 @@ def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
         assert "--tcp" in next(line for line in said.splitlines() if line.startswith("blocker "))
         (last,) = said.splitlines()[-1:]
         assert last.endswith(f"against a checkpoint of PID {tree.pid}")
+
+
+@pytest.mark.parametrize(("kind", "what"), [("udp", "UDP"), ("inotify", "inotify")])
+def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> None:
+    case = Case(kind, (PYTHON, str(PROGRAMS / "dialogue.py"), "{workdir}", "--hold", kind), tcp="keep")
+    with started(case) as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        (told,) = (warning for warning in result["warnings"] if warning["key"] == "unread")
+        assert f"of PID {tree.pid} ({what}) is not saved" in told["what"]
+        assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
 
 
 def test_what_is_no_tree(crckpt: Crckpt) -> None:

@@ -1,7 +1,8 @@
 """A counter that a TCP connection moves: each number goes to the server, a child, and counts once it has come back.
 
 `--hold KIND` opens something that CRIU cannot save: `io_uring`, `userfaultfd`, a socket (`vsock`, `mptcp`), or `unix`,
-which is a stream to WORKDIR/peer.sock, where somebody else listens.
+which is a stream to WORKDIR/peer.sock, where somebody else listens. Or it saves it without what waits there: `udp`,
+`inotify`.
 """
 
 import argparse
@@ -20,6 +21,8 @@ ANSWER_S: Final = 10.0
 IO_URING_SETUP: Final = 425
 USERFAULTFD: Final = {"x86_64": 323, "aarch64": 282}
 ENTRIES: Final = 8
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+IN_CREATE: Final = 0x100  # linux/inotify.h
 PARAMETERS_BYTES: Final = 120  # struct io_uring_params, linux/io_uring.h
 
 
@@ -28,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--mib", type=float, default=4)
-    parser.add_argument("--hold", choices=("unix", "io_uring", "userfaultfd", "vsock", "mptcp"))
+    parser.add_argument("--hold", choices=("unix", "io_uring", "userfaultfd", "vsock", "mptcp", "udp", "inotify"))
     given = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", 0))
     fork(lambda: serve(listener))
@@ -76,6 +79,16 @@ def hold(kind: str, workdir: Path) -> socket.socket | int:
         return socket.socket(socket.AF_VSOCK)
     if kind == "mptcp":
         return socket.socket(proto=socket.IPPROTO_MPTCP)
+    if kind == "udp":
+        waiting = socket.socket(type=socket.SOCK_DGRAM)
+        waiting.bind(("127.0.0.1", 0))
+        waiting.sendto(b"unread", waiting.getsockname())
+        return waiting
+    if kind == "inotify":
+        watch = LIBC.inotify_init1(os.O_CLOEXEC)
+        LIBC.inotify_add_watch(watch, os.fsencode(workdir), IN_CREATE)
+        (workdir / "noticed").touch()
+        return int(watch)
     if kind == "io_uring":
         return system_call(IO_URING_SETUP, ENTRIES, ctypes.create_string_buffer(PARAMETERS_BYTES))
     return system_call(USERFAULTFD[os.uname().machine], os.O_CLOEXEC)
@@ -83,8 +96,7 @@ def hold(kind: str, workdir: Path) -> socket.socket | int:
 
 def system_call(number: int, *arguments: object) -> int:
     """The descriptor that it returns; OSError if it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = int(libc.syscall(number, *arguments))
+    descriptor = int(LIBC.syscall(number, *arguments))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return descriptor

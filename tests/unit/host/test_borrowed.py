@@ -1,4 +1,4 @@
-"""What sockets tell of themselves while another process holds them."""
+"""What descriptors tell of themselves while another process holds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from crckpt.host.sockets import SocketKind, socket_kinds
+from crckpt.host.borrowed import SocketKind, socket_kinds, unread_bytes
 
 
 def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
@@ -35,3 +35,13 @@ def test_of_a_process_that_has_ended_there_is_nothing() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert list(socket_kinds(child, (0, 1, 2))) == []
+
+
+def test_what_waits_in_a_udp_socket() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
+        receiver.bind(("127.0.0.1", 0))
+        assert unread_bytes(os.getpid(), receiver.fileno()) == 0
+        sender.sendto(b"hello", receiver.getsockname())
+        assert unread_bytes(os.getpid(), receiver.fileno()) == 5
+        assert receiver.recv(9) == b"hello", "it was only looked at"
+    assert unread_bytes(os.getpid(), 10**6) == 0
