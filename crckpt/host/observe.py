@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.host import network, proc
 from crckpt.host.borrowed import SocketKind, socket_kinds, unread_bytes
-from crckpt.host.unix_sockets import unix_sockets
+from crckpt.host.unix_sockets import UnixSocket, unix_sockets
+
+_IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 
 
 class OutsideEnd(Struct, frozen=True):
@@ -52,7 +55,7 @@ class Observed(Struct, frozen=True):
 def observe(root: proc.Process, own: proc.Process) -> Observed:
     """Look at the tree below `root`; `own` is crckpt's process."""
     tree = proc.read_tree(root)
-    descriptors = tuple(found for pid in tree.pids for found in proc.descriptors(pid))
+    descriptors = _descriptors(tree)
     sockets = tuple(_kinds(descriptors))
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     return Observed(
@@ -64,7 +67,7 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         memory=sum(proc.memory(pid) for pid in tree.pids),
-        outside_ends=tuple(_outside_ends(descriptors)) if with_sockets and _same_network(root, own) else (),
+        outside_ends=_outside_ends(root, descriptors) if with_sockets and _same_network(root, own) else (),
         sockets=sockets,
         unread=tuple(_unread(descriptors, sockets)),
     )
@@ -79,11 +82,18 @@ def _unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind,
             yield Unread(found.pid, found.fd, "inotify")
 
 
+def _descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
+    return tuple(found for pid in tree.pids for found in proc.descriptors(pid))
+
+
 def _kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
-    """Each socket once, however many descriptors it has."""
-    first = {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
-    for found in first.values():
+    for found in _by_inode(descriptors).values():
         yield from socket_kinds(found.pid, (found.fd,))
+
+
+def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descriptor]:
+    """Each socket once, however many descriptors it has: the first of them."""
+    return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
 
 
 def _same_network(one: proc.Process, other: proc.Process) -> bool:
@@ -91,15 +101,25 @@ def _same_network(one: proc.Process, other: proc.Process) -> bool:
     return dict(one.namespaces).get("net") == dict(other.namespaces).get("net")
 
 
-def _outside_ends(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
-    """Of connections, not of datagram sockets: those can do without a peer."""
+def _outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
+    """The tree runs on and makes connections: one is outside that was there before and after a look for its ends."""
     try:
-        known = unix_sockets()
+        before = unix_sockets()
+        if not any(_ends(before, descriptors)):
+            return ()
+        descriptors = _descriptors(proc.read_tree(root))
+        stayed = dict(before.items() & unix_sockets().items())
     except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
-        return
-    inside = {inode for found in descriptors if (inode := found.socket_inode)}
-    for found in descriptors:
-        end = known.get(found.socket_inode)
+        return ()
+    # What waits in a socket of the tree to be received, CRIU saves: the other end may be there.
+    return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
+
+
+def _ends(known: dict[int, UnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
+    """Of connections, not of datagram sockets: those can do without a peer."""
+    inside = _by_inode(descriptors)
+    for inode, found in reversed(inside.items()):
+        end = known.get(inode)
         if end is not None and end.kind != socket.SOCK_DGRAM and end.peer and end.peer not in inside:
             other = known.get(end.peer)
             yield OutsideEnd(found.pid, found.fd, other.name if other else "")

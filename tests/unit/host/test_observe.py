@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from crckpt.host import proc
+from crckpt.host import network, proc
 from crckpt.host.observe import Observed, observe
 
 FAMILY = """
@@ -28,19 +30,62 @@ with (
     sys.stdin.read()
 """
 
+CONNECTS = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+    listener.bind("")
+    listener.listen()
+    print(flush=True)
+    sys.stdin.readline()
+    caller.connect(listener.getsockname())
+    accepted, _ = listener.accept()
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+IN_FLIGHT = """
+import socket, sys
+one, other = socket.socketpair()
+carrier, receiver = socket.socketpair()
+socket.send_fds(carrier, [b"."], [other.fileno()])
+other.close()
+print(flush=True)
+sys.stdin.read()
+"""
+
+HEIRS = """
+import os, sys
+if os.fork():
+    print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def program(code: str, *inherited: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program in a session of its own."""
+    argv = [sys.executable, "-c", code]
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, pass_fds=inherited
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
 
 @pytest.fixture
 def family() -> Iterator[tuple[int, int]]:
     """PID of a parent with one child, and the inode of their datagram socket."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        yield process.pid, int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.communicate()
+    with program(FAMILY) as process:
+        yield process.pid, int(said(process))
 
 
 def look(pid: int) -> Observed:
@@ -72,3 +117,35 @@ def test_a_tree_without_sockets() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_connection_to_us_is_told_once() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, program(HEIRS, theirs.fileno()) as process:
+        said(process)
+        number = theirs.fileno()
+        theirs.close()
+        (end,) = look(process.pid).outside_ends
+        assert (end.pid, end.fd, end.name) == (process.pid, number, "")
+
+
+def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with program(CONNECTS) as process:
+        said(process)
+
+        def meanwhile(_pids: list[int]) -> tuple[network.Connection, ...]:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            said(process)
+            return ()
+
+        monkeypatch.setattr(network, "tcp_connections", meanwhile)
+        assert look(process.pid).outside_ends == ()
+
+
+def test_an_end_that_waits_to_be_received_is_not_outside() -> None:
+    """CRIU saves it with what else is in the queue."""
+    with program(IN_FLIGHT) as process:
+        said(process)
+        assert look(process.pid).outside_ends == ()
