@@ -74,7 +74,7 @@ def error_text(error: CrckptError) -> str:
     lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{on_one_line(line)}\n" for line in lines)
 
 
 def size(count: int) -> str:
