@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from crckpt.errors import Interrupted
@@ -19,11 +20,33 @@ def main() -> NoReturn:
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     # numpy starts threads and takes memory for linear algebra, of which there is none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if sys.argv[1:] in (["--version"], ["-V"]):
-        from crckpt.ops.version import version
+    _open_standard_streams()
+    code = _version() if sys.argv[1:] in (["--version"], ["-V"]) else _command()
+    with suppress(OSError):
+        sys.stderr.flush()
+    # All is done and said. To take itself apart, object by object, takes Python longer than many a command.
+    os._exit(code)
 
+
+def _open_standard_streams() -> None:
+    """Where whoever started us has closed one (`2>&-`), a file of the store would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def _version() -> int:
+    from crckpt.ops.version import version
+
+    with suppress(BrokenPipeError):
         sys.stdout.write(version() + "\n")
-        sys.exit(0)
+        sys.stdout.flush()
+    return 0
+
+
+def _command() -> int:
     from crckpt.host.signals import interruptible
 
     # Before the imports that take their time: an interruption always ends in a sentence.
@@ -31,13 +54,11 @@ def main() -> NoReturn:
     try:
         from crckpt.cli.app import run
 
-        code = run(sys.argv[1:])
+        return run(sys.argv[1:])
     except Interrupted as error:
-        sys.stderr.write(f"crckpt: {error.message}\n")
-        code = error.exit_code
-    sys.stderr.flush()
-    # All is done and said. To take itself apart, object by object, takes Python longer than many a command.
-    os._exit(code)
+        with suppress(OSError):
+            sys.stderr.write(f"crckpt: {error.message}\n")
+        return error.exit_code
 
 
 if __name__ == "__main__":

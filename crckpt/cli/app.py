@@ -110,7 +110,8 @@ def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
             sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
             sys.stdout.flush()
             return error.exit_code
-    sys.stderr.write(error_text(error))
+    with suppress(OSError):
+        sys.stderr.write(error_text(error))
     return error.exit_code
 
 

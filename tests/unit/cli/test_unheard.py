@@ -27,12 +27,12 @@ def said_to(output: int, *words: str | Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("gc",)])
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("--version",), ("gc",)])
 def test_that_nobody_reads_it_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
-        said = said_to(output.fileno(), *words, *(() if words == ("--help",) else ("--store", store)))
+        said = said_to(output.fileno(), *words, *(() if words[0].startswith("--") else ("--store", store)))
     assert said == (0, "")
 
 
@@ -43,3 +43,19 @@ def test_that_there_is_no_room_for_it_is_one(store: Path) -> None:
         code, said = said_to(output.fileno(), "list", "--json", "--store", store / "none")
         assert code == 10
         assert f"there is no store at {store / 'none'}" in said
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_without_anywhere_to_say_it_the_exit_code_is_the_same(store: Path, closed: str) -> None:
+    for words, code in ((("list",), 0), (("gc", "--json"), 0), (("show", "none"), 12), (("nonsense",), 2)):
+        argv = [sys.executable, "-m", "crckpt", *words, *(() if code == 2 else ("--store", str(store)))]
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *argv], check=False)
+        assert done.returncode == code, words
+
+
+def test_a_store_gets_no_number_of_a_standard_stream(tmp_path: Path) -> None:
+    """What is written to descriptor 2 would be written into it."""
+    code = "import os, crckpt.__main__ as started; started._open_standard_streams(); "
+    code += f"os._exit(os.open({str(tmp_path)!r}, os.O_RDONLY))"
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
+    assert done.returncode > 2
