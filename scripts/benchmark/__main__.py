@@ -41,8 +41,9 @@ def main() -> int:
         say("scripts/bench needs root: CRIU stops and rebuilds processes. Type: sudo scripts/bench")
         return 2
     adopt_orphans()
-    # Through every clean-up, as with ^C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Through every clean-up, as with ^C: also where the terminal has gone, the disk must not stay held.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         with tempfile.TemporaryDirectory(prefix="crckpt-bench-", dir=options.work) as work:
             setting = _setting(options, Path(work))

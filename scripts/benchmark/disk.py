@@ -16,18 +16,40 @@ USUAL: Final = 500
 _LIMIT: Final = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 
 
-def can_be_held() -> bool:
-    """Whether the kernel lets us hold a disk to a rate: with the blkio controller of cgroup v1 it does."""
-    return _LIMIT.exists()
+def can_be_held(path: Path) -> bool:
+    """Whether the kernel lets us hold the disk that `path` is on to a rate.
+
+    With the blkio controller of cgroup v1 it does, unless that is a partition or no disk at all.
+    """
+    try:
+        hold(path, rate(path))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """While the block runs, nobody reads more quickly than USUAL from the disk that `path` is on."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    _LIMIT.write_text(f"{number} {USUAL * MEBIBYTE}")
+    before = rate(path)
     try:
+        hold(path, USUAL * MEBIBYTE)
         yield
     finally:
-        _LIMIT.write_text(f"{number} 0")
+        hold(path, before)
+
+
+def rate(path: Path) -> int:
+    """Bytes per second that the disk is held to, 0 for no limit."""
+    limits = dict(line.split() for line in _LIMIT.read_text().splitlines())
+    return int(limits.get(_number(path), 0))
+
+
+def hold(path: Path, limit: int) -> None:
+    """Hold it to so many bytes per second; 0 for no limit. Raises OSError."""
+    _LIMIT.write_text(f"{_number(path)} {limit}")
+
+
+def _number(path: Path) -> str:
+    device = path.stat().st_dev
+    return f"{os.major(device)}:{os.minor(device)}"

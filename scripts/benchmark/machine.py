@@ -28,7 +28,7 @@ def memory_kept(setting: Setting) -> Iterator[None]:
     A virtual machine gives free memory back to its host, and gets it again more slowly than a disk writes: whoever came
     first would pay for the others. So some is made ready, and none is given back meanwhile.
     """
-    before = _REPORTED.read_text() if _REPORTED.exists() else None
+    before = _REPORTED.read_text() if os.access(_REPORTED, os.W_OK) else None
     try:
         if before is not None:
             _REPORTED.write_text(str(_NO_ORDER))

@@ -44,8 +44,8 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
 
         yield row("warm cache", partial(_warm, directory), WARM_BOUND)
         # A disk as quick as memory makes no cache cold: then the one that is held to a rate is judged.
-        yield row("cold cache", _cold, None if disk.can_be_held() else COLD_BOUND)
-        if disk.can_be_held():
+        yield row("cold cache", _cold, None if disk.can_be_held(directory) else COLD_BOUND)
+        if disk.can_be_held(directory):
             with disk.held(directory):
                 yield row(f"cold, disk held to {disk.USUAL} MiB/s", _cold, COLD_BOUND)
 

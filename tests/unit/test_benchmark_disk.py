@@ -1,0 +1,40 @@
+"""A disk that the benchmark holds to a rate reads afterwards as it did before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmark import disk
+from benchmark.setting import MEBIBYTE
+
+FAST = 1 << 40
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def limited() -> Iterator[int]:
+    """A limit that the disk has already: bytes per second, out of reach."""
+    if not disk.can_be_held(HERE):
+        pytest.skip("the kernel lets us hold no disk here: that takes root and the blkio controller of cgroup v1")
+    before = disk.rate(HERE)
+    disk.hold(HERE, FAST)
+    yield FAST
+    disk.hold(HERE, before)
+
+
+@pytest.mark.parametrize("failure", [None, SystemExit(143), KeyboardInterrupt()])
+def test_the_limit_is_put_back(limited: int, failure: BaseException | None) -> None:
+    try:
+        with disk.held(HERE):
+            assert disk.rate(HERE) == disk.USUAL * MEBIBYTE
+            if failure:
+                raise failure
+    except (SystemExit, KeyboardInterrupt):
+        pass
+    assert disk.rate(HERE) == limited
+
+
+def test_what_is_on_no_disk_cannot_be_held() -> None:
+    assert not disk.can_be_held(Path("/proc"))
