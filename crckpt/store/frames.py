@@ -115,7 +115,7 @@ class Frames:
         """One for each thread and level: they must not be shared."""
         name = f"level {level}"
         if not hasattr(self._local, name):
-            fast = _FAST if level <= _FAST_UP_TO else {}
+            fast = _FAST if level and level <= _FAST_UP_TO else {}  # 0 is zstd's own choice: 3
             # No checksum of zstd's: every frame is under a SHA-256.
             parameters = zstandard.ZstdCompressionParameters.from_level(
                 level, source_size=FRAME_SIZE, write_checksum=False, **fast

@@ -64,3 +64,8 @@ def test_frames_hold_their_pages_in_order(pool: Executor, level: int | None) -> 
     unpacked = [zstandard.ZstdDecompressor().decompress(frame.stored) for frame in made]
     assert b"".join(unpacked) == content.tobytes()
     assert [frame.raw for frame in made] == [FRAME_PAGES * PAGE_SIZE] * 3 + [5 * PAGE_SIZE]
+
+
+def test_level_0_is_the_choice_of_zstd(pool: Executor) -> None:
+    content = pages("digits")[: 2 * FRAME_PAGES]
+    assert frames(pool, content, 0) == frames(pool, content, 3)
