@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from crckpt.errors import CrckptError
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from crckpt.causes import Finding
-    from crckpt.errors import CrckptError
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
     from crckpt.ops.dump import Dumped, Examined
@@ -39,7 +40,17 @@ class Shown(Struct, frozen=True):
 
 
 def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) -> None:
-    """Print a result."""
+    """Print a result. Raises CrckptError if it cannot be written, BrokenPipeError if nobody reads any more."""
+    try:
+        _print(command, shown, as_json=as_json, to_stderr=to_stderr)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        said = f"crckpt {command} is done, but what it says cannot be written: {error.strerror}"
+        raise CrckptError(said, hint="let it be written elsewhere; crckpt list shows what there is") from error
+
+
+def _print(command: str, shown: Shown, *, as_json: bool, to_stderr: bool) -> None:
     if as_json:
         document = {"schema": SCHEMA, "command": command, "status": "ok", "result": shown.document}
         sys.stdout.write(_indented(document) + "\n")
