@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "export": ("exchange:export", "Write a checkpoint as plain CRIU images."),
     "import": ("exchange:import_images", "Take plain CRIU images into the store."),
     "doctor": ("doctor:doctor", "Say what this host can do, and what is missing."),
+    "report": ("report:report", "Make an archive for a bug report."),
 }
 """Where each command is, and what it does in a few words."""
 

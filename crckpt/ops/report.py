@@ -1,0 +1,279 @@
+"""One archive for a bug report. Each part is made by itself: one that fails leaves its reason, and stops no other."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import CrckptError, Interrupted, UsageError
+from crckpt.host.files import open_private, removed_on_failure
+from crckpt.ops.context import Context
+
+_TOP: Final = "crckpt-report"
+_LOG_BYTES: Final = 16 << 20
+"""Of a longer log the end is kept: there it says why."""
+_LOGS: Final = 3
+_HIDDEN: Final = "(host name)"
+# As CRIU (criu/log.c: print_versions) begins a log, from uname(2).
+_RUNNING_ON: Final = re.compile(r"^((?:\([\d.]+\) )?Running on )\S+", re.MULTILINE)
+
+_Files = Iterator[tuple[str, object]]
+"""Names in the archive, with text, or what becomes JSON."""
+
+
+class Request(Struct, frozen=True):
+    """What the report is about. `read_log` gives a CRIU log; `with_secrets` lets command lines, notes and hosts in."""
+
+    output: Path
+    ref: str | None = None
+    read_log: Callable[[], bytes] | None = None
+    with_secrets: bool = False
+
+
+class Member(Struct, frozen=True):
+    """A file in the archive, with its size in bytes."""
+
+    name: str
+    bytes: int
+
+
+class Failed(Struct, frozen=True):
+    """A part that could not be made, and why."""
+
+    part: str
+    why: str
+
+
+class Report(Struct, frozen=True):
+    """The archive, its size in bytes, what is in it, and what could not be had."""
+
+    archive: Path
+    bytes: int
+    with_secrets: bool
+    members: tuple[Member, ...]
+    failed: tuple[Failed, ...]
+
+
+def report(context: Context, request: Request) -> Report:
+    """Write the archive (tar.gz, 0600). Raises UsageError if there is such a file already, or none can be made."""
+    # The file comes first: nobody waits for the probes to be told that it cannot be written.
+    descriptor = _created(request.output)
+    with removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
+        found, failed = _collected(_parts(context, request))
+        about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
+        hide = _unhidden if request.with_secrets else _without(platform.node())
+        contents = {name: _encoded(hide(said)) for name, said in (("report.json", about), *found)}
+        file.write(_packed(contents))
+        size = file.tell()
+    members = tuple(Member(name, len(content)) for name, content in contents.items())
+    return Report(request.output, size, request.with_secrets, members, failed)
+
+
+def _created(path: Path) -> int:
+    try:
+        return open_private(path, "report")
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", hint="give another name: --output FILE") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="give another place: --output FILE") from error
+
+
+def _parts(context: Context, request: Request) -> Iterator[tuple[str, Callable[[], _Files]]]:
+    """Those that this request has, in the order of the archive."""
+    yield "versions", _versions
+    yield "configuration", lambda: _configuration(context)
+    yield "doctor", lambda: _doctor(context)
+    yield "store", lambda: _store(context)
+    yield "logs that were left", lambda: _left_logs(context)
+    ref, read_log = request.ref, request.read_log
+    if ref is not None:
+        yield "manifest", lambda: _manifest(context, ref, with_secrets=request.with_secrets)
+        yield "contents", lambda: _contents(context, ref)
+        if request.with_secrets:
+            yield "command lines", lambda: _command_lines(context, ref)
+    if read_log is not None:
+        yield "log", lambda: _log(read_log())
+
+
+def _collected(
+    parts: Iterator[tuple[str, Callable[[], _Files]]],
+) -> tuple[tuple[tuple[str, object], ...], tuple[Failed, ...]]:
+    found: list[tuple[str, object]] = []
+    failed: list[Failed] = []
+    for part, make in parts:
+        try:
+            found.extend(make())
+        except Interrupted:
+            raise
+        except CrckptError as error:
+            failed.append(Failed(part, error.message))
+        except OSError as error:
+            failed.append(Failed(part, str(error)))
+        except Exception as error:
+            failed.append(Failed(part, _bug(error)))
+    return tuple(found), tuple(failed)
+
+
+def _bug(error: Exception) -> str:
+    """What was raised, and where; not its words, which may quote what is secret."""
+    frames = traceback.extract_tb(error.__traceback__)
+    way = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
+    return f"this is a bug in crckpt: {type(error).__name__} in {way}"
+
+
+def _versions() -> _Files:
+    from crckpt.ops.version import version
+
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        distribution = None
+    yield (
+        "versions.json",
+        {
+            "crckpt": version().splitlines(),
+            "python": platform.python_version(),
+            "kernel": f"{platform.release()} {platform.version()}",
+            "machine": platform.machine(),
+            "distribution": distribution,
+        },
+    )
+
+
+def _configuration(context: Context) -> _Files:
+    named = ("store", "criu_option", "criu_configured", "staging")
+    paths = {name: None if (path := getattr(context, name)) is None else str(path) for name in named}
+    yield "configuration.json", {**paths, "compress": context.compress, "config_digest": context.config_digest}
+
+
+def _doctor(context: Context) -> _Files:
+    from crckpt.ops.doctor import doctor
+
+    found = doctor(context)
+    yield "doctor.json", {"able": found.able, "facts": msgspec.to_builtins(found.facts)}
+
+
+def _store(context: Context) -> _Files:
+    """How much, not what: one checkpoint is a matter of its own."""
+    from crckpt.ops.list import list_checkpoints
+
+    listing = list_checkpoints(context, None)
+    checkpoints = [entry.checkpoint for entry in listing.entries]
+    sizes = ("raw_bytes", "new_bytes", "copied_bytes", "stored_bytes")
+    yield (
+        "store.json",
+        {
+            "checkpoints": len(checkpoints),
+            "jobs": len({checkpoint.job for checkpoint in checkpoints}),
+            "tags": sum(len(entry.tags) for entry in listing.entries),
+            **{name: sum(getattr(found.statistics, name) for found in checkpoints) for name in sizes},
+            "damaged": msgspec.to_builtins(listing.unreadable),
+            "pending": msgspec.to_builtins(listing.pending),
+        },
+    )
+
+
+def _left_logs(context: Context) -> _Files:
+    """A dump or restore that fails takes its log with it; of one that was killed it stays until gc."""
+    from crckpt.store.layout import Layout
+    from crckpt.store.transaction import dead_transactions
+
+    transactions = Layout(context.store).transactions
+    if not transactions.exists():
+        return
+    logs = [
+        log
+        for path in dead_transactions(transactions)
+        for name in ("dump.log", "restore.log")
+        for log in path.rglob(name)
+    ]
+    logs.sort(key=lambda log: (log.stat().st_mtime, log), reverse=True)
+    for number, log in enumerate(logs[:_LOGS], 1):
+        yield f"logs/{number}-{log.name}", _text(log.read_bytes())
+
+
+def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
+    repository = context.repository()
+    with repository.shared():
+        manifest = msgspec.to_builtins(repository.get(repository.resolve(ref, despite_damage=True)))
+    if not with_secrets:
+        del manifest["note"], manifest["host"]["hostname"]
+    yield "checkpoint/manifest.json", manifest
+
+
+def _contents(context: Context, ref: str) -> _Files:
+    from crckpt.ops.sections import sections
+
+    found = sections(context, ref, ps=True, files=True, sockets=True)
+    yield "checkpoint/processes.json", msgspec.to_builtins(found.ps)
+    yield "checkpoint/files.json", msgspec.to_builtins(found.files)
+    yield "checkpoint/sockets.json", msgspec.to_builtins(found.sockets)
+
+
+def _command_lines(context: Context, ref: str) -> _Files:
+    from crckpt.ops.show import show
+
+    lines = {str(process.pid): process.command_line for process in show(context, ref).processes}
+    yield "checkpoint/command-lines.json", lines
+
+
+def _log(content: bytes) -> _Files:
+    from crckpt.criu.explain import explain
+
+    text = _text(content)
+    yield "log/criu.log", text
+    yield "log/explained.json", msgspec.to_builtins(explain(text))
+
+
+def _text(content: bytes) -> str:
+    return content[-_LOG_BYTES:].decode(errors="replace")
+
+
+def _unhidden(said: object) -> object:
+    return said
+
+
+def _without(host: str) -> Callable[[object], object]:
+    """What puts something else in the place of this host's name, and of that which CRIU wrote into a log."""
+    # It is a name only where it is no part of a longer one; who sends localhost gives nothing away.
+    name = None if host in ("", "localhost") else re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
+
+    def hide(said: Any) -> object:
+        if isinstance(said, str):
+            text = _RUNNING_ON.sub(rf"\1{_HIDDEN}", said)
+            return name.sub(_HIDDEN, text) if name else text
+        if isinstance(said, Mapping):
+            return {key: hide(value) for key, value in said.items()}
+        if isinstance(said, list | tuple):
+            return [hide(value) for value in said]
+        return said
+
+    return hide
+
+
+def _encoded(said: object) -> bytes:
+    text = said if isinstance(said, str) else json.dumps(said, indent=1) + "\n"
+    return text.encode()
+
+
+def _packed(contents: Mapping[str, bytes]) -> bytes:
+    packed, now = io.BytesIO(), int(time.time())
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in contents.items():
+            # Nobody's: who unpacks it need not know who made it.
+            entry = tarfile.TarInfo(f"{_TOP}/{name}")
+            entry.size, entry.mode, entry.mtime = len(content), 0o600, now
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

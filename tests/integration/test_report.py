@@ -1,0 +1,266 @@
+"""`report`: what an archive for a bug report holds, and above all what it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import stat
+import subprocess
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command import PROGRAM, Crckpt
+from test_doctor import HIDDEN
+from trees import PROGRAMS, PYTHON, Case, started
+
+from crckpt.ops.context import Context
+from crckpt.ops.report import Request, report
+from crckpt.store.owner import write_owner
+
+NOBODY, INTERRUPTED = 65534, 130
+IN_ENVIRONMENT, IN_COMMAND_LINE, IN_NOTE, HOST = "swordfish-1", "swordfish-2", "swordfish-3", "swordfish-host"
+IN_MEMORY = random.Random("").randbytes(64)
+"""With what a test program's memory begins: see selfcheck.py."""
+# Python leaves alone an option -X that it does not know.
+SECRETIVE = Case(
+    "secretive",
+    ("/usr/bin/env", f"KEY={IN_ENVIRONMENT}", PYTHON, "-X", IN_COMMAND_LINE, f"{PROGRAMS}/counter.py", "{workdir}"),
+)
+AS_NOBODY = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}")
+CAUSE = "(00.1) Error (criu/pstree.c:304): Found dangling tty with sid 7 pgid 7"
+LOG = f"(00.000078) Running on {HOST} Linux 6.1 x86_64\n{CAUSE}\n"
+ALWAYS = ["report.json", "versions.json", "configuration.json", "doctor.json"]
+
+
+@dataclass(frozen=True)
+class Secretive:
+    """A checkpoint `job` of a tree that has secrets, and its working directory."""
+
+    crckpt: Crckpt
+    pid: int
+    workdir: Path
+
+
+@pytest.fixture(scope="module")
+def secretive(tmp_path_factory: pytest.TempPathFactory) -> Secretive:
+    """Made on a host of a name that is found again."""
+    crckpt = Crckpt(tmp_path_factory.mktemp("report") / "store")
+    with started(SECRETIVE) as tree:
+        words = ("dump", str(tree.pid), "job", "--note", IN_NOTE)
+        _on_host(crckpt, *words)
+        made = Secretive(crckpt, tree.pid, tree.workdir)
+    images = tmp_path_factory.mktemp("images")
+    crckpt.run("export", "job", str(images))
+    everything = b"".join(path.read_bytes() for path in images.iterdir())
+    assert all(secret in everything for secret in (IN_MEMORY, IN_ENVIRONMENT.encode(), IN_COMMAND_LINE.encode()))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives go to the current directory."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_no_secret_is_in_it(secretive: Secretive) -> None:
+    """Neither of the process nor of the host; the secrets are there to be found, as --with-secrets shows."""
+    said = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
+    assert said.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
+    assert (said["failed"], said["with_secrets"]) == ([], False)
+    assert said["bytes"] == Path(said["archive"]).stat().st_size
+    archive = Path(said["archive"])
+    assert archive.parent == Path.cwd()
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    members = _members(archive)
+    everything = b"".join((*members.values(), *(name.encode() for name in members)))
+    for secret in (IN_ENVIRONMENT, IN_COMMAND_LINE, IN_NOTE, HOST):
+        assert secret.encode() not in everything
+    assert IN_MEMORY not in everything
+    assert IN_MEMORY[:16] not in everything
+    assert list(members) == [
+        *ALWAYS,
+        "store.json",
+        *(f"checkpoint/{name}.json" for name in ("manifest", "processes", "files", "sockets")),
+    ]
+
+
+def test_what_is_in_it(secretive: Secretive) -> None:
+    """Versions, facts, the store's sizes, the manifest, and the files of the tree."""
+    secretive.crckpt.run("report", "job", "--output", "it.tar.gz")
+    document = {name: json.loads(content) for name, content in _members(Path("it.tar.gz")).items()}
+    assert document["versions.json"]["crckpt"] == secretive.crckpt.run("--version").out.splitlines()
+    assert document["configuration.json"]["store"] == str(secretive.crckpt.store)
+    keys = [fact["key"] for fact in secretive.crckpt.run("doctor", "--json").document["result"]["facts"]]
+    assert [fact["key"] for fact in document["doctor.json"]["facts"]] == keys
+    (listed,) = secretive.crckpt.run("list", "--json").document["result"]["checkpoints"]
+    store = document["store.json"]
+    assert (store["checkpoints"], store["jobs"], store["damaged"], store["pending"]) == (1, 1, [], [])
+    assert store["raw_bytes"] == listed["statistics"]["raw_bytes"]
+    assert document["checkpoint/manifest.json"]["id"] == listed["id"]
+    assert document["checkpoint/processes.json"][0]["pid"] == secretive.pid
+    paths = [file["path"] for file in document["checkpoint/files.json"]]
+    assert paths.count(str(secretive.workdir / "half-read.bin")) == 2
+    assert document["report.json"] == {"with_secrets": False, "failed": []}
+
+
+def test_secrets_that_were_asked_for(secretive: Secretive) -> None:
+    """Command lines, notes and host names; memory and environment never."""
+    _on_host(secretive.crckpt, "report", "job", "--with-secrets", "--output", "it.tar.gz")
+    members = _members(Path("it.tar.gz"))
+    assert IN_COMMAND_LINE in json.loads(members["checkpoint/command-lines.json"])[str(secretive.pid)]
+    manifest = json.loads(members["checkpoint/manifest.json"])
+    assert (manifest["note"], manifest["host"]["hostname"]) == (IN_NOTE, HOST)
+    everything = b"".join(members.values())
+    assert IN_MEMORY[:16] not in everything
+    assert IN_ENVIRONMENT.encode() not in everything
+
+
+def test_the_last_sentence_lists_what_is_inside(secretive: Secretive) -> None:
+    """All of it, and asks to look through it."""
+    last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
+    assert all(name in last for name in _members(Path("it.tar.gz")))
+    assert "paths" in last
+    assert "look through it before you send it" in last
+
+
+def test_nothing_is_overwritten(crckpt: Crckpt) -> None:
+    """The file that is there stays as it is; a directory that is not there is named."""
+    crckpt.run("report", "--output", "it.tar.gz")
+    before = Path("it.tar.gz").read_bytes()
+    assert "it.tar.gz is there already" in crckpt.run("report", "--output", "it.tar.gz", status=2).err
+    assert Path("it.tar.gz").read_bytes() == before
+    assert "--output" in crckpt.run("report", "--output", "nowhere/it.tar.gz", status=2).err
+
+
+def test_a_log(crckpt: Crckpt) -> None:
+    """From a file or stdin, the same: itself, without the host's name, and the cause that crckpt finds in it."""
+    Path("some.log").write_text(LOG)
+    crckpt.run("report", "some.log", "--output", "file.tar.gz")
+    words = (str(PROGRAM), "report", "-", "--output", "stdin.tar.gz")
+    subprocess.run(words, input=LOG.encode(), env=crckpt.environment, check=True, capture_output=True)
+    for name in ("file.tar.gz", "stdin.tar.gz"):
+        members = _members(Path(name))
+        assert list(members) == [*ALWAYS, "log/criu.log", "log/explained.json"]
+        assert members["log/criu.log"].decode() == LOG.replace(HOST, "(host name)")
+        explained = json.loads(members["log/explained.json"])
+        assert "session outside" in explained["finding"]["what"]
+        assert explained["lines"] == [CAUSE]
+    crckpt.run("report", "./some.log", "--with-secrets", "--output", "secrets.tar.gz")
+    assert _members(Path("secrets.tar.gz"))["log/criu.log"].decode() == LOG
+
+
+def test_what_cannot_be_had_is_said(crckpt: Crckpt) -> None:
+    """A store, checkpoint or log that is not there stops nothing."""
+    for subject, parts in (("nojob", ["store", "manifest", "contents"]), ("no.log", ["store", "log"])):
+        result = crckpt.run("report", subject, "--output", f"{subject}.tar.gz", "--json").document["result"]
+        members = _members(Path(f"{subject}.tar.gz"))
+        assert list(members) == ALWAYS
+        assert [failed["part"] for failed in result["failed"]] == parts
+        assert json.loads(members["report.json"])["failed"] == result["failed"]
+    assert "not in it: store: " in crckpt.run("report").out
+
+
+def test_damage(secretive: Secretive, tmp_path: Path) -> None:
+    """Without its packs a checkpoint's manifest is there still; of a damaged manifest it is said; then all is lost."""
+    crckpt = Crckpt(tmp_path / "copy")
+    shutil.copytree(secretive.crckpt.store, crckpt.store)
+    for pack in crckpt.store.glob("packs/*/*.pack"):
+        pack.unlink()
+    members, failed = _reported(crckpt, "job", 1)
+    assert "checkpoint/manifest.json" in members
+    assert failed == ["contents"]
+    (manifest,) = crckpt.store.glob("checkpoints/*/manifest.json")
+    manifest.write_bytes(b"broken")
+    members, failed = _reported(crckpt, manifest.parent.name, 2)
+    (damaged,) = json.loads(members["store.json"])["damaged"]
+    assert damaged["id"] == manifest.parent.name
+    assert failed == ["manifest", "contents"]
+    (crckpt.store / "store.json").write_text("broken")
+    members, failed = _reported(crckpt, "job", 3)
+    assert list(members) == ALWAYS
+    assert failed == ["store", "manifest", "contents"]
+
+
+def test_logs_that_a_killed_crckpt_left(secretive: Secretive, tmp_path: Path) -> None:
+    """The newest come first; what the living are at is none of them."""
+    crckpt = Crckpt(tmp_path / "copy")
+    shutil.copytree(secretive.crckpt.store, crckpt.store)
+    for number, name in enumerate(("dump.log", "restore.log")):
+        left = crckpt.store / "tmp" / f"{number}-left"
+        left.mkdir(mode=0o700)
+        (left / name).write_text(LOG)
+        os.utime(left / name, (number, number))
+    living = crckpt.store / "tmp" / "living"
+    living.mkdir(mode=0o700)
+    write_owner(living / "owner.json", time.time(), "owner")
+    (living / "dump.log").write_text(LOG)
+    members, failed = _reported(crckpt, "job", 1)
+    assert [name for name in members if name.startswith("logs/")] == ["logs/1-restore.log", "logs/2-dump.log"]
+    assert HOST.encode() not in members["logs/2-dump.log"]
+    assert failed == []
+
+
+def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
+    """It is made all the same."""
+    words = (*AS_NOBODY, str(PROGRAM), "report", "--output", "it.tar.gz", "--store", str(crckpt.store))
+    subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
+    facts = json.loads(_members(Path("it.tar.gz"))["doctor.json"])["facts"]
+    assert "needs root" in next(fact for fact in facts if fact["key"] == "criu")["consequence"]
+    hidden = (*HIDDEN, str(PROGRAM), "report", "--criu", "/bin/false", "--output", "no-criu.tar.gz")
+    subprocess.run(hidden, env=crckpt.environment, check=True, capture_output=True)
+    assert json.loads(_members(Path("no-criu.tar.gz"))["doctor.json"])["able"] is False
+
+
+def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) -> None:
+    """They may quote what was read."""
+
+    def read_log() -> bytes:
+        raise RuntimeError(IN_MEMORY.hex())
+
+    result = report(Context(tmp_path / "store"), Request(tmp_path / "it.tar.gz", read_log=read_log))
+    (told,) = (failed.why for failed in result.failed if failed.part == "log")
+    assert "RuntimeError" in told
+    assert "test_report.py" in told
+    assert IN_MEMORY.hex() not in told
+
+
+def test_nothing_is_left_when_it_is_interrupted(crckpt: Crckpt) -> None:
+    """Here while it waits for its log."""
+    os.mkfifo("a.log")
+    running = crckpt.start("report", "a.log", "--output", "it.tar.gz")
+    with Path("a.log").open("wb"):  # which waits until it reads
+        assert Path("it.tar.gz").exists()
+        running.terminate()
+        assert "SIGTERM" in running.communicate(timeout=30)[1]
+    assert running.returncode == INTERRUPTED
+    assert not Path("it.tar.gz").exists()
+
+
+def _reported(crckpt: Crckpt, ref: str, number: int) -> tuple[dict[str, bytes], list[str]]:
+    archive = f"{number}.tar.gz"
+    result = crckpt.run("report", ref, "--output", archive, "--json").document["result"]
+    return _members(Path(archive)), [failed["part"] for failed in result["failed"]]
+
+
+def _members(archive: Path) -> dict[str, bytes]:
+    """By their names in the one directory that the archive has, in its order."""
+    with tarfile.open(archive) as opened:
+        entries = opened.getmembers()
+        assert all(entry.isfile() and entry.name.startswith("crckpt-report/") for entry in entries)
+        assert not any(".." in entry.name or entry.uname or entry.uid for entry in entries)
+        contents = {entry.name.removeprefix("crckpt-report/"): opened.extractfile(entry) for entry in entries}
+        return {name: content.read() for name, content in contents.items() if content}
+
+
+def _on_host(crckpt: Crckpt, *words: str) -> str:
+    """What crckpt says on a host of the name HOST."""
+    renamed = ("unshare", "--uts", "sh", "-c", f'hostname {HOST}; exec "$0" "$@"')
+    done = subprocess.run((*renamed, str(PROGRAM), *words), env=crckpt.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
