@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "export": ("exchange:export", "Write a checkpoint as plain CRIU images."),
     "import": ("exchange:import_images", "Take plain CRIU images into the store."),
     "doctor": ("doctor:doctor", "Say what this host can do, and what is missing."),
+    "explain": ("explain:explain", "Say why CRIU failed, by its log."),
 }
 """Where each command is, and what it does in a few words."""
 
