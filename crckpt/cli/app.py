@@ -28,7 +28,8 @@ _COMMANDS: Final = {
     "gc": ("checkpoints:collect_garbage", "Remove what no checkpoint needs any more."),
     "export": ("exchange:export", "Write a checkpoint as plain CRIU images."),
     "import": ("exchange:import_images", "Take plain CRIU images into the store."),
-    "doctor": ("doctor:doctor", "Say what this host can do, and what is missing."),
+    "doctor": ("doctor:doctor", "Say what this host can do, or what stands against a checkpoint."),
+    "explain": ("explain:explain", "Say why CRIU failed, by its log."),
     "report": ("report:report", "Make an archive for a bug report."),
 }
 """Where each command is, and what it does in a few words."""

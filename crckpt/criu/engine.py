@@ -6,6 +6,7 @@ its own, so neither ^C nor the death of crckpt reaches it.
 
 from __future__ import annotations
 
+import re
 import select
 import threading
 import time
@@ -63,6 +64,12 @@ def follow(
         if failure is not None:
             raise failure
     return outcome
+
+
+def run_id(log: str) -> str | None:
+    """The id of CRIU's run, which also names its network lock (`inet CRIU-<id>`)."""
+    found = re.search(r"CRIU run id = (\S+)", log)
+    return found[1] if found else None
 
 
 def _attend(child: run.Child, hold: Hold | None, in_hold: Callable[[], None] | None) -> BaseException | None:

@@ -1,41 +1,119 @@
-"""CRIU's log -> the first real cause. Pure."""
+"""CRIU's log -> the first real cause, and where CRIU was then. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from crckpt.causes import CATALOGUE, Finding
+from crckpt.causes import Cause, Finding
+from crckpt.causes.catalogue import GENERAL, SPECIFIC
 
-# Lines that CRIU also writes in good runs.
-_HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported")
-_TELLING = re.compile(r"Error \(|Warn  \(|Unable to interrupt|CRIU needs to have|BUG at ")
-_RUN_ID = re.compile(r"CRIU run id = (\S+)")
+# Lines that CRIU also writes in good runs: the last two are tried again, or matter only where such a socket is met.
+_HARMLESS = re.compile(
+    r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
+    r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
+)
+# What refuses to be traced is only warned of. What is said before the log is open has no mark.
+_TELLING = re.compile(r"Error \(|Unable to interrupt|CRIU needs to have|Running as non-root|BUG at ")
+_LONGEST = 4096
+"""Characters of a line that are looked at: longer ones are not CRIU's."""
+
+_WRITER = re.compile(r"^(?:\([\d.]+\) *)?(?:pie: )?(\d+): ")
+"""At a restore every process writes lines of its own, with its number before them."""
+_PROCESS = re.compile(r"(?<!processes )\(pid: (\d+)(?: comm: (.*))?\)")
+_RULE = "-" * 40
+_PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
+_DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")
+_PATH = re.compile(r"Dumping path for (-?\d+) fd via self \d+ \[(.*)\]")
+_NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
+"""What a restore says right after why."""
+
+
+class Place(Struct, frozen=True):
+    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file."""
+
+    pid: int
+    comm: str = ""
+    fd: int | None = None
+    path: str = ""
+
+    def __str__(self) -> str:
+        process = f"process {self.pid} ({self.comm})" if self.comm else f"process {self.pid}"
+        descriptor = "" if self.fd is None else f", fd {self.fd}"
+        return f"{process}{descriptor}" + (f" ({self.path})" if self.path else "")
 
 
 class Explanation(Struct, frozen=True):
-    """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own."""
+    """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own.
+
+    `line` is the one that told the cause, and `place` what CRIU was at then, None where the log does not say.
+    """
 
     finding: Finding | None
     lines: tuple[str, ...]
+    line: str = ""
+    place: Place | None = None
 
 
 def explain(log: str) -> Explanation:
     """The first known cause in a log of `criu dump` or `criu restore`, and the lines that matter."""
-    lines = tuple(line for line in log.splitlines() if _TELLING.search(line) and not _HARMLESS.search(line))
-    findings = (finding for line in lines if (finding := _known(line)))
-    return Explanation(next(findings, None), tuple(line for line in lines if "Warn " not in line)[:8])
+    lines = log.splitlines()
+    telling = {
+        number: line[:_LONGEST]
+        for number, line in enumerate(lines)
+        if _TELLING.search(line) and not _HARMLESS.search(line)
+    }
+    shown = tuple(line for line in telling.values() if "Warn " not in line)[:8]
+    for causes in (SPECIFIC, GENERAL):
+        for number, line in telling.items():
+            if finding := _known(line, causes):
+                return Explanation(finding, shown, line, _place(lines, number))
+    return Explanation(None, shown)
 
 
-def run_id(log: str) -> str | None:
-    """The id of CRIU's run, which also names its network lock (`inet CRIU-<id>`)."""
-    found = _RUN_ID.search(log)
-    return found[1] if found else None
-
-
-def _known(line: str) -> Finding | None:
-    for cause in CATALOGUE:
-        if cause.pattern and (found := re.search(cause.pattern, line)):
+def _known(line: str, causes: Iterable[Cause]) -> Finding | None:
+    for cause in causes:
+        if found := re.search(cause.pattern, line):
             return cause.told(**{name: text for name, text in found.groupdict().items() if text})
     return None
+
+
+def _place(lines: Sequence[str], number: int) -> Place | None:
+    """What the writer of that line said last of a process, a descriptor and a path."""
+    writer = _writer(lines[number])
+    place = Place(int(writer)) if writer else None
+    names: dict[int, str] = {}
+    begun = False
+    for said in (line[:_LONGEST] for line in lines[:number] if _writer(line) == writer):
+        if found := _PROCESS.search(said):
+            pid = int(found[1])
+            names[pid] = found[2] or names.get(pid, "")
+            place, begun = Place(pid, names[pid]), True
+        elif said.endswith(_RULE):
+            # One stands below the title of what is done with a process, and one at its end.
+            place, begun = place if begun else None, False
+        elif place:
+            place = _moved(place, said)
+    after = next((line for line in lines[number + 1 :] if _writer(line) == writer), "")
+    if writer and (found := _NOT_OPENED.search(after)):
+        return Place(int(writer), fd=int(found[1]))
+    return place
+
+
+def _writer(line: str) -> str:
+    found = _WRITER.match(line)
+    return found[1] if found else ""
+
+
+def _moved(place: Place, said: str) -> Place | None:
+    """Where CRIU is after it has said that."""
+    if _PROCESS_DONE.search(said):
+        return None
+    if found := _DESCRIPTOR.search(said):
+        return Place(place.pid, place.comm, int(found[1]))
+    if found := _PATH.search(said):
+        fd = int(found[1])
+        return Place(place.pid, place.comm, fd if fd >= 0 else None, found[2])
+    return place

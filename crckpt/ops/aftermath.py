@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.criu.explain import run_id
+from crckpt.criu.engine import run_id
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, TreeStopped
 from crckpt.host import network, proc
 from crckpt.host.signals import interrupts_put_off

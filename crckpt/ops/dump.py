@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import Outcome, follow
-from crckpt.criu.explain import run_id
+from crckpt.criu.engine import Outcome, follow, run_id
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
-from crckpt.criu.explain import explain
 from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable
 
 _FULL = {
@@ -40,6 +39,9 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
 
 def explained(outcome: Outcome, kind: type[Failure], what: str, state: str = "") -> Failure:
     """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now."""
+    # For failures only: its patterns and the catalogue take their time to load.
+    from crckpt.criu.explain import explain
+
     told = explain(outcome.log)
     if told.finding:
         return kind(f"{what} failed: {told.finding.what}{state}", hint=told.finding.remedy, causes=told.lines)

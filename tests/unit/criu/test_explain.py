@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.criu.explain import explain, run_id
+from crckpt.criu.engine import run_id
+from crckpt.criu.explain import explain
 
 LINES = [
     ("compel/src/lib/infect.c:260", "The criu itself is within dumped tree.", "inside", ""),

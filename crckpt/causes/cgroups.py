@@ -1,0 +1,58 @@
+"""Control groups. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+CGROUPS = (
+    Cause(
+        "cgroup",
+        "cgroup directory {path} does not exist",
+        "create it",
+        "Cgroup dir (?P<path>.+) doesn't exist",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-there",
+        "a cgroup of the tree exists already, and CRIU was told to make it",
+        "remove it, or with criu: --manage-cgroups=soft",
+        "Abort restore of existing cgroups",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-make",
+        "cgroup {path} cannot be made",
+        "restore as root, where /sys/fs/cgroup is writable",
+        r"Can't make cgroup dir (?P<path>.+): |\tCan't make controller dir ",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-move",
+        "a process cannot be moved into its cgroup",
+        "restore as root; processes may only be in cgroups without children: systemd-run --scope -p Delegate=yes",
+        r"Can't move (?:\S+ )?into \S+ \(|Can't move thread \d+ into|Failed accessing cgroup dir",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-value",
+        "{path} does not take the value {value}",
+        "set it by hand, or with criu: --manage-cgroups=soft",
+        r"Failed writing (?P<value>.*) to (?P<path>\S+): ",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-root",
+        "the cgroups of the tree do not lie below one another as CRIU expects",
+        "dump without them, with criu: --manage-cgroups=ignore (crckpt does so)",
+        r"invalid cgroup configuration|cg \S+ shorter than path prefix|CG paths mismatch",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "cgroup-properties",
+        "the file of cgroup properties is not understood",
+        "mend the file of --cgroup-props-file",
+        "Expecting controller name|Expected (?:strategy in|property name for) controller|Expected ':$"
+        r"|Expected '\['|Unknown strategy .+ in controller's",
+        "criu/cgroup-props.c",
+    ),
+)

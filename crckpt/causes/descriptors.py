@@ -1,0 +1,151 @@
+"""Descriptors that are no files on a disk: watches, epoll, pidfds, pipes. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+DESCRIPTORS = (
+    Cause(
+        "watch",
+        "an inotify or fanotify watch lies on a file system that cannot find it again",
+        "watch a directory on a disk file system",
+        "Can't dump that handle|Can't find suitable path for handle|Failed to resolve [0-9a-f]+:[0-9a-f]+",
+        "criu/fsnotify.c",
+    ),
+    Cause(
+        "watch-mount",
+        "an inotify or fanotify watch lies on a file system that is not mounted here",
+        "mount it where CRIU sees it, or remove the watch in the program",
+        "Unable to lookup a mount by dev 0x|Can't find mount mnt_id 0x|Can't find mnt_id 0x",
+        "criu/fsnotify.c",
+    ),
+    Cause(
+        "watch-limit",
+        "an inotify or fanotify watch cannot be set again",
+        "raise the limits: sysctl -w fs.inotify.max_user_watches=1048576 fs.inotify.max_user_instances=8192",
+        "Can't create inotify for|Can't add watch for|Can't init fanotify mark|Adding fanotify (?:ignored-)?mask",
+        "criu/fsnotify.c",
+    ),
+    Cause(
+        "epoll-closed",
+        "an epoll of PID {pid} watches fd {fd}, which was closed there but lives on elsewhere",
+        "take it out of the epoll before it is closed (EPOLL_CTL_DEL)",
+        r"Escaped/closed fd descriptor (?P<fd>\d+) on pid (?P<pid>\d+)",
+        "criu/eventpoll.c",
+    ),
+    Cause(
+        "epoll-again",
+        "an epoll cannot watch again what it watched before",
+        "close the descriptor in the program before the dump",
+        "Can't add event on|No epoll FD for",
+        "criu/eventpoll.c",
+    ),
+    Cause(
+        "timerfd",
+        "this kernel gives no details of timerfd",
+        "boot a kernel with CONFIG_CHECKPOINT_RESTORE",
+        "No timerfd support for c/r|No data left in proc file while parsing timerfd",
+        "criu/timerfd.c",
+    ),
+    Cause(
+        "pidfd-outside",
+        "the tree holds a pidfd to process {pid} outside it",
+        "close it in the program",
+        r"pidfd pid (?P<pid>\d+) is not a part of process tree",
+        "criu/pidfd.c",
+    ),
+    Cause(
+        "pidfd-thread",
+        "the tree holds a pidfd to a single thread",
+        "close it in the program (PIDFD_THREAD)",
+        "PIDFD_THREAD flag is currently not supported",
+        "criu/pidfd.c",
+    ),
+    Cause(
+        "pidfd-again",
+        "a pidfd of the tree cannot be opened again",
+        "take a kernel with pidfd_open (5.3), and let no seccomp profile forbid it",
+        "Can't create pidfd|Could not open pidfd for|pidfd_(?:open|getfd) syscall is not supported",
+        "criu/pidfd.c",
+    ),
+    Cause(
+        "bpf-map",
+        "the tree holds a BPF map of type {type}, and CRIU knows only hashes and arrays",
+        "close it in the program",
+        r"does not currently support dumping BPF map type (?P<type>\d+)",
+        "criu/bpfmap.c",
+    ),
+    Cause(
+        "bpf-map-refused",
+        "a BPF map of the tree cannot be read or made again",
+        "run crckpt as root (CAP_BPF)",
+        "Can't create bpfmap|Can't freeze bpfmap|Can't load key-value pairs to BPF map"
+        "|Can't perform a batch lookup on BPF map|Could not get BPF map info",
+        "criu/bpfmap.c",
+    ),
+    Cause(
+        "packet-pipe",
+        "the tree has a pipe in packet mode (O_DIRECT)",
+        "open it without O_DIRECT in the program",
+        "packetized mode for pipes is not supported",
+        "criu/pipes.c",
+    ),
+    Cause(
+        "pipe-size",
+        "a pipe of the tree cannot get back its size",
+        "raise the limits: sysctl -w fs.pipe-max-size=16777216 fs.pipe-user-pages-soft=0",
+        "Can't restore pipe size|Unable to set a pipe size",
+        "criu/pipes.c",
+    ),
+    Cause(
+        "pipe-data",
+        "what waits in a pipe of the tree cannot be saved or put back",
+        "let the program empty the pipe, then try again",
+        "Can't obtain piped data size|Can't (?:pick|push) pipe data|Error splicing data"
+        r"|Wanted to restore \d+ bytes",
+        "criu/pipes.c",
+    ),
+    Cause(
+        "fifo",
+        "named pipe /{path} cannot be opened",
+        "make it again: mkfifo /{path}",
+        r"Can't open (?:fake )?fifo \S+ \[/?(?P<path>.*)\]",
+        "criu/fifo.c",
+    ),
+    Cause(
+        "descriptors-refused",
+        "the program's descriptors cannot be handed to CRIU (error {code})",
+        "raise the limit of open files: ulimit -n 1048576",
+        r"send_fds failed \((?!-22\))(?P<code>-\d+)\)",
+        "criu/pie/parasite.c",
+    ),
+    Cause(
+        "kcmp",
+        "the kernel does not say which descriptors are shared (kcmp)",
+        "allow kcmp in the seccomp profile of the container, or boot a kernel with CONFIG_KCMP",
+        "kcmp(?:-epoll)? failed: pid|System call kcmp is not supported",
+        "criu/kcmp-ids.c",
+    ),
+    Cause(
+        "foreign-proc",
+        "the /proc of a process in a user namespace belongs to others",
+        "mount a proc of its own in the namespace of the program",
+        "can't dump unprivileged task whose /proc doesn't belong to it",
+        "criu/pie/parasite.c",
+    ),
+    Cause(
+        "autofs-busy",
+        "the automounter {pid} has requests waiting",
+        "try again in a moment",
+        r"Process (?P<pid>\d+) autofs pipe fd \d+ is not empty",
+        "criu/autofs.c",
+    ),
+    Cause(
+        "autofs-outside",
+        "an automount is served by a process outside the tree",
+        "unmount it: umount DIRECTORY",
+        r"Autofs \d+ is alive, but unreachable|Failed to find read pipe fd \(ino"
+        "|Abandoned mount or control was delegated|Non-catatonic mount without master",
+        "criu/autofs.c",
+    ),
+)

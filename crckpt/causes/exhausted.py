@@ -1,0 +1,36 @@
+"""What ran out, wherever it did: it speaks before what failed for it. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+EXHAUSTED = (
+    Cause(
+        "no-space",
+        "there is no space left",
+        "free some, or use --store on a larger disk",
+        "No space left on device",
+        "errno ENOSPC",
+    ),
+    Cause(
+        "quota",
+        "the disk quota is used up",
+        "free some, or use --store on another disk",
+        "Disk quota exceeded",
+        "errno EDQUOT",
+    ),
+    Cause(
+        "open-files",
+        "too many files are open",
+        "raise the limit: ulimit -n 1048576 (for all: sysctl -w fs.file-max=4000000)",
+        "Too many open files",
+        "errno EMFILE, ENFILE",
+    ),
+    Cause(
+        "out-of-memory",
+        "there is not enough memory",
+        "free some, or raise the memory limit of the cgroup",
+        "Cannot allocate memory",
+        "errno ENOMEM",
+    ),
+)

@@ -1,0 +1,169 @@
+"""Images, plugins, servers and options. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+IMAGES = (
+    Cause(
+        "plugin-missing",
+        "the checkpoint was made with the CRIU plugin {name}",
+        "install it, and tell criu where: --libdir DIRECTORY",
+        r"Missing required plugin: (?P<name>\S+)",
+        "criu/image.c",
+    ),
+    Cause(
+        "plugin-broken",
+        "CRIU plugin {path} does not load: {why}",
+        "install what it needs, or remove it: ldd {path}",
+        r"Unable to load (?P<path>\S+): (?P<why>.*)",
+        "criu/plugin.c",
+    ),
+    Cause(
+        "plugin-failed",
+        "CRIU plugin {name} does not start",
+        "see that its device and driver are there (GPU: nvidia-smi, rocm-smi), or remove it",
+        r'Failed in init\(\d+\) of "(?P<name>.*)"',
+        "criu/plugin.c",
+    ),
+    Cause(
+        "uprobes-flag",
+        "the checkpoint was made with --allow-uprobes",
+        "give criu that flag again",
+        "Dumped with --allow-uprobes",
+        "criu/image.c",
+    ),
+    Cause(
+        "images-version",
+        "the images are of version {version}, which this CRIU does not know",
+        "restore with the CRIU that made them, or a newer one: scripts/install-criu",
+        r"Not supported images version (?P<version>\d+)",
+        "criu/image.c",
+    ),
+    Cause(
+        "images-old",
+        "the images are too old for this CRIU",
+        "restore with the CRIU that made them",
+        "Too old image, no longer supported|Images corrupted or too old criu was used",
+        "criu/image.c",
+    ),
+    Cause(
+        "image-kind",
+        "{path} is no image of the kind that its name says",
+        "check them: crckpt verify REF; or dump again",
+        "[Mm]agic doesn't match for (?P<path>.+)",
+        "criu/image.c",
+    ),
+    Cause(
+        "image-unreadable",
+        "image {path} cannot be opened",
+        "see its directory, owner and mode: ls -l {path}",
+        r"Unable to open (?P<path>\S+\.img)",
+        "criu/image.c",
+    ),
+    Cause(
+        "images-damaged",
+        "the images are incomplete or damaged",
+        "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
+        "Image corrupted on pid|[Ii]mage corruption|Failed unpacking object|Unexpected EOF on |Img trimmed"
+        "|The image file was truncated|Core (?:task state|IDS|info) data missed|Corrupted (?:root cgset"
+        "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID",
+        "criu/protobuf.c",
+    ),
+    Cause(
+        "images-arch",
+        "the images are of another kind of machine, or of a 32-bit program",
+        "restore on a machine like the one where they were made",
+        "Core march mismatch",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "images-directory",
+        "the directory of the images cannot be entered",
+        "name one that is there: --images-dir DIRECTORY",
+        r"Couldn't open image dir|Can't open dir \S+: |Can't open images directory",
+        "criu/crtools.c",
+    ),
+    Cause(
+        "log-file",
+        "the log {path} cannot be made",
+        "see that its directory is there and can be written: ls -ld {path}",
+        r"Can't create log file (?P<path>\S+)",
+        "criu/log.c",
+    ),
+    Cause(
+        "pid-file",
+        "the PID file {path} cannot be made",
+        "remove the old one: rm {path}",
+        "pidfile: Can't open (?P<path>.+): ",
+        "criu/log.c",
+    ),
+    Cause(
+        "page-server",
+        "the page server does not answer, or has gone",
+        "see that it runs there and can be reached: criu page-server --port PORT",
+        r"[Tt]he page server doesn't answer|Can't write to page server|Can't send PSI \d+ to server"
+        "|Can't write pages to socket|Error reading data from page server|Remote side closed connection"
+        "|A socket was closed unexpectedly",
+        "criu/page-xfer.c",
+    ),
+    Cause(
+        "server-port",
+        "the {kind} server cannot listen on its port",
+        "name a free one: --port PORT",
+        r"Can't (?:bind|init|listen on) (?P<kind>\S+) server",
+        "criu/util.c",
+    ),
+    Cause(
+        "server-name",
+        "{host} is no known host",
+        "give an address: --address IP",
+        r"Failed to resolve hostname: (?P<host>\S+)",
+        "criu/util.c",
+    ),
+    Cause(
+        "server-address",
+        "{address} is no address",
+        "give one of IPv4 or IPv6: --address IP",
+        r'Invalid server address "(?P<address>.*?)"',
+        "criu/util.c",
+    ),
+    Cause(
+        "tls",
+        "the encrypted connection of CRIU fails",
+        "see certificates and names on both sides; without them: leave --tls out",
+        "CRIU was built without TLS support|tls: .+|Invalid certificate",
+        "criu/tls.c",
+    ),
+    Cause(
+        "streamer",
+        "what takes in the images by --stream is not there or went away",
+        "start it first: criu-image-streamer, or use crckpt",
+        "Unable to connect to image streamer socket|Failed to communicate with the image streamer",
+        "criu/img-streamer.c",
+    ),
+    Cause(
+        "configuration",
+        "the configuration file of criu is not understood",
+        "see man criu; without any file: criu --no-default-config",
+        "Unsupported configuration file format",
+        "criu/config.c",
+    ),
+    Cause(
+        "deprecated",
+        "{what} is no longer done by CRIU",
+        "with criu: --deprecated",
+        r"Deprecated functionality \((?P<what>.*)\) rejected",
+        "criu/config.c",
+    ),
+    Cause(
+        "arguments",
+        "an option of criu cannot be meant",
+        "see criu --help",
+        "invalid argument for -|Unknown (?:cgroups mode|file validation method|FPU mode) "
+        "|Invalid value for --network-lock|namespace flags conflict|Failed to (?:add veth pair|add skip-mnt)"
+        "|Failed while parsing --|--restore-sibling only makes sense|Unable to parse value of --"
+        "|only valid on restore",
+        "criu/config.c",
+    ),
+)

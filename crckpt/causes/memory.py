@@ -1,0 +1,224 @@
+"""Mappings, pages, and the chain of incremental images. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+MEMORY = (
+    Cause(
+        "secretmem",
+        "the program has secret memory (memfd_secret), which nobody else can read",
+        "run it without secret memory",
+        r"Unknown shit \d+ \(/secretmem",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "io-uring",
+        "the program uses io_uring, which cannot be checkpointed",
+        "run it without io_uring (Node: UV_USE_IO_URING=0)",
+        r"send_fds failed \(-22\)|Unknown shit \d+ \(anon_inode:\[io_uring\]",
+        "criu/pie/parasite.c",
+    ),
+    Cause(
+        "unknown-mapping",
+        "the program maps {path}, a kind of file that CRIU cannot save",
+        "run the program without what made it, or unmap it",
+        r"Unknown shit \d+ \((?!/secretmem|anon_inode:\[io_uring\])(?P<path>.*)\)",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "device-map",
+        "PID {pid} maps a device at {address}",
+        "use a CRIU plugin for the device (GPU), or unmap it",
+        r"Can't handle non-regular mapping on (?P<pid>\d+)'s map (?P<address>[0-9a-f]+)",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "map-gone",
+        "a mapped file cannot be reached: {path|its link in /proc does not open}",
+        "dump as root in the mount namespace of the program",
+        r"Can't open mapped \[(?P<path>.*)\]|Can't open \d+'s mapfile link",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "uprobes",
+        "process {pid} is watched by uprobes (perf, bpftrace, eBPF), which put a mapping of their own into it",
+        "end the tracing tool, or with criu: --allow-uprobes on dump and restore",
+        r"PID (?P<pid>\d+) has uprobes vma",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "unsupported-mapping",
+        "the memory at {start} is of a kind that CRIU does not know",
+        "see what it is: grep {start} /proc/*/maps; a newer CRIU may know it",
+        "Unsupported mapping found 0*(?P<start>[0-9a-f]+)",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "mapped-unreachable",
+        "{path}, mapped at {address}, cannot be opened through /proc",
+        "dump as root in the mount namespace of the program: nsenter --mount --target PID",
+        r"Strange file mapped at (?P<address>[0-9a-f]+) \[(?P<path>.*)\]",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "map-files",
+        "the files that the program maps cannot be opened through /proc/PID/map_files",
+        "run crckpt as root, or give CRIU the capability CAP_CHECKPOINT_RESTORE",
+        "Can't open map_files: |map_files is inaccessible",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "sysv-shm",
+        "the tree has System V shared memory of the host",
+        "start the program with an IPC namespace of its own: unshare --ipc PROGRAM",
+        "doesn't live in IPC ns",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "sysv-shm-part",
+        "System V shared memory {id} is attached only in part",
+        "let the program keep it attached whole (no munmap of a part of it)",
+        "Sysv shmem (?P<id>[0-9a-f]+) with (?:a hole|tail hole|misordered)",
+        "criu/shmem.c",
+    ),
+    Cause(
+        "guard-pages",
+        "process {pid} has guard pages (MADV_GUARD_INSTALL), which this kernel does not show to CRIU",
+        "boot a newer kernel (PAGEMAP_SCAN must report PAGE_IS_GUARD)",
+        r"Collect MADV_GUARD_INSTALL pages \(pid: (?P<pid>\d+)\) failed",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "no-dirty-tracking",
+        "this kernel does not track which pages are written (soft-dirty)",
+        "leave --track-mem out, or boot a kernel with CONFIG_MEM_SOFT_DIRTY",
+        r"Tracking memory is not available|BUG at criu/mem\.c:46\b",
+        "criu/config.c",
+    ),
+    Cause(
+        "dirty-reset",
+        "the tracking of written pages of process {pid} cannot be started",
+        "dump as root, or without --track-mem",
+        r"Can't reset (?P<pid>\d+)'s dirty memory tracker",
+        "criu/mem.c",
+    ),
+    Cause(
+        "page-map",
+        "the page map of process {pid} cannot be read",
+        "run crckpt as root (CAP_SYS_ADMIN)",
+        r"Can't read (?P<pid>\d+)'s pagemap file",
+        "criu/pagemap-cache.c",
+    ),
+    Cause(
+        "no-remote-memory",
+        "CRIU cannot map memory inside the program: {why}",
+        "see whether a security module forbids it: journalctl -k -g denied",
+        r"remote mmap\(\) failed: (?P<why>.*)",
+        "compel/arch/x86/src/lib/infect.c",
+    ),
+    Cause(
+        "shadow-stack",
+        "the program's shadow stack (Intel CET) cannot be saved or restored",
+        "start the program without one: GLIBC_TUNABLES=glibc.cpu.x86_shstk=off",
+        r"shstk: (?:can't|\d+: )|Failed to (?:lock|disable|prepare) shadow stack|Cannot unlock CET for"
+        "|Unable to prepare shadow stack vma",
+        "compel/arch/x86/src/lib/infect.c",
+    ),
+    Cause(
+        "parent-pages",
+        "the parent of this incremental checkpoint is missing, damaged, or another one",
+        "make a full dump; with criu keep the directories where --prev-images-dir named them",
+        "Missing [0-9a-f]+ in parent pagemap|Hole .* not found in parent|No parent for snapshot pagemap"
+        "|No parent image found, though parent directory is set",
+        "criu/page-xfer.c",
+    ),
+    Cause(
+        "parent-directory",
+        "the directory of the parent images is not there",
+        "mend --prev-images-dir: it is relative to --images-dir",
+        "Invalid parent image directory provided|Can't open parent path",
+        "criu/image.c",
+    ),
+    Cause(
+        "parent-untracked",
+        "the parent checkpoint was made without the tracking of written pages",
+        "make a full dump; with criu take the first one with --track-mem too",
+        "Pid-reuse detection failed: no parent inventory",
+        "criu/mem.c",
+    ),
+    Cause(
+        "remap",
+        "a piece of the program's memory cannot be mapped where it was",
+        "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
+        "Can't restore [0-9a-f]+ mapping with|Unable to map ANON_VMA|Unable to remap a private vma"
+        r"|Unable to remap [0-9a-f]+ -> [0-9a-f]+ \(",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "no-room-for-memory",
+        "the memory of the tree does not fit here",
+        "free memory, or raise the limit: ulimit -v unlimited",
+        r"Unable to reserve memory \(|No suitable area for task_restore bootstrap",
+        "criu/mem.c",
+    ),
+    Cause(
+        "pages-cut",
+        "the memory pages in the images are cut short or cannot be read",
+        "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
+        r"Can't read pages data \(|Reached EOF unexpectedly while reading page from image"
+        "|Can't read mapping page|Page read err ",
+        "criu/pagemap.c",
+    ),
+    Cause(
+        "userfaultfd",
+        "CRIU may not open a userfaultfd, which it needs to restore memory later",
+        "sysctl -w vm.unprivileged_userfaultfd=1, or restore as root",
+        "Unable to open an userfaultfd descriptor",
+        "criu/uffd.c",
+    ),
+    Cause(
+        "no-lazy-pages",
+        "this kernel cannot fill in memory after a restore (userfaultfd)",
+        "restore without --lazy-pages",
+        "Lazy pages are not available|Incompatible uffd API|Failed to get uffd API",
+        "criu/kerndat.c",
+    ),
+    Cause(
+        "lazy-server",
+        "the server of the lazy pages is not there or went away",
+        "start it first and leave it running: criu lazy-pages --images-dir DIR",
+        "No lazy-pages socket|Failed (?:sending|getting) restore finished indication"
+        "|Restorer unexpectedly closed the connection",
+        "criu/uffd.c",
+    ),
+    Cause(
+        "aio-ring",
+        "a ring for asynchronous I/O (AIO) cannot be made again",
+        "raise the limit: sysctl -w fs.aio-max-nr=1048576",
+        "Ring setup failed with|Ring remap failed with|Can't submit aio iocbs|Can't mmap aio tmp buffer",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "shared-memory",
+        "shared memory of the tree cannot be made again",
+        "free memory, and see the room on /dev/shm: df -h /dev/shm",
+        "Can't restore shmem content|Can't (?:resize|mmap) shmem 0x|Unable to truncate memfd|Can't mmap shmid=",
+        "criu/shmem.c",
+    ),
+    Cause(
+        "memfd",
+        "an anonymous file in memory (memfd) cannot be made again",
+        "see whether something limits memory files: sysctl vm.memfd_noexec",
+        "Can't create memfd:|Cannot apply seals on memfd"
+        r"|Can't set permissions \{ uid \d+ gid \d+ mode \S+ \} of memfd",
+        "criu/memfd.c",
+    ),
+    Cause(
+        "memory-layout",
+        "the kernel refused the layout of the program's memory (PR_SET_MM)",
+        "restore as root (CAP_CHECKPOINT_RESTORE)",
+        r"sys_prctl\(PR_SET_MM, PR_SET_MM_MAP\) failed with",
+        "criu/pie/restorer.c",
+    ),
+)

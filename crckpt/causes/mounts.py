@@ -1,0 +1,101 @@
+"""Mounts and mount namespaces. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+MOUNTS = (
+    Cause(
+        "root-needed",
+        "the images hold a mount namespace, and no place was named to build it",
+        "with criu: --root DIRECTORY, which is a mount point",
+        "The --root option is required to restore a mount namespace",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-sharing",
+        "a mount passes on mounts to one outside the tree",
+        "mount --make-rprivate on it, or with criu: --external mnt[]:sm",
+        r"has unreachable sharing\. Try --enable-external-masters|External slavery sharing group",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-kind",
+        "the file system at {path} is of a kind that CRIU cannot save",
+        "unmount it, or with criu: --external mnt[{path}]:KEY",
+        r"FS mnt (?P<path>.+) dev \S+ root .+ unsupported id",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-bound",
+        "{path} is bound from a place that the tree does not see",
+        "unmount it, or with criu: --external mnt[{path}]:KEY",
+        r"\d+:(?P<path>\S+) doesn't have a proper root mount",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-outside",
+        "{path} is mounted from outside the tree",
+        "with criu: --external mnt[{path}]:KEY, or --external mnt[] for all",
+        r"Mount \d+:(?P<path>\S+) is autodetected external mount",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-unnamed",
+        "nothing was named to be mounted at {path}",
+        "with criu: --external mnt[KEY]:SOURCE, with the key of the dump",
+        r"No mapping for \d+:(?P<path>\S+) mountpoint",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-twice",
+        "two mounts lie on one another",
+        "unmount the upper one before the dump: findmnt",
+        "has two children with same mountpoint",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-refused",
+        "a file system cannot be mounted again",
+        "restore as root, with the module of the file system loaded, and its mount point there",
+        r"Can't mount at |A few mount points can't be mounted|Unable to mount .+ \(id=\d+\)"
+        "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at |Can't bind remount ",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-point",
+        "the mount point {path} is not there",
+        "make it: mkdir -p {path}",
+        "Can't stat mountpoint (?P<path>[^:]+)|Unable to (?:mkdir|create) mountpoint ",
+        "criu/mount-v2.c",
+    ),
+    Cause(
+        "mount-hidden",
+        "a file of the tree lies on a mount that is read only or hidden by another",
+        "make it writable and unhide it before the dump: mount -o remount,rw DIRECTORY",
+        r"is overmounted so paths are invisible|has readonly sb|Failed to remount \d+:.+ writable",
+        "criu/mount.c",
+    ),
+    Cause(
+        "other-root",
+        "the program has changed its root inside of its mount namespace: {path}",
+        "start it without chroot, in a mount namespace with that root",
+        "The root task has another root than mntns: (?P<path>.+)",
+        "criu/mount.c",
+    ),
+    Cause(
+        "mount-format",
+        "a line of the mount table is not understood: {line}",
+        "a newer CRIU may: scripts/install-criu",
+        r"Bad format in \d+ mountinfo: '(?P<line>.*)'|Failed to parse FS specific data on ",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "parasite-mount",
+        "a mount of the tree cannot be opened",
+        "run crckpt as root of the host, where the mount can be reached",
+        r"Can't open mount 0x|Can't bind-mount \d+:.+ to |Unable to open .+\(\d+\): "
+        "|Resolving over invalid device",
+        "criu/mount.c",
+    ),
+)

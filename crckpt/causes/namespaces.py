@@ -1,0 +1,101 @@
+"""Namespaces other than those of mounts and network. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+NAMESPACES = (
+    Cause(
+        "nested-namespace",
+        "process {pid} has a {kind} namespace of its own inside the tree",
+        "checkpoint the program inside that namespace by itself",
+        r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "no-namespace-init",
+        "the tree lives in a PID namespace, whose first process is not in it",
+        "checkpoint the first process of that namespace: lsns --type pid",
+        "Can't dump a pid namespace without the process init",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "session-outside",
+        "the session leader of process {pid} is outside its PID namespace",
+        "start the program as a session of its own: setsid PROGRAM",
+        r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "foreign-user-namespace",
+        "namespaces of the tree belong to another user namespace than the tree's",
+        "start the program with all its namespaces made at once: unshare --user --pid --net PROGRAM",
+        "One or more namespaces doesn't belong to the target user namespace",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "id-map",
+        "the user and group numbers of a user namespace cannot be set",
+        "restore as root, and see the ranges: cat /etc/subuid /etc/subgid",
+        "Unable to write into [ug]id_map|Unable to convert uid or gid",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "enter-namespace",
+        "CRIU may not enter the {kind} namespace of the tree",
+        "run crckpt as root of the host",
+        r"Can't setns \d+/(?P<kind>\w+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "join-namespace",
+        "a namespace given by --join-ns is not there",
+        "see which there are: lsns",
+        "Can't access join-ns file|Invalid join_ns pid|Failed to setns when join-ns|Join namespaces failed",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "new-pids-needed",
+        "the tree was a PID namespace of its own, and needs a new one",
+        "crckpt restore REF --new-pid-namespace; by hand: unshare --pid --fork --mount-proc criu restore",
+        "This process tree can only be restored in a new pid namespace",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "no-init-in-image",
+        "the images hold a PID namespace without its first process",
+        "give the namespace to restore into, with criu: --inherit-fd fd[NUMBER]:pidns, as named by "
+        "--external at the dump",
+        "Can't restore pid namespace without the process init",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "pidns-outside",
+        "the images want a PID namespace of outside, {key}, which was not given",
+        "with criu: --inherit-fd fd[NUMBER]:{key}",
+        "Unable to find an external pidns: (?P<key>.+)",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "pidns-empty",
+        "a tree cannot be restored into a PID namespace that has no process",
+        "start one in it first: unshare --pid --fork sleep infinity",
+        "Unable to restore into an empty PID namespace|Unable to enter existing PID namespace",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "ipc-id",
+        "System V IPC cannot get back its number",
+        "restore into an IPC namespace without others (unshare --ipc), on a kernel with CONFIG_CHECKPOINT_RESTORE",
+        "Failed to set desired IPC (?:sem|msg|shm) ID|Failed to restore (?:sem|msg|shm) id"
+        "|Failed to create (?:sem|msg|shm) set",
+        "criu/ipc_ns.c",
+    ),
+    Cause(
+        "clocks",
+        "the clocks of the tree cannot be set (time namespace)",
+        "restore as root, on a kernel with time namespaces (5.6, CONFIG_TIME_NS)",
+        "Unable to set a (?:monotonic|boottime) clock offset|Time namespaces are not supported",
+        "criu/timens.c",
+    ),
+)

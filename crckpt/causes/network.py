@@ -1,0 +1,93 @@
+"""Network namespaces, devices and rules. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+NETWORK = (
+    Cause(
+        "tun",
+        "the tree has a tun or tap device in the network of the host",
+        "start it in a network namespace of its own: ip netns exec NAME PROGRAM",
+        "Net namespace is required to dump tun link",
+        "criu/tun.c",
+    ),
+    Cause(
+        "tun-unheld",
+        "no process of the tree holds tun device {name}",
+        "make it persistent: ip tuntap, or checkpoint its holder too",
+        "No fd info for non persistent tun device (?P<name>.+)",
+        "criu/tun.c",
+    ),
+    Cause(
+        "tun-filter",
+        "tun device {name} has a packet filter, which CRIU cannot save",
+        "take the filter away in the program",
+        r"Can't dump (?P<name>\S+) with filter on-board",
+        "criu/tun.c",
+    ),
+    Cause(
+        "tun-again",
+        "a tun or tap device cannot be made again",
+        "restore as root (CAP_NET_ADMIN), with the module: modprobe tun",
+        r"Can't (?:open|create) tun device|Can't attach tunfile to device|Error restoring \S+ link params",
+        "criu/tun.c",
+    ),
+    Cause(
+        "link-kind",
+        "the network namespace of the tree has a device of kind {kind}, which CRIU cannot save",
+        "remove it before the dump: ip link delete NAME",
+        r"Unsupported link \d+ \(type \d+ kind (?P<kind>\S+)\)",
+        "criu/net.c",
+    ),
+    Cause(
+        "veth-outside",
+        "the other end of a veth lies outside the tree",
+        "name it, with criu: --external veth[INSIDE]:OUTSIDE",
+        "Unknown peer net namespace",
+        "criu/net.c",
+    ),
+    Cause(
+        "link-again",
+        "a network device of the tree cannot be made again",
+        "restore as root (CAP_NET_ADMIN), with the modules that the device needs: modprobe -a veth bridge macvlan sit",
+        "Can't restore link: |Unable to restore network links|couldn't restore macvlan interface|a macvlan parent for",
+        "criu/net.c",
+    ),
+    Cause(
+        "ip-tool",
+        "the program ip failed: {what}",
+        "install it (Debian: apt install iproute2), or try what it was asked to do by hand",
+        "IP tool failed on (?P<what>.+)",
+        "criu/net.c",
+    ),
+    Cause(
+        "iptables-legacy",
+        "the images hold rules of iptables, and this host has only iptables over nftables",
+        "install the legacy iptables (iptables-legacy-restore)",
+        "Can't restore ip6?tables dump - no legacy version present",
+        "criu/net.c",
+    ),
+    Cause(
+        "nft-rules",
+        "nftables refuses the rules of the tree",
+        "see what it says: crckpt explain -v; then load the modules: modprobe nf_tables",
+        "nft command error:|Failed to create nft context object",
+        "criu/net.c",
+    ),
+    Cause(
+        "netns-outside",
+        "the images want a network namespace of outside, {key}, which was not given",
+        "with criu: --inherit-fd fd[NUMBER]:{key}",
+        "Unable to find an external netns: (?P<key>.+)",
+        "criu/net.c",
+    ),
+    Cause(
+        "new-namespace",
+        "a new namespace cannot be made",
+        "restore as root, and see the limits: sysctl -a --pattern user.max_.*_namespaces",
+        "Unable to create a new (?:netns|mntns|time namespace|mount namespace)|Can't unshare net-namespace"
+        "|Can't create new mount namespace|Unable to unshare a mount namespace|couldn't unshare cgns",
+        "criu/namespaces.c",
+    ),
+)

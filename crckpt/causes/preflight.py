@@ -1,0 +1,132 @@
+"""What the preflight of a dump or a restore sees by itself, before CRIU is started. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+PREFLIGHT = (
+    Cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
+    Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
+    Cause(
+        "ancestor",
+        "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
+        "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
+    ),
+    Cause(
+        "disk",
+        "the images of the tree take about {needed}, and {directory} has {free} free",
+        "free space (crckpt rm, crckpt gc), or let them lie elsewhere: --staging DIR",
+    ),
+    Cause(
+        "memory",
+        "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",
+        "end something else, or let the images lie on a disk: --staging DIR",
+    ),
+    Cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
+    Cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
+    Cause(
+        "zombie",
+        "process {pid} ({comm}) has ended and waits to be reaped by its parent {ppid}",
+        "there is nothing left to save; give the PID of a living program",
+    ),
+    Cause(
+        "traced",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one can trace at a time",
+        "end the debugger or strace first: kill {tracer}",
+    ),
+    Cause(
+        "being-dumped",
+        "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
+        "try again when that is done",
+    ),
+    Cause(
+        "container",
+        "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
+        "checkpoint it with its container engine, for example: podman container checkpoint",
+    ),
+    Cause(
+        "mount-namespace",
+        "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
+        "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",
+    ),
+    Cause(
+        "tcp",
+        "PID {pid} has fd {fd} connected over TCP: {local} -> {remote} ({status})",
+        "choose: --tcp keep (the connection is frozen and goes on) or --tcp close (the program sees it closed)",
+    ),
+    Cause(
+        "outside-pipe",
+        "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is {end}",
+        "",
+    ),
+    Cause(
+        "link-remap",
+        "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
+        "use --stop, or close the file",
+    ),
+    Cause(
+        "foreign-limits",
+        "process {pid} ({comm}) runs as user {uid}, whose limits cannot be read without CAP_SYS_RESOURCE",
+        "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
+    ),
+    Cause(
+        "unread",
+        "what waits to be read from descriptor {fd} of PID {pid} ({kind}) is not saved, and after a restore it is lost",
+        "",
+    ),
+    Cause(
+        "eventfd-semaphore",
+        "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
+        "read takes all",
+        "",
+    ),
+    Cause(
+        "network-lock", "this CRIU cannot hold packets back by nftables, which --tcp keep needs", "scripts/install-criu"
+    ),
+    Cause(
+        "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
+    ),
+    Cause(
+        "pid-unreaped",
+        "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
+        "end the parent, or use --new-pid-namespace",
+    ),
+    Cause("file-missing", "{path} is missing ({use})", "put it back"),
+    Cause(
+        "file-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use})",
+        "--grown rewind cuts it back (what came after is kept beside it)",
+    ),
+    Cause(
+        "log-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}, append only)",
+        "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
+    ),
+    Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
+    Cause(
+        "file-rewound",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
+        "what came after is kept beside it",
+    ),
+    Cause(
+        "file-shrunk",
+        "{path} has {now} bytes, at the checkpoint it had {size} ({use})",
+        "put back the file as it was at {created}",
+    ),
+    Cause(
+        "file-replaced",
+        "{path} is another build than at the checkpoint ({use})",
+        "install the build with id {build_id} again",
+    ),
+    Cause("file-kind", "{path} is a {now} now, at the checkpoint it was a {was} ({use})", "put back what was there"),
+    Cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
+        "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
+    ),
+    Cause("port-taken", "TCP port {address} is taken by another program", "end it: ss -ltnp 'sport = :{port}'"),
+    Cause(
+        "terminal",
+        "the tree was started from a terminal and wants one",
+        "restore it from a terminal, without --detach",
+    ),
+)

@@ -1,0 +1,107 @@
+"""Numbers of processes, and what a restored process needs of the host. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+RESTORED = (
+    Cause(
+        "pid-limit",
+        "a process number of the checkpoint is above the limit of this host",
+        "sysctl -w kernel.pid_max=4194304",
+        r"Can't fork for \d+: Invalid argument|Can't set kernel pid_max=",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "process-limit",
+        "there may be no more processes",
+        "raise the limits: ulimit -u 100000, and pids.max of the cgroup",
+        r"Can't fork for \d+: Resource temporarily unavailable|Unable to create a thread: -11\b",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "pid-choice",
+        "CRIU may not choose the numbers of processes",
+        "restore as root (CAP_CHECKPOINT_RESTORE), or use --new-pid-namespace",
+        r"Can't fork for \d+: Operation not permitted|Setting PID failed|Can't set last_pid"
+        "|can't open last pid fd|(?:Can't|Unable to) (?:set|write) .*ns_last_pid"
+        r"|Unable to create a thread: -1\b",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "fork-pid",
+        "PID {pid} is taken",
+        "end its owner, wait for it, or use --new-pid-namespace",
+        r"Can't fork for (?P<pid>\d+): File exists",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "thread-taken",
+        "the number of a thread of the tree is taken",
+        "end its owner (ps -e -L -o pid,lwp,comm), or use --new-pid-namespace",
+        r"Unable to create a thread: -17\b|Thread pid mismatch \d",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "pid-other",
+        "process {pid} got another number than at the checkpoint",
+        "try again, or use --new-pid-namespace",
+        r"Pid (?P<pid>\d+) do not match expected \d+",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "first-pid",
+        "the tree does not begin with process 1, and so cannot begin a PID namespace",
+        "restore it with its own numbers, or with crckpt: --new-pid-namespace",
+        "First PID in a PID namespace needs to be",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "session-taken",
+        "the session or group id of the tree is in use by others",
+        "end those processes, or use --new-pid-namespace",
+        r"Current (?:sid|gid) \d+ intersects with",
+        "criu/pstree.c",
+    ),
+    Cause(
+        "session-again",
+        "a process cannot get back its session or its process group",
+        "end who else uses that number (ps -e -o pid,pgid,sid,comm), or use --new-pid-namespace",
+        r"Can't restore (?:sid|pgid) \(|Requested sid \d+ doesn't match inherited",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "cpu",
+        "this CPU lacks something that the checkpoint's had",
+        "restore it on a machine like the one where it was made",
+        "CPU (?:instruction )?capabilities do not match|FPU feature required by image"
+        "|xsave (?:max )?size mismatch|FPU xsave area present|CPU xfeatures has unsupported bits"
+        "|missing support fxsave|Image carries unknown vendor",
+        "criu/arch/x86/cpu.c",
+    ),
+    Cause(
+        "vdso",
+        "this CRIU is too old for the running kernel",
+        "scripts/install-criu",
+        "Unexpected rt vDSO area bounds|Can't find vDSO/VVAR bounds"
+        "|VVAR and VVAR_VCLOCK entries are not subsequent|Got second (?:vDSO|VVAR) entry"
+        "|Kdat sizes of vdso/vvar differ",
+        "criu/vdso.c",
+    ),
+    Cause(
+        "vdso-missing",
+        "this kernel gives programs no vDSO, and the tree had one",
+        "boot without vdso=0 and vdso32=0",
+        "vDSO isn't provided by kernel, but exists in images|Task had vdso, restorer doesn't"
+        "|Compatible mode without vdso map support",
+        "criu/pie/parasite-vdso.c",
+    ),
+    Cause(
+        "vdso-other",
+        "the vDSO of this kernel cannot stand for that of the checkpoint",
+        "restore under the kernel of the checkpoint: crckpt show REF says which",
+        "Failed to proxify dumpee contents|Unable to find suitable vDSO|Failed to map vdso"
+        "|Can't find vDSO area in image",
+        "criu/pie/parasite-vdso.c",
+    ),
+)

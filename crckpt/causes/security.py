@@ -1,0 +1,76 @@
+"""Privileges, seccomp, security modules. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+SECURITY = (
+    Cause(
+        "no-privileges",
+        "CRIU lacks privileges",
+        "run crckpt as root",
+        "CRIU needs to have the CAP_SYS_ADMIN|Running as non-root requires|You need to be root to run this command",
+        "criu/cr-check.c",
+    ),
+    Cause(
+        "seccomp-filter",
+        "the seccomp filters of the tree cannot be read",
+        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own)",
+        "Can't fetch (?:filter|seccomp metadata) on tid_real|Can't collect filter on|Can't (?:find"
+        "|create) entry on tid_real|Dumping seccomp filters not supported",
+        "criu/seccomp.c",
+    ),
+    Cause(
+        "seccomp-suspend",
+        "the seccomp filter of the program cannot be set aside for the dump",
+        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own)",
+        "suspending seccomp failed|failed to suspend seccomp|PTRACE_O_SUSPEND_SECCOMP",
+        "compel/src/lib/ptrace.c",
+    ),
+    Cause(
+        "seccomp-again",
+        "a seccomp filter of the tree cannot be set again",
+        "restore as root, on a kernel with CONFIG_SECCOMP_FILTER",
+        "seccomp: (?:PR_SET_SECCOMP|SECCOMP_SET_MODE_FILTER|SECCOMP_MODE_STRICT) returned"
+        "|seccomp: Unknown seccomp mode",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "capabilities",
+        "the tree had capabilities that cannot be set here",
+        "restore as root; in a container give it the capabilities of the program (CAP_SETPCAP)",
+        r"Unable to drop capability \d+: |Unable to restore capabilities|Unable to raise ambient capability",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "users",
+        "the user or the groups of the program cannot be set here",
+        "restore as root, in a user namespace that has those numbers",
+        r"Can't setgroups\(|Unable to set (?:real, effective and saved|fsuid|fsgid|PR_SET_SECUREBITS"
+        r"|SECURE_NO_SETUID_FIXUP)|Can't setup uid \d+ gid",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "security-profile",
+        "the program's AppArmor or SELinux profile cannot be set",
+        "load that profile here; with criu another can be named: --lsm-profile TYPE:NAME",
+        "can't write lsm profile|couldn't write policy for|apparmor parsing failed|write AA policy .+ failed"
+        "|failed to write policy in AA namespace",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "security-module",
+        "the tree ran under a security module that this kernel does not have",
+        "boot with it (security=apparmor, or selinux=1), or dump it unconfined",
+        "LSM specified but (?:apparmor|selinux) not supported by kernel|mismatched lsm types",
+        "criu/lsm.c",
+    ),
+    Cause(
+        "selinux-label",
+        "SELinux does not let CRIU set the label of a socket",
+        "see what it forbids: ausearch -m avc -ts recent; then allow it to criu",
+        r"SELinux socket context|socket SELinux context|Reading xattr security\.selinux"
+        "|getting selinux profile failed|Invalid selinux context|Getting SELinux context for PID",
+        "criu/lsm.c",
+    ),
+)

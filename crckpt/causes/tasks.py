@@ -1,0 +1,152 @@
+"""Processes and threads: to stop them, and what they are. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+TASKS = (
+    Cause(
+        "inside",
+        "crckpt itself runs inside the tree: to freeze it would freeze crckpt",
+        "start crckpt from elsewhere, for example with setsid --fork",
+        "The criu itself is within dumped tree",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "cannot-trace",
+        "process {pid} cannot be stopped: {why}",
+        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
+        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "cannot-stop",
+        "process {pid} (state {state}) lets nobody stop it",
+        "look at it: cat /proc/{pid}/status /proc/{pid}/stack",
+        r"Unseizable non-zombie (?P<pid>\d+) found, state (?P<state>\S)",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "pid-reused",
+        "a process ended, and another got its number, while the tree was being frozen",
+        "try again; while processes come and go fast, freeze a cgroup: --freeze-cgroup with criu",
+        "Task pid reused while suspending",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "not-stopped",
+        "process {pid} does not stand still after it was stopped",
+        "try again; see whether something else traces it: grep TracerPid /proc/{pid}/status",
+        r"SEIZE (?P<pid>\d+): (?:task not stopped after seize|can't wait task|can't read signfo"
+        "|can't parse stopped siginfo)",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "breakpoint",
+        "thread {tid} stands at a breakpoint of a debugger (SIGTRAP)",
+        "let the debugger go on or detach first",
+        r"Can't dump the (?P<tid>\d+) thread with a pending SIGTRAP",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "stop-signal",
+        "process {pid} was stopped by signal {signal}, of which CRIU knows nothing",
+        "let it go on: kill -CONT {pid}",
+        r"SEIZE (?P<pid>\d+): unsupported stop signal (?P<signal>\d+)",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
+        "freeze-timeout",
+        "a thread of the tree did not stop within the time limit (uninterruptible sleep, or ever new processes)",
+        "see which: ps -e -o pid,stat,wchan,comm | grep ' D', then try again",
+        r"Timeout reached\. Try to interrupt",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "thread-leader-gone",
+        "a process of the tree has ended its main thread while others go on",
+        "wait until it has ended, or change the program",
+        "Zombie thread not supported|Zombies with threads are not supported|Individually stopped threads",
+        "criu/seize.c",
+    ),
+    Cause(
+        "target-ended",
+        "the program ended while it was being frozen",
+        "look whether it still runs",
+        "A root task is dead",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "freezer-path",
+        "the directory of --freeze-cgroup is no cgroup",
+        "see which the program has: cat /proc/PID/cgroup",
+        "Neither a cgroupv1 .* control file found",
+        "criu/seize.c",
+    ),
+    Cause(
+        "freezer",
+        "cgroup {path} does not freeze",
+        "see which thread resists: ps -e -o pid,stat,wchan,comm; then try again with more time: --timeout "
+        "SECONDS with criu",
+        r"Unable to freeze cgroup (?P<path>\S+)",
+        "criu/seize.c",
+    ),
+    Cause(
+        "bits",
+        "process {pid} is a 32-bit program, which this CRIU cannot save",
+        "take a 64-bit build of the program, or a CRIU built with CONFIG_COMPAT",
+        r"Can't dump task (?P<pid>\d+) running in 32-bit mode",
+        "compel/arch/x86/src/lib/infect.c",
+    ),
+    Cause(
+        "segments",
+        "process {pid} has segment descriptors of its own (LDT), as Wine and old emulators do",
+        "run it in a virtual machine, and save that",
+        r"Can't dump task (?P<pid>\d+) with LDT descriptors",
+        "compel/arch/x86/src/lib/infect.c",
+    ),
+    Cause(
+        "rseq",
+        "process {pid} uses restartable sequences, and this kernel does not show them to CRIU",
+        "start it with GLIBC_TUNABLES=glibc.pthread.rseq=0, or boot a kernel of 5.13 or newer",
+        r"(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "rseq-again",
+        "the restartable sequences of the tree cannot be set up on this kernel",
+        "boot a kernel with CONFIG_RSEQ, of the version where the checkpoint was made",
+        r"rseq: can't restore as kernel doesn't support it|unsupported RSEQ ABI version|failed sys_rseq\(",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "groups",
+        "process {pid} is in more groups than CRIU can save",
+        "run it in fewer groups",
+        r"Too many groups in task (?P<pid>\d+)",
+        "criu/pie/parasite.c",
+    ),
+    Cause(
+        "timers",
+        "POSIX timers of the tree cannot be saved or made again",
+        "boot a kernel with CONFIG_CHECKPOINT_RESTORE",
+        "Can't create (?:posix timer - |timers, kernel don't give)|Unexpected timer id"
+        "|Have no NSpid support to dump notify thread|Parse error in posix timers proc file"
+        "|Can't restore posix timers",
+        "criu/pie/restorer.c",
+    ),
+    Cause(
+        "login-uid",
+        "the login user of a process cannot be set",
+        "restore as root (CAP_AUDIT_CONTROL)",
+        r"Setting loginuid for (?:\d+|CT init) task failed",
+        "criu/cr-restore.c",
+    ),
+    Cause(
+        "oom-score",
+        "a process cannot get back its place in the order of the OOM killer",
+        "restore as root (CAP_SYS_RESOURCE)",
+        r"Write \S+ to /proc/self/oom_score_adj failed",
+        "criu/cr-restore.c",
+    ),
+)

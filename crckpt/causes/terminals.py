@@ -1,0 +1,58 @@
+"""Terminals and sessions. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+TERMINALS = (
+    Cause(
+        "shell-job",
+        "the tree belongs to a session outside it",
+        "checkpoint the session leader, or start the program with setsid",
+        r"is not a session leader\. Consider using --shell-job|Found dangling tty with sid",
+        "criu/pstree.c",
+    ),
+    Cause(
+        "terminal-outside",
+        "the tree uses a terminal whose other side is outside it",
+        "checkpoint the terminal's owner too (tmux, sshd), or redirect the program's input and output",
+        "without correspond master|Only one slave external peer is allowed",
+        "criu/tty.c",
+    ),
+    Cause(
+        "no-terminal",
+        "the tree had a terminal, and there is none to take over",
+        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
+        "Don't have tty to inherit session from",
+        "criu/tty.c",
+    ),
+    Cause(
+        "terminal-number",
+        "{path} is in use by another terminal",
+        "end who uses it: fuser -v {path}; or restore in a mount namespace with a devpts of its own",
+        r"Unable to open (?P<path>\S+) with specified index \d+",
+        "criu/tty.c",
+    ),
+    Cause(
+        "terminal-queue",
+        "a terminal holds more input than CRIU can save",
+        "let the program read it, then try again",
+        r"queued data overflow \d+ bytes limit",
+        "criu/tty.c",
+    ),
+    Cause(
+        "terminal-kind",
+        "a terminal is of a kind that CRIU does not know (serial line, virtual console)",
+        "redirect input and output of the program",
+        "Unable to find a tty driver",
+        "criu/tty.c",
+    ),
+    Cause(
+        "terminal-master",
+        "the other side of a terminal cannot be found",
+        "checkpoint its owner too, or with criu: --external tty[RDEV:DEV]",
+        "Unable to find a master for |The master for .+ isn't from the root mntns|Can't open (?:slave"
+        "|master) pty|Can't open slave tty",
+        "criu/tty.c",
+    ),
+)

@@ -1,0 +1,55 @@
+"""`crckpt explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.render import Shown, emit, on_one_line
+
+if TYPE_CHECKING:
+    from crckpt.criu.explain import Explanation
+
+
+def explain(
+    log: Annotated[Path, typer.Argument(help="A log that criu dump or criu restore wrote, or - for stdin.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show CRIU's own lines too.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say why CRIU failed, by its log, and what to do about it.
+
+    crckpt explain /tmp/images/dump.log · criu restore -D images -v4 2>&1 | crckpt explain -
+    """
+    from crckpt.ops.explain import explain as perform
+
+    told = perform(log)
+    finding = told.finding
+    document = {
+        "known": finding is not None,
+        "cause": finding.key if finding else None,
+        "what": finding.what if finding else None,
+        "remedy": finding.remedy if finding else None,
+        "place": told.place,
+        "line": told.line or None,
+        "lines": told.lines,
+    }
+    emit("explain", Shown(document, _said(told, verbose=verbose)), as_json=as_json)
+
+
+def _said(told: Explanation, *, verbose: bool) -> Iterator[str]:
+    if told.finding:
+        yield f"{on_one_line(told.finding.what)}\n"
+        if told.place:
+            yield f"  where: {on_one_line(str(told.place))}\n"
+        yield f"  hint: {on_one_line(told.finding.remedy)}\n"
+    elif told.lines:
+        yield "crckpt does not know this failure; what CRIU said:\n"
+    else:
+        yield "the log shows no error\n"
+    if verbose or not told.finding:
+        for line in dict.fromkeys((told.line, *told.lines) if told.line else told.lines):
+            yield f"  | {on_one_line(line)}\n"

@@ -1,0 +1,77 @@
+"""What CRIU 4.2 writes for each cause (tests/data/logs/lines.tsv: key, line), and no other cause for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from crckpt.causes.catalogue import CATALOGUE, SPECIFIC
+from crckpt.criu.explain import Place, explain
+
+LOGS = Path(__file__).parents[2] / "data" / "logs"
+LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
+
+DUMP = """\
+(00.01) Dumping task (pid: 812 comm: postgres)
+(00.02) Dumping opened files (pid: 812)
+(00.02) ----------------------------------------
+(00.03) 812 fdinfo 3: pos:                0 flags:           100001/0x1
+(00.03) Dumping path for 3 fd via self 17 [/srv/log]
+(00.04) 812 fdinfo 7: pos:                0 flags:                2/0
+"""
+DEVICE = "(00.05) Error (criu/files-ext.c:94): Can't dump file 7 of that type [20600] (chr 10:229)\n"
+LOCKS = "(00.07) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks!\n"
+SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size 5 (expect 1)\n"
+
+
+def test_there_are_enough_and_each_has_a_line() -> None:
+    from_log = {entry.key for entry in CATALOGUE if entry.pattern}
+    assert len(from_log) >= 150
+    assert {key for key, _ in LINES} == from_log
+
+
+@pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
+def test_a_line_tells_its_cause(key: str, line: str) -> None:
+    told = explain(f"(00.012345) {line}\n")
+    assert told.finding is not None
+    assert told.finding.key == key
+    assert "{" not in str(told.finding)
+
+
+def test_no_line_fits_two_causes() -> None:
+    fits = [(key, entry.key) for key, line in LINES for entry in SPECIFIC if re.search(entry.pattern, line)]
+    assert [(key, other) for key, other in fits if key != other] == []
+
+
+def test_what_the_kernel_answered_counts_only_where_no_line_has_a_cause_of_its_own() -> None:
+    refused = "(00.01) Error (criu/new.c:1): news: Operation not permitted\n"
+    first, both = explain(refused), explain(refused + DEVICE)
+    assert first.finding is not None
+    assert both.finding is not None
+    assert (first.finding.key, both.finding.key) == ("not-permitted", "device")
+
+
+@pytest.mark.parametrize(
+    ("log", "place"),
+    [
+        (DUMP + DEVICE, "process 812 (postgres), fd 7"),
+        (DUMP[: DUMP.index("(00.04)")] + DEVICE, "process 812 (postgres), fd 3 (/srv/log)"),
+        (DUMP + "(00.06) ----------------------------------------\n" + LOCKS, "None"),
+        (DUMP + "(00.06) Dumping file-locks\n" + LOCKS, "None"),
+        (DEVICE, "None"),
+        (SIZE, "process 812"),
+        (SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812, fd 3"),
+        (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
+    ],
+)
+def test_where_criu_was(log: str, place: str) -> None:
+    told = explain(log)
+    assert told.finding is not None
+    assert str(told.place) == place
+
+
+def test_a_place_that_is_not_known_is_none() -> None:
+    assert explain("").place is None
+    assert str(Place(5)) == "process 5"
