@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "list": ("checkpoints:list_checkpoints", "List checkpoints."),
     "show": ("show:show", "Show what a checkpoint holds."),
     "diff": ("diff:diff", "Say what differs between two checkpoints."),
+    "core": ("core:core", "Write a process of a checkpoint as a core file, for gdb."),
     "verify": ("verify:verify", "Check every digest, down to the last byte."),
     "tag": ("checkpoints:tag", "Give a checkpoint a name."),
     "rm": ("checkpoints:remove", "Remove checkpoints."),

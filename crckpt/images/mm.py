@@ -95,9 +95,13 @@ class Vma(Struct, frozen=True):
 
 
 class AddressSpace(Struct, frozen=True):
-    """A process's mappings and the places the kernel knows in them: addresses; ends are not included."""
+    """A process's mappings and the places the kernel knows in them: addresses; ends are not included.
+
+    `auxv` are the numbers of the auxiliary vector that the kernel gave the program: type, value, type, value.
+    """
 
     vmas: tuple[Vma, ...]
+    auxv: tuple[int, ...]
     exe_file_id: int
     start_code: int
     end_code: int
@@ -119,7 +123,7 @@ def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     """Raises IntegrityError when the image is damaged."""
     message = read_single(data, name, magics.MM)
     places = (message.required(number) for number in (12, 1, 2, 5, 6, 7, 8, 9, 10, 11))
-    return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), *places)
+    return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), message.uints(13), *places)
 
 
 def _vma(message: Message) -> Vma:

@@ -52,6 +52,7 @@ KEYS = {
         "program_status",
     },
     "show": SUMMARY | {"tags", "options", "host", "tree", "files", "sockets"},
+    "core": {"id", "pid", "comm", "threads", "executable", "path", "size", "held"},
     "verify": {"checkpoints", "packs", "bytes", "damages", "intact"},
     "tag": {"job", "tag", "id"},
     "rm": {"removed", "lifted_locks"},
@@ -76,6 +77,7 @@ def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family
     calls = {
         "dump": ("dump", pid, "job", "--note", "by hand"),
         "show": ("show", "job"),
+        "core": ("core", "job", "--output", str(tmp_path / "core")),
         "verify": ("verify", "--all"),
         "tag": ("tag", "job", "kept"),
         "export": ("export", "job:kept", images),

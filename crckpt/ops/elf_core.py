@@ -1,0 +1,158 @@
+"""An ELF core file of an x86-64 process: what stands before its memory, and where the memory goes.
+
+Sources: elf(5), core(5); Linux include/uapi/linux/elfcore.h, arch/x86/include/asm/user_64.h, fs/binfmt_elf.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.images.mm import PROT_EXEC, PROT_READ, PROT_WRITE
+from crckpt.model import PAGE_SIZE
+
+NT_PRSTATUS: Final = 1
+NT_FPREGSET: Final = 2
+NT_PRPSINFO: Final = 3
+NT_AUXV: Final = 6
+NT_FILE: Final = 0x46494C45
+
+_ET_CORE: Final = 4
+_EM_X86_64: Final = 62
+_PT_LOAD: Final = 1
+_PT_NOTE: Final = 4
+_PN_XNUM: Final = 0xFFFF
+"""In place of a number of program headers that 16 bits do not hold: it stands in the first section header then."""
+
+_HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+_SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
+_IDENT: Final = b"\x7fELF\x02\x01\x01"
+_PRSTATUS: Final = struct.Struct("<3ihxxQQ4i64x27QiI")
+_PRPSINFO: Final = struct.Struct("<4b4xQ6I16s80s")
+_FLAGS: Final = ((PROT_READ, 4), (PROT_WRITE, 2), (PROT_EXEC, 1))
+_ARGUMENTS: Final = 80
+
+
+class Segment(Struct, frozen=True):
+    """`size` bytes from an address on, with mmap's `prot`. What is not `in_file` has no bytes in the core file."""
+
+    address: int
+    size: int
+    prot: int
+    in_file: bool
+
+
+class Ids(Struct, frozen=True):
+    """Who a process is; in the note of a thread `pid` is the thread's id."""
+
+    pid: int
+    ppid: int
+    pgid: int
+    sid: int
+
+
+class MappedFile(Struct, frozen=True):
+    """What of a file (from `offset` bytes on, a multiple of the page size) lies from `start` to before `end`."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+
+
+class Layout(Struct, frozen=True):
+    """`head` is the begin of the file; `offsets` are where the bytes of each segment go; `size` is the whole file's."""
+
+    head: bytes
+    offsets: tuple[int, ...]
+    size: int
+
+
+def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
+    """A core file of these segments, in ascending order of their addresses, and notes (see `note`)."""
+    number = len(segments) + 1
+    sections = (_section_of_count(number),) if number >= _PN_XNUM else ()
+    after_programs = _HEADER.size + number * _PROGRAM_HEADER.size
+    note_at = after_programs + len(sections) * _SECTION_HEADER.size
+    begin = _aligned(note_at + len(notes), PAGE_SIZE)
+    ends = tuple(accumulate((segment.size * segment.in_file for segment in segments), initial=begin))
+    programs = (_load(segment, offset) for segment, offset in zip(segments, ends, strict=False))
+    note_header = _PROGRAM_HEADER.pack(_PT_NOTE, 4, note_at, 0, 0, len(notes), 0, 4)
+    parts = (_header(number, after_programs, len(sections)), note_header, *programs, *sections, notes)
+    return Layout(b"".join(parts), ends[:-1], ends[-1])
+
+
+def note(kind: int, content: bytes) -> bytes:
+    """One note of the kernel's."""
+    return struct.pack("<III8s", 5, len(content), kind, b"CORE") + _padded(content)
+
+
+def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: Iterable[int]) -> bytes:
+    """NT_PRSTATUS of a thread: `general` as in `Registers`, signals by number."""
+    who = ids.pid, ids.ppid, ids.pgid, ids.sid
+    return _PRSTATUS.pack(0, 0, 0, 0, _signal_set(pending), _signal_set(blocked), *who, *general, 1, 0)
+
+
+def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> bytes:
+    """NT_PRPSINFO: `owner` is (uid, gid); of the arguments, NUL after each, 80 bytes are kept."""
+    name = comm.encode("utf-8", "surrogateescape")[:15]
+    line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
+    return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
+
+
+def auxv(numbers: Sequence[int]) -> bytes:
+    """NT_AUXV."""
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def mapped_files(files: Sequence[MappedFile]) -> bytes:
+    """NT_FILE, by which a debugger finds in files what the core file leaves out."""
+    places = (struct.pack("<QQQ", file.start, file.end, file.offset // PAGE_SIZE) for file in files)
+    names = (file.path.encode("utf-8", "surrogateescape") + b"\0" for file in files)
+    return struct.pack("<QQ", len(files), PAGE_SIZE) + b"".join((*places, *names))
+
+
+def _header(programs: int, sections_at: int, sections: int) -> bytes:
+    return _HEADER.pack(
+        _IDENT,
+        _ET_CORE,
+        _EM_X86_64,
+        1,
+        0,
+        _HEADER.size,
+        sections_at if sections else 0,
+        0,
+        _HEADER.size,
+        _PROGRAM_HEADER.size,
+        min(programs, _PN_XNUM),
+        _SECTION_HEADER.size if sections else 0,
+        sections,
+        0,
+    )
+
+
+def _section_of_count(programs: int) -> bytes:
+    return _SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, programs, 0, 0)
+
+
+def _load(segment: Segment, offset: int) -> bytes:
+    flags = sum(flag for bit, flag in _FLAGS if segment.prot & bit)
+    in_file = segment.size * segment.in_file
+    return _PROGRAM_HEADER.pack(_PT_LOAD, flags, offset, segment.address, 0, in_file, segment.size, PAGE_SIZE)
+
+
+def _signal_set(numbers: Iterable[int]) -> int:
+    return sum(1 << number - 1 for number in set(numbers) if 1 <= number <= 64)
+
+
+def _aligned(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+def _padded(content: bytes) -> bytes:
+    return content.ljust(_aligned(len(content), 4), b"\0")
