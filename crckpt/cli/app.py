@@ -121,6 +121,9 @@ def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
 def _bug(command: str, *, as_json: bool) -> int:
     told = traceback.format_exc()
     last = told.strip().splitlines()[-1]
-    error = CrckptError(f"this is a bug in crckpt: {last}", hint="report it with the lines above")
+    error = CrckptError(
+        f"this is a bug in crckpt: {last}",
+        hint="report it with the lines above and the archive that crckpt report makes",
+    )
     sys.stderr.write(told)
     return _failed(command, error, as_json=as_json)

@@ -47,7 +47,7 @@ def _said(told: Explanation, *, verbose: bool) -> Iterator[str]:
             yield f"  where: {on_one_line(str(told.place))}\n"
         yield f"  hint: {on_one_line(told.finding.remedy)}\n"
     elif told.lines:
-        yield "crckpt does not know this failure; what CRIU said:\n"
+        yield "crckpt does not know this failure (crckpt report LOG makes an archive to report it with); CRIU said:\n"
     else:
         yield "the log shows no error\n"
     if verbose or not told.finding:

@@ -44,7 +44,8 @@ def explained(outcome: Outcome, kind: type[Failure], what: str, state: str = "")
 
     told = explain(outcome.log)
     if told.finding:
-        return kind(f"{what} failed: {told.finding.what}{state}", hint=told.finding.remedy, causes=told.lines)
+        where = f" ({told.place})" if told.place else ""
+        return kind(f"{what} failed: {told.finding.what}{where}{state}", hint=told.finding.remedy, causes=told.lines)
     how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
     said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"
     return kind(f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=told.lines)
