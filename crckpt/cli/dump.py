@@ -13,6 +13,7 @@ from crckpt.cli import options
 from crckpt.cli.progress import shown
 from crckpt.cli.render import dumped, emit
 from crckpt.config import COMPRESS_LEVELS
+from crckpt.errors import CrckptError
 
 
 class Tcp(enum.StrEnum):
@@ -106,7 +107,7 @@ def dump(
 
         def running(result: Dumped) -> None:
             # Who listened may have gone: that must not end what is done in the background.
-            with suppress(OSError):
+            with suppress(OSError, CrckptError):
                 say(result)
             let_go()
 

@@ -159,7 +159,8 @@ def test_unit_that_writes_to_the_journal_is_refused_and_runs_on(started: Callabl
     """Its stdout is a unix socket whose other end is journald's."""
     chatty = started("chatty")
     before = chatty.counters()
-    assert "unix socket" in refused(21, "dump", "unit:chatty")["message"]
+    message = refused(24, "dump", "unit:chatty")["message"]
+    assert "a unix socket to /run/systemd/journal/stdout, is connected" in message
     chatty.goes_on_from(before)
 
 
