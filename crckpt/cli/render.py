@@ -40,7 +40,10 @@ class Shown(Struct, frozen=True):
 
 
 def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) -> None:
-    """Print a result. Raises CrckptError if it cannot be written, BrokenPipeError if nobody reads any more."""
+    """Print a result. Raises CrckptError if it cannot be written.
+
+    If nobody reads it any more: BrokenPipeError, or SystemExit, which rich makes of that.
+    """
     try:
         _print(command, shown, as_json=as_json, to_stderr=to_stderr)
     except BrokenPipeError:
@@ -66,11 +69,7 @@ def _print(command: str, shown: Shown, *, as_json: bool, to_stderr: bool) -> Non
     console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _WIDTH_ELSEWHERE
-    try:
-        shown.text(console)
-    except SystemExit as error:
-        # What rich makes of a pipe that nobody reads any more.
-        raise BrokenPipeError from error
+    shown.text(console)
 
 
 def error_document(command: str, error: CrckptError) -> dict[str, object]:

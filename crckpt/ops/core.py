@@ -48,7 +48,8 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
     Takes bounded memory. Raises UsageError if there is no such process, if it has no memory or is not of x86-64, or if
     the file cannot be made, or is there and not to be replaced (`force`); NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.memory import Memory, tree_of
+    from crckpt.ops.images import tree_of
+    from crckpt.ops.memory import Memory
     from crckpt.store import read_file, reader
 
     repository = context.repository()

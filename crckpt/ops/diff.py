@@ -83,7 +83,8 @@ def diff(context: Context, first: str, second: str) -> Difference:
     Pages are read only where the two have them in different places of the store. Takes bounded memory. Raises
     NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.memory import Memory, tree_of
+    from crckpt.ops.images import tree_of
+    from crckpt.ops.memory import Memory
     from crckpt.ops.page_changes import PageCounts, Side, page_changes
 
     repository = context.repository()

@@ -1,4 +1,4 @@
-"""A checkpoint's images as CRIU is to read them: as they were written, but with periodic timers mended."""
+"""A checkpoint's images: what they tell of the tree, and as CRIU is to read them, with periodic timers mended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crckpt.images.timers import rearm_timers
+from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Progress
-from crckpt.store import Checkpoint, Repository, materialise
+from crckpt.store import Checkpoint, Repository, file_names, materialise, read_file
 
 if TYPE_CHECKING:
     from crckpt.store.reading import Reader
 
 _FILES = "files.img"
+
+
+def tree_of(repository: Repository, checkpoint: Checkpoint) -> ImageTree:
+    """Everything of a checkpoint but its pages. Raises IntegrityError."""
+    return read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
 
 
 def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:

@@ -25,9 +25,8 @@ from crckpt.images.mm import (
     Vma,
 )
 from crckpt.images.special import MemFd
-from crckpt.images.tree import ImageTree, Process, read_tree
+from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, file_names, read_file
 from crckpt.store.extents import EXTENT, Extents, ends_of
 from crckpt.store.index import PAGES, StoredFile
 from crckpt.store.reading import Reader
@@ -129,11 +128,6 @@ class Memory:
             pages[at : at + len(content)] = content
         begin = start - low * PAGE_SIZE
         return bytes(pages[begin : begin + stop - start])
-
-
-def tree_of(repository: Repository, checkpoint: Checkpoint) -> ImageTree:
-    """Everything of a checkpoint but its pages. Raises IntegrityError."""
-    return read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
 
 
 def between(extents: Extents, low: int, high: int) -> Extents:

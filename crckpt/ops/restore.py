@@ -21,13 +21,13 @@ from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRef
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed
+from crckpt.ops.images import Streamed, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
-from crckpt.store import Checkpoint, Repository, details_of, file_names, read_file, reader
+from crckpt.store import Checkpoint, Repository, details_of, reader
 
 
 class Request(Struct, frozen=True):
@@ -130,7 +130,7 @@ def _restore_one(subject: _Subject) -> Restored:
     with reader(subject.repository, subject.checkpoint) as reading:
         if not subject.request.dry_run:
             reading.begin()
-        tree = _tree(subject)
+        tree = tree_of(subject.repository, subject.checkpoint)
         verdict = _verdict(subject, tree)
         if verdict.blockers:
             raise refused(verdict.blockers)
@@ -140,11 +140,6 @@ def _restore_one(subject: _Subject) -> Restored:
         images = Streamed(reading, subject.context.progress)
         with subject.repository.transaction() as transaction, _files_rewound(subject, verdict):
             return _run(subject, tree, verdict, images, transaction.path)
-
-
-def _tree(subject: _Subject) -> ImageTree:
-    repository, checkpoint = subject.repository, subject.checkpoint
-    return read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
 
 
 def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:

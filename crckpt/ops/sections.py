@@ -141,7 +141,7 @@ def sections(
     env: bool = False,
 ) -> Sections:
     """Read these sections of a checkpoint. The environment is secret. Raises NoSuchCheckpoint, IntegrityError."""
-    from crckpt.ops.memory import tree_of
+    from crckpt.ops.images import tree_of
 
     repository = context.repository()
     with repository.shared():

@@ -9,14 +9,12 @@ from typing import Any
 from msgspec import Struct
 
 from crckpt.criu.command import shown
-from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
-from crckpt.ops.memory import tree_of
+from crckpt.ops.images import tree_of
+from crckpt.ops.sections import is_socket
 from crckpt.preflight.restore import uses
 from crckpt.store import Checkpoint, details_of
-
-_SOCKETS = InetSocket | UnixSocket | NetlinkSocket | PacketSocket
 
 
 class ProcessDetail(Struct, frozen=True):
@@ -69,7 +67,7 @@ def show(context: Context, ref: str) -> Detail:
         criu_options=shown(checkpoint.options),
         processes=tuple(_process(process, known.get(process.pid, {}), memory) for process in tree.processes),
         files=_files(tree),
-        sockets=tuple(file.title for file in tree.files if isinstance(file, _SOCKETS)),
+        sockets=tuple(file.title for file in tree.files if is_socket(file)),
     )
 
 

@@ -47,7 +47,8 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
 
 
 def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[Match]:
-    from crckpt.ops.memory import Memory, tree_of
+    from crckpt.ops.images import tree_of
+    from crckpt.ops.memory import Memory
     from crckpt.store import reader
 
     repository = context.repository()

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
 from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.memory import Memory, tree_of
+from crckpt.ops.images import tree_of
+from crckpt.ops.memory import Memory
 from crckpt.ops.page_changes import PageCounts, Side, page_changes
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.index import StoredFile
