@@ -50,6 +50,18 @@ def unread_bytes(pid: int, descriptor: int) -> int:
     return 0
 
 
+def borrow(pid: int, descriptor: int) -> int:
+    """A descriptor of ours for what that of the process names; closing it is the caller's. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        borrowed = int(_LIBC.syscall(_PIDFD_GETFD, process, descriptor, 0))
+        if borrowed < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return borrowed
+    finally:
+        os.close(process)
+
+
 def _borrowed(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int]]:
     """(their number, ours), for as long as one is looked at."""
     try:
