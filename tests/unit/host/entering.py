@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -63,3 +65,36 @@ def wait_for(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"waited {_WITHIN_S} s for {what}"
         time.sleep(0.005)
+
+
+class Told:
+    """tests/programs/told.py, running."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def do(self, statement: str) -> int:
+        """Let it do this; what it has then put into `told`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(statement + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        assert answer[:1] == ["done"], f"{statement}: {answer}"
+        return int(answer[1])
+
+
+@contextmanager
+def told(interpreter: str = "/usr/bin/python3") -> Iterator[Told]:
+    """A process that does what it is told."""
+    with running(interpreter, "-S", str(PROGRAMS / "told.py")) as process:
+        yield Told(process)
+
+
+def reset(pid: int) -> None:
+    """As CRIU's reset through crckpt's preload: every page that holds something is protected again (linux/fs.h)."""
+    # flags WP_MATCHING; not PFNZERO, WRITTEN, and PRESENT or SWAPPED
+    request = struct.pack("<12Q", 96, 1, 0, 2**47 - 4096, 0, 0, 0, 0, 1 << 5, 1 << 5 | 1 << 1, 1 << 3 | 1 << 4, 0)
+    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
+        fcntl.ioctl(file, 0xC0606610, bytearray(request))
