@@ -101,16 +101,17 @@ class WriteProtection:
                 f"this kernel does not track writes by userfaultfd: {error.strerror}", hint="use a kernel from 6.7 on"
             ) from error
 
-    def register(self, found: Map) -> None:
-        """Track this map; every page of it reads as written. Raises OSError.
+    def register(self, found: Map, *, is_new: bool = True) -> None:
+        """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
 
         EBUSY: another userfaultfd has it. ENOMEM, EINVAL: there is no such map any more, it cannot be tracked, or all
         memory that the userfaultfd was made for has gone, by exec or exit.
         """
         length = found.end - found.start
         fcntl.ioctl(self._descriptor, _UFFDIO_REGISTER, struct.pack("<4Q", found.start, length, _MODE_WP, 0))
-        # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
-        fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+        if is_new:
+            # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
+            fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
 
     def close(self) -> None:
         """Stop tracking."""
@@ -120,7 +121,7 @@ class WriteProtection:
 
 
 def is_registered(pagemap: int, found: Map) -> bool:
-    """Whether the map is write-protected asynchronously. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
+    """Whether somebody write-protects the map so. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
     try:
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=_SCAN_CHECK_WPASYNC)
     except PermissionError:

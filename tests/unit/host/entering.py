@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,9 @@ def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[sub
             assert process.stdout.readline().startswith(ready)
         yield process
     finally:
-        process.kill()
+        # Its children hold its stdout.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -94,7 +99,12 @@ def told(interpreter: str = "/usr/bin/python3") -> Iterator[Told]:
 
 def reset(pid: int) -> None:
     """As CRIU's reset through crckpt's preload: every page that holds something is protected again (linux/fs.h)."""
-    # flags WP_MATCHING; not PFNZERO, WRITTEN, and PRESENT or SWAPPED
-    request = struct.pack("<12Q", 96, 1, 0, 2**47 - 4096, 0, 0, 0, 0, 1 << 5, 1 << 5 | 1 << 1, 1 << 3 | 1 << 4, 0)
+    regions = ctypes.create_string_buffer(24 * 4096)
     with Path(f"/proc/{pid}/pagemap").open("rb") as file:
-        fcntl.ioctl(file, 0xC0606610, bytearray(request))
+        place, end = 0, 2**47 - 4096
+        while place < end:
+            # WP_MATCHING; WRITTEN and not PFNZERO, and PRESENT or SWAPPED; a vector, else holes are marked too
+            vector = (ctypes.addressof(regions), 4096)
+            request = bytearray(struct.pack("<12Q", 96, 1, place, end, 0, *vector, 0, 32, 32 | 2, 8 | 16, 1))
+            fcntl.ioctl(file, 0xC0606610, request)
+            (place,) = struct.unpack_from("<Q", request, 32)
