@@ -1,6 +1,6 @@
 """What descriptors of a live process tell of themselves: we borrow them for a moment, and it does not notice.
 
-Source: pidfd_getfd(2).
+Sources: pidfd_getfd(2), kcmp(2).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import socket
 import struct
 import termios
@@ -18,6 +19,8 @@ from typing import Final
 from msgspec import Struct
 
 _PIDFD_GETFD: Final = 438
+_KCMP: Final = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE: Final = 0
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 
@@ -60,6 +63,12 @@ def borrow(pid: int, descriptor: int) -> int:
         return borrowed
     finally:
         os.close(process)
+
+
+def is_same(pid: int, descriptor: int, ours: int) -> bool:
+    """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
+    number = _KCMP.get(platform.machine(), -1)
+    return int(_LIBC.syscall(number, os.getpid(), pid, _KCMP_FILE, ours, descriptor)) == 0
 
 
 def _borrowed(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int]]:

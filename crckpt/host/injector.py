@@ -1,8 +1,8 @@
 """A userfaultfd of another process: it makes one, we take it, and it closes its own.
 
 What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.injector SOCKET
-PID...`. Its death lets go whatever it holds, and it ends within seconds, whatever a process does, and whatever
-becomes of us.
+PID[:DESCRIPTOR]...`. Its death lets go whatever it holds, and it ends within seconds, whatever a process does, and
+whatever becomes of us.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
@@ -31,7 +31,7 @@ _MOST: Final = 4096
 
 
 class Taken(Struct, frozen=True):
-    """What became of one process: our `descriptor`, or -1 and why, and what to do about it."""
+    """What became of one process: our `descriptor`, or -1, and if it was refused why, and what to do about it."""
 
     pid: int
     descriptor: int
@@ -44,11 +44,21 @@ def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
 
     In each one thread is stopped for some milliseconds: a wait in epoll_wait or sigtimedwait returns EINTR once.
     """
-    wanted = tuple(pids)
+    return _entered({pid: str(pid) for pid in pids})
+
+
+def close_in(descriptors: Mapping[int, int]) -> tuple[Taken, ...]:
+    """Close one descriptor in each of these processes, given by PID."""
+    return _entered({pid: f"{pid}:{descriptor}" for pid, descriptor in descriptors.items()})
+
+
+def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
+    if not wanted:
+        return ()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *map(str, wanted))
+            words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *wanted.values())
             child = run.start(
                 words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[2]
             )
@@ -63,7 +73,7 @@ def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
 def _answers(listening: socket.socket) -> Iterable[Taken]:
     """Until every helper has ended."""
     while True:
-        said, descriptors, _, _ = socket.recv_fds(listening, _MOST, 1)
+        said, descriptors, _, _ = socket.recv_fds(listening, _MOST, 1, socket.MSG_CMSG_CLOEXEC)
         if not said:
             return
         taken = msgspec.json.decode(said, type=Taken)
@@ -74,10 +84,11 @@ def main(words: list[str]) -> int:
     """Enter each process in turn, and say what became of it on the socket."""
     _be_spared()
     with socket.socket(fileno=int(words[0])) as speaking:
-        for pid in map(int, words[1:]):
+        for word in words[1:]:
+            pid, _, descriptor = word.partition(":")
             child = os.fork()
             if child == 0:
-                _enter(pid, speaking)
+                _enter(int(pid), int(descriptor or -1), speaking)
             os.waitpid(child, 0)
     return 0
 
@@ -88,11 +99,11 @@ def _be_spared() -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
 
-def _enter(pid: int, speaking: socket.socket) -> NoReturn:
+def _enter(pid: int, surplus: int, speaking: socket.socket) -> NoReturn:
     try:
         said, descriptors = Taken(pid, -1), []
         try:
-            descriptors = [_made_in(pid)]
+            descriptors = [_made_in(pid)] if surplus < 0 else _closed_in(pid, surplus)
         except HostCannot as error:
             said = Taken(pid, -1, error.message, error.hint)
         except OSError as error:
@@ -113,6 +124,12 @@ def _made_in(pid: int) -> int:
         finally:
             # CRIU refuses a program that holds one.
             thread.system_call(close, theirs)
+
+
+def _closed_in(pid: int, surplus: int) -> list[int]:
+    with ptrace.stopped(pid) as thread:
+        thread.system_call(_NUMBERS[thread.is_compat][1], surplus)
+    return []
 
 
 def _unmade(pid: int, number: int) -> HostCannot:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host.borrowed import is_same
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,6 +113,15 @@ class WriteProtection:
         if is_new:
             # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
             fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._descriptor >= 0
+
+    def is_held_by(self, pid: int, descriptor: int) -> bool:
+        """Whether that descriptor of a process is this userfaultfd too."""
+        return self.is_open and is_same(pid, descriptor, self._descriptor)
 
     def close(self) -> None:
         """Stop tracking."""

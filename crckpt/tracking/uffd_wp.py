@@ -7,14 +7,13 @@ frozen. What we have not registered reads as written: whatever is missed here co
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap
-from crckpt.host.injector import Taken, userfaultfds
+from crckpt.host.injector import Taken, close_in, userfaultfds
 from crckpt.tracking import preload, unseen
 
 if TYPE_CHECKING:
@@ -30,14 +29,46 @@ class UffdWp:
 
     name = NAME
 
+    def __init__(self) -> None:
+        """Nothing is attached."""
+        self._made: list[pagemap.WriteProtection] = []
+
     def attach(self, pids: Iterable[int]) -> dict[int, Protected | str]:
         """What each process is held by, or why it is not."""
         wanted = tuple(pids)
+        self._close_inherited(wanted)
         held: dict[int, Protected | str] = {
-            pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.owns_userfaultfd(pid)
+            pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
         }
         others = [pid for pid in wanted if pid not in held]
-        return held | {taken.pid: _attached(taken) for taken in (userfaultfds(others) if others else ())}
+        return held | {taken.pid: self._attached(taken) for taken in userfaultfds(others)}
+
+    def _close_inherited(self, pids: Iterable[int]) -> None:
+        """A child that was forked by another thread at the moment when its parent held ours has it too."""
+        close_in(
+            {
+                pid: descriptor
+                for pid in pids
+                for descriptor in unseen.userfaultfds_of(pid)
+                if any(one.is_held_by(pid, descriptor) for one in self._made)
+            }
+        )
+
+    def _attached(self, taken: Taken) -> Protected | str:
+        if taken.descriptor < 0:
+            return f"{taken.why} ({taken.hint})" if taken.hint else taken.why
+        try:
+            protection = pagemap.WriteProtection(taken.descriptor)
+        except HostCannot as error:
+            return error.message
+        held = Protected(taken.pid, protection)
+        self._made = [one for one in self._made if one.is_open] + [protection]
+        try:
+            held.register()
+        except OSError as error:
+            held.close()
+            return unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {error.strerror}"
+        return held
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library."""
@@ -58,7 +89,7 @@ class Protected:
 
     def follow(self) -> str:
         """Register what was mapped since; why the process can be followed no longer, or nothing."""
-        if unseen.owns_userfaultfd(self._pid):
+        if unseen.userfaultfds_of(self._pid):
             return unseen.OWN_USERFAULTFD
         try:
             # Its stack at least is a map that it keeps.
@@ -88,20 +119,3 @@ class Protected:
             # It went meanwhile, or cannot be tracked: then all of it counts as written.
             if error.errno not in (errno.ENOMEM, errno.EINVAL, errno.ENOENT, errno.ESRCH, errno.EPERM):
                 raise
-
-
-def _attached(taken: Taken) -> Protected | str:
-    if taken.descriptor < 0:
-        return f"{taken.why} ({taken.hint})" if taken.hint else taken.why
-    try:
-        held = Protected(taken.pid, pagemap.WriteProtection(taken.descriptor))
-    except HostCannot as error:
-        return error.message
-    try:
-        held.register()
-    except OSError as error:
-        held.close()
-        return (
-            unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {os.strerror(error.errno or 0)}"
-        )
-    return held

@@ -34,9 +34,9 @@ def writes_unseen(pids: Iterable[int]) -> str:
     return ""
 
 
-def owns_userfaultfd(pid: int) -> bool:
-    """Whether the program manages memory by a userfaultfd of its own."""
-    return any(found.target == "anon_inode:[userfaultfd]" for found in proc.descriptors(pid))
+def userfaultfds_of(pid: int) -> tuple[int, ...]:
+    """Descriptors by which the program manages memory itself."""
+    return tuple(found.fd for found in proc.descriptors(pid) if found.target == "anon_inode:[userfaultfd]")
 
 
 def _of_descriptor(found: proc.Descriptor) -> str:

@@ -202,6 +202,10 @@ def test_a_huge_page_is_written_in_parts(target: Told) -> None:
 
 def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
     place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
+    with_it = protected(target.pid)
+    assert not registered(target.pid, place)
+    reset(target.pid)
+    with_it.close()
     assert f"{place:x}-" in Path(f"/proc/{target.pid}/maps").read_text()
     assert not [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from entering import Told, held, reset, running, told
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap, proc
-from crckpt.host.injector import userfaultfds
+from crckpt.host.borrowed import borrow
+from crckpt.host.injector import Taken, userfaultfds
 from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_anonymous
+from crckpt.tracking import uffd_wp
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Method, Round, Tracker
@@ -253,6 +255,31 @@ def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims
             assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
         resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
         assert [one.pid for one in dumped(tracker, target.pid, child).whole] == [child], "it is attached only now"
+        assert dumped(tracker, target.pid, child).whole == ()
+
+
+@needs_write_protection
+def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment is made: another thread forks between the two calls that are injected."""
+
+    def entered(pids: Iterable[int]) -> tuple[Taken, ...]:
+        monkeypatch.undo()
+        descriptor = target.do("told = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
+        ours = borrow(target.pid, descriptor)
+        target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
+        target.do("os.close(told)")
+        return tuple(Taken(pid, ours) for pid in pids)
+
+    monkeypatch.setattr(uffd_wp, "userfaultfds", entered)
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("told = child")
+        assert "anon_inode:[userfaultfd]" in held(child)
+        began = dumped(tracker, target.pid, child)
+        assert (began.base, began.tracks) == ("first", True)
+        assert "anon_inode:[userfaultfd]" not in held(child)
         assert dumped(tracker, target.pid, child).whole == ()
 
 
