@@ -211,7 +211,10 @@ def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice
     method, why = _method(criu)
     if method is None:
         return Choice(None, f"tracker: none ({why})")
-    tracker = Tracker(root, method, Claims(claims))
+    try:
+        tracker = Tracker(root, method, Claims(claims))
+    except OSError as error:
+        return Choice(None, f"tracker: none (the file of what is tracked cannot be opened: {error})")
     try:
         tracker.look()
         refused = tracker.refusal

@@ -17,6 +17,9 @@
 #include <unistd.h>
 
 #define PAGE 4096ul
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 #define AREAS 12
 #define MOST 96ul
 
@@ -37,12 +40,13 @@ static uint64_t drawn(struct thread *self, uint64_t below)
 
 static void fresh(struct thread *self, struct area *area)
 {
-    area->pages = 1 + drawn(self, MOST);
+    /* Some are large enough for a huge page. */
+    area->pages = drawn(self, 16) ? 1 + drawn(self, MOST) : 1024 + drawn(self, MOST);
     area->place = mmap(NULL, area->pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     area->is_open = 1;
     if (area->place == MAP_FAILED)
         abort();
-    if (drawn(self, 4) == 0)
+    if (drawn(self, 2) == 0)
         madvise(area->place, area->pages * PAGE, MADV_HUGEPAGE);
 }
 
@@ -93,6 +97,9 @@ static void step(struct thread *self)
     case 4: /* a hole in the middle, filled again */
         mmap(area->place + first * PAGE, count * PAGE, area->is_open ? PROT_READ | PROT_WRITE : PROT_READ,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        break;
+    case 6:
+        madvise(area->place, area->pages * PAGE, MADV_COLLAPSE);
         break;
     case 5: { /* what the kernel writes */
         int pipes[2];

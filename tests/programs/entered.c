@@ -100,7 +100,9 @@ int main(int argc, char **argv)
         said("ready", getpid());
         pthread_exit(NULL);
     }
-    if (!strcmp(how, "uninterruptible")) {
+    if (!strcmp(how, "partly uninterruptible"))
+        pthread_create(&thread, NULL, pausing, NULL);
+    if (strstr(how, "uninterruptible")) {
         if (vfork() == 0) {
             said("ready", getpid());
             pause();

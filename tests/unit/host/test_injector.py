@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,40 @@ def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
         assert process.wait() == 0
+
+
+def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
+    with running(program, "partly uninterruptible") as process:
+        wait_for(lambda: state(process.pid) == "D", "vfork to wait")
+        assert entered(process.pid).descriptor >= 0
+        assert UFFD not in held(process.pid)
+
+
+def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
+    asks = "import sys; from crckpt.host.injector import userfaultfds\nprint('ready', flush=True)\n"
+    asks += "while True: userfaultfds([int(sys.argv[1])])"
+    with running(program, "read") as process:
+        for moment in range(6):
+            with running(sys.executable, "-c", asks, str(process.pid), cwd=Path(__file__).parents[3]) as asking:
+                if moment % 2:
+                    wait_for(lambda: tracer(process.pid) != 0, "it to be entered")
+                else:
+                    wait_for(lambda: helpers_of(asking.pid) != [], "the helper to start")
+                helpers = helpers_of(asking.pid)
+                asking.kill()
+            wait_for(partial(gone, helpers), "the helper to end")
+            assert tracer(process.pid) == 0, "nobody holds it"
+            assert UFFD not in held(process.pid)
+        assert entered(process.pid).descriptor >= 0
+        assert said_after(process, "k\n") == f"read {ord('k')}"
+
+
+def helpers_of(pid: int) -> list[Path]:
+    return [Path(f"/proc/{child}") for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(helpers: list[Path]) -> bool:
+    return not any(helper.exists() for helper in helpers)
 
 
 def test_one_that_does_not_stop_is_let_go(program: str) -> None:

@@ -20,6 +20,8 @@ PAGE = mmap.PAGESIZE
 MAP_HUGETLB = 0x40000
 MAP_NORESERVE = 0x4000
 MADV_HUGEPAGE = 14
+MADV_GUARD_INSTALL = 102
+MADV_GUARD_REMOVE = 103
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -197,6 +199,24 @@ def test_a_huge_page_is_written_in_parts(target: Told) -> None:
     found = pages(target.pid, place, 512)
     assert 100 in found
     assert found in ({100}, set(range(512))), "split, or written as a whole"
+    with_it.close()
+
+
+def test_guard_pages_stay_guards(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    target.do(f"guard = LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
+    if target.do("told = guard") != 0:
+        pytest.skip("this kernel has no guard pages in a map (6.13)")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    for one in private_anonymous(target.pid):
+        with_it.register(one)
+    target.do("pipe = os.pipe(); os.write(pipe[1], b'x' * 8)")
+    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
+    target.do(f"LIBC.madvise(ctypes.c_void_p({place}), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_REMOVE})")
+    reset(target.pid)
+    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == 1
+    assert pages(target.pid, place, 4) == {0}
     with_it.close()
 
 

@@ -28,25 +28,28 @@ UNCOMMITTED = "the last dump reset the bits and was not committed"
 OWN = "memory is managed by the program's own userfaultfd"
 
 
-def methods() -> Iterator[Method]:
-    if pagemap.tracks_by_soft_dirty():
-        yield SoftDirty()
+def no_write_protection() -> str:
+    """Why this kernel does not track by write protection, or nothing."""
     try:
-        if pagemap.tracks_by_write_protection():
-            yield UffdWp()
-    except HostCannot:
-        return
+        return "" if pagemap.tracks_by_write_protection() else "a written page is not told"
+    except HostCannot as error:
+        return error.message
 
 
-METHODS = tuple(methods())
-if not METHODS:
-    pytest.skip("this kernel tracks no pages", allow_module_level=True)
+NO_WRITE_PROTECTION = no_write_protection()
+NO_SOFT_DIRTY = "" if pagemap.tracks_by_soft_dirty() else "this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
+needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
+needs_soft_dirty = pytest.mark.skipif(bool(NO_SOFT_DIRTY), reason=NO_SOFT_DIRTY)
+METHODS = (
+    pytest.param(UffdWp, id="uffd-wp", marks=needs_write_protection),
+    pytest.param(SoftDirty, id="soft-dirty", marks=needs_soft_dirty),
+)
 
 
-@pytest.fixture(params=METHODS, ids=[method.name for method in METHODS])
+@pytest.fixture(params=METHODS)
 def method(request: pytest.FixtureRequest) -> Method:
-    assert hasattr(request.param, "attach")
-    return request.param  # type: ignore[no-any-return]
+    made: Method = request.param()
+    return made
 
 
 @pytest.fixture
@@ -217,9 +220,6 @@ def test_what_came_up_before_the_freeze_spoils_the_next_round(
         assert "O_DIRECT" in began.why
         assert began.tracks
         assert tracker.begin().base == "third"
-
-
-needs_write_protection = pytest.mark.skipif("uffd-wp" not in {one.name for one in METHODS}, reason="no uffd-wp here")
 
 
 @needs_write_protection
