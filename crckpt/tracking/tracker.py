@@ -117,9 +117,11 @@ class Tracker:
         self._base = ""
         self._why_full = "no dump of this tree has been tracked yet"
         self._spoilt = ""
+        self._whole: dict[int, str] = {}
+        self._to_be_kept: frozenset[int] = frozenset()
 
-    def look(self) -> tuple[Whole, ...]:
-        """List the tree again, attach to what is new, register what was mapped. Whoever's pages all count as written.
+    def look(self) -> None:
+        """List the tree again, attach to what is new, register what was mapped: at any time, and in each `begin`.
 
         Raises HostCannot if the tree has ended.
         """
@@ -129,11 +131,13 @@ class Tracker:
         lost = {pid: why for pid, member in self._members.items() if (why := member.follow())}
         new = dict.fromkeys((pid for pid in living if pid not in self._members), "the process is new")
         refused = self._attach([living[pid] for pid in (*lost, *new)])
-        return tuple(Whole(pid, _clause(pid, why)) for pid, why in (lost | new | refused).items())
+        self._whole |= lost | new | refused
 
     def begin(self) -> Round:
         """Before CRIU is started. From now on the bits are lost unless `committed` follows. Raises HostCannot."""
-        whole = self.look()
+        self.look()
+        self._to_be_kept = frozenset(self._members)
+        whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in self._whole.items())
         base, why = self._base, self._why_full
         self._base, self._why_full = "", "the last dump reset the bits and was not committed"
         self._spoilt = self._spoiler()
@@ -150,6 +154,9 @@ class Tracker:
     def committed(self, name: str) -> None:
         """The dump of this round is kept, as `name`: from now on the bits count from it."""
         self._base, self._why_full = ("", self._spoilt) if self._spoilt else (name, "")
+        # Who came after `begin`, or is not held, has no part in it.
+        parts = {pid for pid in self._to_be_kept & self._members.keys() if not isinstance(self._members[pid].hold, str)}
+        self._whole = {pid: why for pid, why in self._whole.items() if pid not in parts}
 
     @property
     def refusal(self) -> str:
@@ -193,6 +200,7 @@ class Tracker:
 
     def _forget(self, pid: int) -> None:
         self._members.pop(pid).let_go()
+        self._whole.pop(pid, None)
         self._claims.give_up(pid)
 
     def _spoiler(self) -> str:

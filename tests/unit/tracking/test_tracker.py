@@ -158,6 +158,21 @@ def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: 
         assert pages(tracker, target.pid, place) == {9}
 
 
+def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        tracker.look()
+        tracker.look()
+        began = tracker.begin()
+        assert [one.pid for one in began.whole] == [child], "the base does not have it, however long we know it"
+        grandchild = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        tracker.look()
+        tracker.frozen()
+        tracker.committed("second")
+        assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
+
+
 def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as first:
         dumped(first, target.pid)
