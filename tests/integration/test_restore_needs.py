@@ -5,6 +5,7 @@ Packages, CPUs, control groups, file systems and addresses are real, in namespac
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 from command import PROGRAM, Crckpt, Said
 from stopped import BY_NAME, JOB, program, stopped
 from trees import open_workdir
+
+from crckpt.host.kernel import has_guard_pages
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -125,6 +128,55 @@ def test_an_address_that_is_gone(crckpt: Crckpt) -> None:
         assert f"TCP address {ADDRESS}:" in said
         assert f"ip addr add {ADDRESS} dev INTERFACE" in said
         _ip("add")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_connections_without_the_right_to_repair_them(crckpt: Crckpt) -> None:
+    """The same checkpoint restores without them."""
+    with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
+        before = tree.counters()
+        less = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", str(PROGRAM), "restore", JOB)
+        said = _said(_run(crckpt, *less, "--dry-run"), REFUSED)
+        assert "TCP connections cannot be set up here as they were" in said.err
+        assert "--tcp close" in said.err
+        assert "nothing stands against" in _said(_run(crckpt, *less, "--dry-run", "--tcp", "close"), 0).out
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
+    """In a namespace whose PIDs end below the tree's."""
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 14):
+        pytest.skip("before Linux 6.14 the limit is that of the whole host")
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        if tree.pid < 400:
+            pytest.skip("this host was booted a moment ago")
+        apart = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-ec")
+        script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
+        said = _said(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
+        assert f"process number {tree.pid} is above the limit of this host" in said.err
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_what_a_kernel_cannot_do_and_a_port_that_is_taken(crckpt: Crckpt) -> None:
+    """Whatever lacks is told; where the kernel has it, as this one does, nothing is."""
+    if not has_guard_pages():
+        pytest.skip("this kernel cannot guard pages")
+    with stopped(crckpt, program("needy")) as tree:
+        before = tree.counters()
+        port = int((tree.workdir / "port").read_text())
+        without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'
+        said = _said(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+        assert "a seccomp filter of the tree cannot be set again" in said.err
+        assert "CONFIG_SECCOMP_FILTER" in said.err
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(("127.0.0.1", port))
+            said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"UDP port 127.0.0.1:{port} is taken" in said.err
+        assert f"ss -lunp 'sport = :{port}'" in said.err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
