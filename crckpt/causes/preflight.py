@@ -94,12 +94,12 @@ PREFLIGHT = (
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
     Cause(
         "file-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use})",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
         "--grown rewind cuts it back (what came after is kept beside it)",
     ),
     Cause(
         "log-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use}, append only)",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
         "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
     ),
     Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
@@ -123,7 +123,7 @@ PREFLIGHT = (
         "{path} is a {now} since {since}, at the checkpoint it was a {was} ({use})",
         "put back what was there",
     ),
-    Cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause("file-mode", "{path} has mode {now} since {since}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
     Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),

@@ -246,7 +246,7 @@ def _group(controller: str) -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no control group can be made: {error}")
     try:
-        if not any((group / name).exists() for name in ("memory.max", "memory.limit_in_bytes", "pids.max")):
+        if not any((group / f"{controller}.{name}").exists() for name in ("max", "limit_in_bytes")):
             pytest.skip(f"control groups do not limit {controller} here")
         yield group
     finally:

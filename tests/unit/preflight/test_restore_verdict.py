@@ -253,6 +253,7 @@ def test_files_that_grew(
     assert verdict.rewinds == rewinds
     (finding,) = (*verdict.blockers, *verdict.warnings)
     assert "to 500 bytes" in finding.what
+    assert (f"last at {CHANGED}" in finding.what) == bool(verdict.blockers)
     assert "?" not in str(finding)
 
 
@@ -278,7 +279,7 @@ def test_a_program_of_another_build(wanted: Wanted, now: Now) -> None:
 
 def test_another_mode(wanted: Wanted, now: Now) -> None:
     told = only_blocker(judge(wanted, with_changed(now, PLAIN, mode=stat.S_IFREG | 0o4600)))
-    assert told.startswith(f"file-mode: {PLAIN} has mode 4600, at the checkpoint it had 06")
+    assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}, at the checkpoint it had 06")
     assert told.endswith(PLAIN)
     told = only_blocker(judge(wanted, with_changed(now, RUN, mode=stat.S_IFDIR | 0o123)))
     assert "has mode 0123" in told
