@@ -16,6 +16,18 @@ _GENERAL: Final = range(1, 28)
 _NATIVE: Final = 1
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
 
+_SETS: Final = {
+    2: "avx",
+    5: "avx512f",
+    6: "avx512f",
+    7: "avx512f",
+    9: "ospke",
+    11: "user_shstk",
+    17: "amx_tile",
+    18: "amx_tile",
+}
+"""Bit of XSTATE_BV -> whose registers it stands for, in the words of /proc/cpuinfo (asm/fpu/types.h)."""
+
 
 class Registers(Struct, frozen=True):
     """A thread's registers.
@@ -38,6 +50,12 @@ def read_registers(data: bytes, name: str = "core.img") -> Registers:
         _fxsave(thread.message(3)),
         general.uint(28, default=_NATIVE) == _NATIVE,
     )
+
+
+def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:
+    """Features of the CPU whose registers were in use. Raises IntegrityError when the image is damaged."""
+    sets = read_single(data, name, magics.CORE).message(2).message(3).message(13).uint(1)
+    return frozenset(feature for bit, feature in _SETS.items() if sets >> bit & 1)
 
 
 def _fxsave(message: Message) -> bytes:

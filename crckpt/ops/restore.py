@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +28,9 @@ from crckpt.ops.images import Streamed, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, details_of, reader
+
+if TYPE_CHECKING:
+    from crckpt.store.index import StoredFile
 
 
 class Request(Struct, frozen=True):
@@ -138,7 +141,7 @@ def _restore_one(subject: _Subject) -> Restored:
         if not request.dry_run:
             reading.begin()
         tree = tree_of(subject.repository, subject.checkpoint)
-        verdict = _verdict(subject, tree)
+        verdict = _verdict(subject, tree, reading.files)
         if verdict.blockers:
             raise refused(verdict.blockers)
         if request.dry_run:
@@ -202,18 +205,20 @@ def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
         yield began
 
 
-def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
+def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) -> Verdict:
     request = subject.request
     details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
     wanted = Wanted(
         tree=tree,
         created=subject.checkpoint.created,
+        cpu_features=subject.checkpoint.host.cpu_features,
+        keeps_connections=(request.tcp or subject.checkpoint.options.tcp) == "keep",
         append_sizes=details.get("append_sizes", {}),
         grown=request.grown,
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.terminal is not None and not request.detach,
     )
-    return judge(wanted, survey(tree, new_pid_namespace=request.new_pid_namespace))
+    return judge(wanted, survey(wanted, files, subject.context.store))
 
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
