@@ -26,7 +26,7 @@ from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, tree_of
 from crckpt.ops.survey import survey
-from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
+from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
 
 if TYPE_CHECKING:
@@ -141,6 +141,10 @@ def _restore_one(subject: _Subject) -> Restored:
         if not request.dry_run:
             reading.begin()
         tree = tree_of(subject.repository, subject.checkpoint)
+        if began is not None and began.criu.pid in numbers(tree):
+            # It has by chance a number that the tree had: its next one is another.
+            early.close()
+            began = None
         verdict = _verdict(subject, tree, reading.files)
         if verdict.blockers:
             raise refused(verdict.blockers)
