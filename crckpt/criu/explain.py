@@ -8,15 +8,18 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from crckpt.causes import Cause, Finding
-from crckpt.causes.catalogue import GENERAL, SPECIFIC
+from crckpt.causes.catalogue import GENERAL, SPECIFIC, WARNED
 
 # Lines that CRIU also writes in good runs: the last two are tried again, or matter only where such a socket is met.
 _HARMLESS = re.compile(
     r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
+    r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
     r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
 # What refuses to be traced is only warned of. What is said before the log is open has no mark.
-_TELLING = re.compile(r"Error \(|Unable to interrupt|CRIU needs to have|Running as non-root|BUG at ")
+_TELLING = re.compile(
+    r"Error \(|Unable to interrupt|Can't connect to server|CRIU needs to have|Running as non-root|BUG at "
+)
 _LONGEST = 4096
 """Characters of a line that are looked at: longer ones are not CRIU's."""
 
@@ -66,7 +69,7 @@ def explain(log: str) -> Explanation:
         if _TELLING.search(line) and not _HARMLESS.search(line)
     }
     shown = tuple(line for line in telling.values() if "Warn " not in line)[:8]
-    for causes in (SPECIFIC, GENERAL):
+    for causes in (SPECIFIC, GENERAL, WARNED):
         for number, line in telling.items():
             if finding := _known(line, causes):
                 return Explanation(finding, shown, line, _place(lines, number))
