@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -31,7 +32,9 @@ _PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
 _DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")
 _PATH = re.compile(r"Dumping path for (-?\d+) fd via self \d+ \[(.*)\]")
 _NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
-"""What a restore says right after why."""
+_SAID_AFTER = 2
+"""Lines after why in which a restore says that."""
+_OF_FILES = "(criu/files-reg.c:"
 
 
 class Place(Struct, frozen=True):
@@ -99,9 +102,13 @@ def _place(lines: Sequence[str], number: int) -> Place | None:
             place, begun = place if begun else None, False
         elif place:
             place = _moved(place, said)
-    after = next((line for line in lines[number + 1 :] if _writer(line) == writer), "")
-    if writer and (found := _NOT_OPENED.search(after)):
-        return Place(int(writer), fd=int(found[1]))
+    if writer:
+        after = islice((line for line in lines[number + 1 :] if _writer(line) == writer), _SAID_AFTER)
+        if found := _NOT_OPENED.search("\n".join(after)):
+            return Place(int(writer), fd=int(found[1]))
+    if place and place.fd is None and _OF_FILES not in lines[number]:
+        # The path of a mapping that was well: CRIU was at the next one.
+        return Place(place.pid, place.comm)
     return place
 
 

@@ -43,7 +43,7 @@ def never() -> bool:
 
 def tracks_pages() -> bool:
     """This kernel has soft-dirty."""
-    words = [criu(), "check", "--feature", "mem_dirty_track"]
+    words = [str(criu()), "check", "--feature", "mem_dirty_track"]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
