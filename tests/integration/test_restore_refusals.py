@@ -182,7 +182,14 @@ def _refused(crckpt: Crckpt, *words: str) -> str:
     said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
     assert said.out == ""
     assert not staging(crckpt)
+    assert not _working_in(crckpt.store), "the CRIU that waited for its images has ended"
     return said.err
+
+
+def _working_in(store: Path) -> list[str]:
+    """The programs that were told of a path in the store."""
+    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(store) in line]
 
 
 def _held(tree: Tree, name: str) -> Path:
