@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from provoked.criu import Target, dump, explained, fresh_directory, restore, wait_free
-from provoked.dumps import DUMPS, NOTHING, Dump
+from provoked.criu import Target, dump, end_restored, explained, fresh_directory, restore
+from provoked.dumps import DUMPS, Dump
 from provoked.restores import RESTORES, Restore
 from provoked.workshop import Workshop
 
@@ -31,7 +30,7 @@ def test_a_dump_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row:
     if row.unless():
         pytest.skip(f"{row.unless.__doc__}")
     with ExitStack() as stack:
-        if row == replace(row, kind=NOTHING, within=()):
+        if row.is_plain:
             target = workshop.plain()
         else:
             workdir = stack.enter_context(fresh_directory())
@@ -57,7 +56,7 @@ def test_a_restore_that_fails_is_explained(workshop: Workshop, tmp_path: Path, r
         changed = row.change(world)
         if isinstance(changed, AbstractContextManager):
             stack.enter_context(changed)
-        stack.callback(wait_free, world.pid)
+        stack.callback(end_restored, world.pid)
         ended = restore(world.images, row.options, row.under)
         told = explained(ended.log)
     assert ended.status != 0

@@ -85,6 +85,8 @@ class Target:
 
     def end(self) -> None:
         """End all of it, if it runs."""
+        if self._process.poll() is not None:
+            return
         with suppress(psutil.NoSuchProcess):
             for process in reversed(psutil.Process(self._process.pid).children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
@@ -120,17 +122,12 @@ def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()
     return _ended(restore_command(criu(), _paths(images), Options(), sibling=False), images, options, under)
 
 
-def wait_free(pid: int) -> None:
-    """After a restore that failed: until no process has this number. What came up after all is ended."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-    def is_free() -> bool:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        return not Path(f"/proc/{pid}").exists()
-
-    wait_for(is_free, WITHIN_S, f"{pid} to be free")
+def end_restored(pid: int) -> None:
+    """End and reap what a restore has left; who adopts orphans only. A stranger who has the number by now is spared."""
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def explained(log: str) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class Dump:
     beside: Callable[[Path], AbstractContextManager[object]] = nullcontext
 
     @property
+    def is_plain(self) -> bool:
+        """Whether any program does."""
+        return self.kind == NOTHING and not self.within
+
+    @property
     def name(self) -> str:
         """Of the test."""
         return "-".join((self.cause, self.kind, *(word for word in self.options if word.startswith("--"))))

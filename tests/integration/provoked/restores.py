@@ -229,16 +229,15 @@ def _varint(number: int) -> bytes:
     return bytes((low | 0x80,)) + _varint(number >> 7) if number > low else bytes((low,))
 
 
-def interface_gone(_: World) -> None:
-    subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
-
-
 @contextmanager
 def interface(_: Path) -> Iterator[None]:
     """A network interface for the time of the dump."""
     if subprocess.run(["ip", "link", "add", INTERFACE, "type", "bridge"], check=False).returncode:
         pytest.skip("this machine has no network bridges")
-    yield
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
 
 
 FILES: Final = (
@@ -264,8 +263,8 @@ FILES: Final = (
         dumped=("--ext-unix-sk",),
         beside=receiver,
     ),
-    Restore("interface-missing", interface_gone, "bound_to_interface", beside=interface),
-    Restore("packet-interface", interface_gone, "packets_of_interface", beside=interface),
+    Restore("interface-missing", nothing, "bound_to_interface", beside=interface),
+    Restore("packet-interface", nothing, "packets_of_interface", beside=interface),
 )
 NUMBERS: Final = (
     Restore("fork-pid", pid_taken, says="PID {pid} is taken"),
