@@ -34,6 +34,13 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "namespace-outside",
+        "the tree holds open a namespace in which none of its processes is ({inode})",
+        "close it in the program: lsof -p PID",
+        r"No NS ID with kid (?P<inode>\d+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
         "id-map",
         "the user and group numbers of a user namespace cannot be set",
         "restore as root, and see the ranges: cat /etc/subuid /etc/subgid",

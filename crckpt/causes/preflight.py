@@ -75,6 +75,11 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "sealed",
+        "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
+        "",
+    ),
+    Cause(
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
         "read takes all",

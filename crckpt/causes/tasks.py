@@ -13,13 +13,6 @@ TASKS = (
         "compel/src/lib/infect.c",
     ),
     Cause(
-        "cannot-trace",
-        "process {pid} cannot be stopped: {why}",
-        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
-        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
-        "compel/src/lib/infect.c",
-    ),
-    Cause(
         "cannot-stop",
         "process {pid} (state {state}) lets nobody stop it",
         "look at it: cat /proc/{pid}/status /proc/{pid}/stack",

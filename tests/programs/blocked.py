@@ -1,0 +1,449 @@
+"""A counter that holds what CRIU cannot save, or saves only in part: `blocked.py WORKDIR KIND`.
+
+Each kind is a function; what it returns is held. Where it needs a process outside the tree, that ends with WORKDIR.
+Mounts lie on WORKDIR/mount. A kernel or machine that lacks what a kind needs is told by exit status 77.
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+from selfcheck import Program, fork
+
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = LIBC.shmat.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+PAGE: Final = mmap.PAGESIZE
+LACKING: Final = 77
+# asm/unistd_64.h: x86-64, aarch64; from number 424 on, all machines count alike.
+EXIT, CLONE, PERF_EVENT_OPEN = {"x86_64": (60, 56, 298), "aarch64": (93, 220, 241)}[os.uname().machine]
+IO_URING_SETUP: Final = 425
+OPEN_TREE: Final = 428
+PIDFD_OPEN: Final = 434
+MEMFD_SECRET: Final = 447
+MSEAL: Final = 462
+# linux/sched.h
+CLONE_NEWTIME: Final = 0x80
+CLONE_VM: Final = 0x100
+CLONE_VFORK: Final = 0x4000
+CLONE_NEWNET: Final = 0x40000000
+AT_FDCWD: Final = -100
+IN_CREATE: Final = 0x100
+MNT_DETACH: Final = 2
+NETLINK_ADD_MEMBERSHIP: Final = 1
+PTRACE_SEIZE: Final = 0x4206
+SOL_NETLINK: Final = 270
+TUNSETIFF: Final = 0x400454CA
+IFF_TUN: Final = 0x1001  # with IFF_NO_PI
+UDP_CORK: Final = 1
+
+
+def main() -> None:
+    """Open it and count."""
+    workdir, kind = Path(sys.argv[1]), sys.argv[2]
+    try:
+        held = KINDS[kind](workdir)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+            sys.exit(LACKING)
+        raise
+    program = Program(workdir)
+
+    def step() -> None:
+        program.facts["held"] = held is not None
+        if kind == "sealed":
+            program.facts["sealed"] = " sl" in Path("/proc/self/smaps").read_text()
+
+    program.run(step)
+
+
+def block_device(_: Path) -> int:
+    """A disk."""
+    return os.open("/dev/loop0", os.O_RDONLY)
+
+
+def character_device(_: Path) -> int:
+    """Which CRIU does not know."""
+    return os.open("/dev/fuse", os.O_RDWR)
+
+
+def corked(_: Path) -> socket.socket:
+    """A UDP socket that holds data back."""
+    sock = socket.socket(type=socket.SOCK_DGRAM)
+    sock.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 1)
+    return sock
+
+
+def detached(workdir: Path) -> int:
+    """A file on a mount that hangs nowhere."""
+    (workdir / "there").touch()
+    tree = called(OPEN_TREE, AT_FDCWD, os.fsencode(workdir), 1)
+    fd = os.open("there", os.O_RDONLY, dir_fd=tree)
+    os.close(tree)
+    return fd
+
+
+def device_map(_: Path) -> int:
+    """Memory of a disk."""
+    fd = os.open("/dev/loop0", os.O_RDONLY)
+    address = mapped(fd, prot=mmap.PROT_READ)
+    os.close(fd)
+    return address
+
+
+def epoll_of_closed(workdir: Path) -> object:
+    """An epoll that watches what is closed here and lives on outside."""
+    import select
+
+    one, other = os.pipe()
+    watching = select.epoll()
+    watching.register(one, select.EPOLLIN)
+    outside(workdir, lambda: one)
+    os.close(one)
+    return watching, other
+
+
+def foreign_namespace(workdir: Path) -> int:
+    """A namespace of somebody else."""
+    return os.open(f"/proc/{outside(workdir, lambda: unshared(CLONE_NEWNET))}/ns/net", os.O_RDONLY)
+
+
+def hidden_directory(workdir: Path) -> bool:
+    """A working directory under a mount."""
+    (workdir / "mount").mkdir()
+    os.chdir(workdir / "mount")
+    return mounted(workdir / "mount")
+
+
+def hidden_file(workdir: Path) -> int:
+    """A file under a mount, with another of its name above it."""
+    path = workdir / "mount/file"
+    path.parent.mkdir()
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    mounted(path.parent)
+    path.touch()
+    return fd
+
+
+def hidden_map(workdir: Path) -> int:
+    """A mapped file of that kind."""
+    fd = hidden_file(workdir)
+    os.ftruncate(fd, PAGE)
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def io_uring_map(_: Path) -> int:
+    """A ring without a descriptor."""
+    fd = called(IO_URING_SETUP, 8, ctypes.create_string_buffer(120))
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def message_queue(workdir: Path) -> int:
+    """Of POSIX: its file system is mounted nowhere."""
+    name = f"/{workdir.name}".encode()
+    fd = int(LIBC.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
+    LIBC.mq_unlink(name)
+    return fd
+
+
+def netlink_groups(_: Path, group: int = 33) -> socket.socket:
+    """Of number 33 on."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.bind((0, 0))
+    sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+    return sock
+
+
+def netlink_unbound(_: Path) -> socket.socket:
+    """In a group, but bound to no port."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, 1)
+    return sock
+
+
+def netlink_unread(_: Path) -> socket.socket:
+    """The answer to a request for all links (RTM_GETLINK, a dump)."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.bind((0, 0))
+    sock.send(struct.pack("=IHHIIBxHiII", 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0))
+    return sock
+
+
+def overmounted(workdir: Path) -> int:
+    """A file on a mount under another."""
+    path = workdir / "mount/file"
+    path.parent.mkdir()
+    mounted(path.parent)
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    mounted(path.parent)
+    return fd
+
+
+def packet_pipe(_: Path) -> object:
+    """In which each write is a packet of its own."""
+    return os.pipe2(os.O_DIRECT)
+
+
+def perf_map(_: Path) -> int:
+    """The ring of a software counter (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK)."""
+    attributes = ctypes.create_string_buffer(struct.pack("<IIQ", 1, 112, 0), 112)
+    fd = called(PERF_EVENT_OPEN, attributes, 0, -1, -1, 0)
+    address = mapped(fd, 2 * PAGE)
+    os.close(fd)
+    return address
+
+
+def pidfd_outside(workdir: Path) -> int:
+    """Of a process outside the tree."""
+    return called(PIDFD_OPEN, outside(workdir, lambda: True), 0)
+
+
+def pidfd_thread(_: Path) -> int:
+    """Of one thread."""
+    return called(PIDFD_OPEN, os.getpid(), os.O_EXCL)
+
+
+def sealed(_: Path) -> int:
+    """Memory that nobody can change any more."""
+    address = mapped(-1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    called(MSEAL, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), 0)
+    return address
+
+
+def secret_memory(_: Path) -> int:
+    """Which nobody else can read."""
+    fd = called(MEMFD_SECRET, 0)
+    os.ftruncate(fd, PAGE)
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def shared_memory(_: Path) -> int:
+    """A process with all of its parent's memory (CLONE_VM) and a stack of its own, in which it waits for ever."""
+    stack = mapped(-1, 16 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return checked(LIBC.clone(LIBC.pause, ctypes.c_void_p(stack + 16 * PAGE), CLONE_VM | signal.SIGCHLD, None))
+
+
+def system_v_memory(_: Path) -> int:
+    """Of the host; it goes with the last who has it."""
+    segment = checked(LIBC.shmget(0, 4 * PAGE, 0o1600))
+    address = int(LIBC.shmat(segment, None, 0))
+    LIBC.shmctl(segment, 0, None)
+    return address
+
+
+def terminals(workdir: Path) -> object:
+    """Two, of which somebody else holds the other sides."""
+    pairs = [os.openpty() for _ in range(2)]
+    outside(workdir, lambda: pairs)
+    for master, _ in pairs:
+        os.close(master)
+    return pairs
+
+
+def thread_leader_gone(_: Path) -> int:
+    """A child of which the first thread has ended, and another goes on."""
+    told, tell = os.pipe()
+
+    def child() -> NoReturn:
+        leader = Path(f"/proc/self/task/{os.getpid()}/stat")
+
+        def other() -> None:
+            wait(lambda: ") Z " in leader.read_text())
+            pause(tell)
+
+        threading.Thread(target=other).start()
+        called(EXIT, 0)
+        os._exit(1)
+
+    return answered(child, told, tell)
+
+
+def thread_traced(_: Path) -> int:
+    """A child of which a second thread is traced by another child."""
+    told, tell = os.pipe()
+
+    def threads() -> NoReturn:
+        threading.Thread(target=lambda: pause(tell, threading.get_native_id())).start()
+        time.sleep(60)
+        os._exit(1)
+
+    thread = answered(threads, told, tell)
+    told, tell = os.pipe()
+
+    def tracer() -> NoReturn:
+        LIBC.ptrace(PTRACE_SEIZE, thread, None, None)
+        pause(tell)
+
+    return answered(tracer, told, tell)
+
+
+def time_namespace(_: Path) -> bool:
+    """Another one for those to be born."""
+    return unshared(CLONE_NEWTIME)
+
+
+def trapped(_: Path) -> bool:
+    """A SIGTRAP that waits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTRAP])
+    os.kill(os.getpid(), signal.SIGTRAP)
+    return True
+
+
+def tunnel(_: Path) -> int:
+    """A network device of the program's own."""
+    fd = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", b"", IFF_TUN))
+    return fd
+
+
+def unaccepted(workdir: Path) -> socket.socket:
+    """A TCP connection that nobody takes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+
+    def connect() -> socket.socket:
+        listener.close()
+        return socket.create_connection(address)
+
+    outside(workdir, connect)
+    return listener
+
+
+def unix_nameless(workdir: Path) -> socket.socket:
+    """A datagram socket whose peer is outside and has no name."""
+    one, other = socket.socketpair(type=socket.SOCK_DGRAM)
+
+    def keep() -> socket.socket:
+        one.close()
+        return other
+
+    outside(workdir, keep)
+    other.close()
+    return one
+
+
+def vfork(_: Path) -> int:
+    """A child that waits for its own to start a program, which it never does."""
+    told, tell = os.pipe()
+
+    def child() -> NoReturn:
+        # Both run in one memory: the child of the child must not return from here, nor the child wake up.
+        called(CLONE, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0)
+        pause(tell)
+
+    return answered(child, told, tell)
+
+
+def watch(_: Path) -> int:
+    """Of a directory on a file system without handles."""
+    fd = checked(LIBC.inotify_init1(os.O_CLOEXEC))
+    checked(LIBC.inotify_add_watch(fd, b"/proc/self", IN_CREATE))
+    return fd
+
+
+def outside(workdir: Path, keep: Callable[[], object]) -> int:
+    """The PID of a process outside the tree that holds what `keep` returns."""
+    told, tell = os.pipe()
+
+    def between() -> NoReturn:
+        if not os.fork():
+            os.setsid()
+            kept = keep()
+            os.write(tell, str(os.getpid()).encode())
+            wait(lambda: kept is None or not workdir.exists())
+        os._exit(0)
+
+    os.waitpid(fork(between), 0)
+    os.close(tell)
+    return received(told)
+
+
+def answered(child: Callable[[], NoReturn], told: int, tell: int) -> int:
+    """Start it; the number that it writes."""
+    fork(child)
+    os.close(tell)
+    return received(told)
+
+
+def received(told: int) -> int:
+    """The number that somebody writes there."""
+    number = int(os.read(told, 20))
+    os.close(told)
+    return number
+
+
+def pause(tell: int, number: int = 0) -> NoReturn:
+    """Write it, and wait for ever."""
+    os.write(tell, str(number).encode())
+    os.close(tell)
+    wait(lambda: False)
+    os._exit(1)
+
+
+def wait(holds: Callable[[], bool]) -> None:
+    """Until it does."""
+    while not holds():
+        time.sleep(0.02)
+
+
+def mapped(
+    fd: int, size: int = PAGE, flags: int = mmap.MAP_SHARED, prot: int = mmap.PROT_READ | mmap.PROT_WRITE
+) -> int:
+    """The address of new memory."""
+    address = LIBC.mmap(None, size, prot, flags, fd, 0)
+    return checked(-1) if address == ctypes.c_void_p(-1).value else int(address)
+
+
+def mounted(point: Path) -> bool:
+    """Lay an empty file system over a directory."""
+    return checked(LIBC.mount(b"none", os.fsencode(point), b"tmpfs", 0, b"size=1m")) == 0
+
+
+def unshared(namespace: int) -> bool:
+    """Leave a namespace for a new one."""
+    return checked(LIBC.unshare(namespace)) == 0
+
+
+def called(number: int, *arguments: object) -> int:
+    """What a system call returns."""
+    return checked(LIBC.syscall(number, *arguments))
+
+
+def checked(returned: int) -> int:
+    """OSError if it is a failure."""
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return returned
+
+
+KINDS: Final[dict[str, Callable[[Path], object]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(block_device, character_device, corked, detached, device_map, epoll_of_closed, foreign_namespace),
+        *(hidden_directory, hidden_file, hidden_map, io_uring_map, message_queue, netlink_groups, netlink_unbound),
+        *(netlink_unread, overmounted, packet_pipe, perf_map, pidfd_outside, pidfd_thread, sealed, secret_memory),
+        *(shared_memory, system_v_memory, terminals, thread_leader_gone, thread_traced, time_namespace, trapped),
+        *(tunnel, unaccepted, unix_nameless, vfork, watch),
+    )
+}
+
+
+if __name__ == "__main__":
+    main()
