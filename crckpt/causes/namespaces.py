@@ -13,6 +13,13 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "nested-unmade",
+        "{process|a process of the tree} has a mount or network namespace of its own, which no restore makes again",
+        "start it without one, or checkpoint the program inside that namespace by itself",
+        r"Can't restore sub-task in NS",
+        "criu/pstree.c",
+    ),
+    Cause(
         "no-namespace-init",
         "the tree lives in a PID namespace, whose first process is not in it",
         "checkpoint the first process of that namespace: lsns --type pid",

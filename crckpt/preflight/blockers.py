@@ -13,7 +13,7 @@ from crckpt.host.maps import Mapping
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 
-_NESTED_REFUSED = ("pid", "user", "ipc", "uts", "time", "time_for_children")
+_NESTED_REFUSED = ("pid", "user", "ipc", "uts", "cgroup", "time", "time_for_children")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
@@ -41,7 +41,7 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
     for process in seen.tree.processes:
         yield from _not_frozen(process, names)
-        yield from _nested(process, dict(seen.tree.root.namespaces))
+        yield from _nested(process, seen)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
     for pid, _, waits in sorted(seen.passing.shared):
@@ -110,13 +110,22 @@ def _traced(process: Process, by: int, names: dict[int, str]) -> Finding:
     )
 
 
-def _nested(process: Process, root: dict[str, int]) -> Iterator[Finding]:
+def _nested(process: Process, seen: Observed) -> Iterator[Finding]:
+    """Source: criu/namespaces.c, and of namespaces that are saved but not made again criu/pstree.c.
+
+    CRIU is started in the root's mount namespace, so that it can make no other.
+    """
     if process.state == "zombie":
         return
+    root = dict(seen.tree.root.namespaces)
+    unmade = ("mnt", "net") if _shares(seen, "net") else ("mnt",)
     for kind, inode in process.namespaces:
-        expected = root.get(kind.removesuffix("_for_children"), inode)
-        if kind in _NESTED_REFUSED and expected != inode:
+        if root.get(kind.removesuffix("_for_children"), inode) == inode:
+            continue
+        if kind in _NESTED_REFUSED:
             yield cause("nested-namespace").told(pid=process.pid, kind=kind.removesuffix("_for_children"))
+        elif kind in unmade:
+            yield cause("nested-unmade").told(process=f"process {process.pid} ({process.comm})")
 
 
 def _foreign_limits(seen: Observed) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ KINDS: Final = {
     "hidden_map": "file-hidden",
     "io_uring_map": "io-uring",
     "message_queue": "mount-lookup",
+    "nested_cgroup": "nested-namespace",
     "netlink_groups": "netlink-groups",
     "netlink_unbound": "netlink-groups",
     "netlink_unread": "netlink-data",
@@ -66,6 +67,31 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
         assert told["what"] in error["message"] or cause(key).told().what in error["message"]
         assert error["hint"] == told["remedy"]
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("kind", ["nested_mount", "nested_network"])
+def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, kind: str) -> None:
+    with held(kind) as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        (told,) = result["blockers"]
+        assert told["key"] == "nested-unmade"
+        assert told["what"].endswith(
+            "(python3) has a mount or network namespace of its own, which no restore makes again"
+        )
+        crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--stop")
+        tree.wait_gone()
+        error = crckpt.run("restore", "job", "--detach", "--json", status=23).document["error"]
+        assert cause("nested-unmade").told().what in error["message"]
+        assert error["hint"] == told["remedy"]
+
+
+def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
+    with held("harmless") as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert result["blockers"] == []
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), "job")
         tree.wait_growth(before)
 
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -37,6 +38,8 @@ MSEAL: Final = 462
 CLONE_NEWTIME: Final = 0x80
 CLONE_VM: Final = 0x100
 CLONE_VFORK: Final = 0x4000
+CLONE_NEWNS: Final = 0x20000
+CLONE_NEWCGROUP: Final = 0x2000000
 CLONE_NEWNET: Final = 0x40000000
 AT_FDCWD: Final = -100
 IN_CREATE: Final = 0x100
@@ -104,8 +107,6 @@ def device_map(_: Path) -> int:
 
 def epoll_of_closed(workdir: Path) -> object:
     """An epoll that watches what is closed here and lives on outside."""
-    import select
-
     one, other = os.pipe()
     watching = select.epoll()
     watching.register(one, select.EPOLLIN)
@@ -117,6 +118,37 @@ def epoll_of_closed(workdir: Path) -> object:
 def foreign_namespace(workdir: Path) -> int:
     """A namespace of somebody else."""
     return os.open(f"/proc/{outside(workdir, lambda: unshared(CLONE_NEWNET))}/ns/net", os.O_RDONLY)
+
+
+def harmless(workdir: Path) -> object:
+    """What looks like a kind of this program, and CRIU saves it."""
+    one, other = os.pipe()
+    watching = select.epoll()
+    watching.register(one, select.EPOLLIN)
+    kept = os.dup(one)
+    os.close(one)
+    ended = fork(lambda: os._exit(0))
+    corpse = called(PIDFD_OPEN, ended, 0)
+    os.waitpid(ended, 0)
+    (workdir / "symlink").symlink_to("nowhere")
+    (workdir / "renamed").touch()
+    renamed = os.open(workdir / "renamed", os.O_RDONLY)
+    (workdir / "renamed").rename(workdir / "name (deleted)")
+    notes = checked(LIBC.inotify_init1(os.O_CLOEXEC))
+    for watched in (workdir, Path("/dev")):
+        checked(LIBC.inotify_add_watch(notes, os.fsencode(watched), IN_CREATE))
+    return (
+        *(watching, other, kept, corpse, renamed, notes),
+        *(os.open(path, os.O_RDONLY) for path in ("/proc/self/ns/net", "/proc/1/status", "/dev/kmsg", "/dev/null")),
+        os.open(workdir / "symlink", os.O_PATH | os.O_NOFOLLOW),
+        called(PIDFD_OPEN, os.getpid(), 0),
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, 89),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+        netlink_groups(workdir, group=1),
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        mmap.mmap(-1, PAGE),
+    )
 
 
 def hidden_directory(workdir: Path) -> bool:
@@ -159,6 +191,21 @@ def message_queue(workdir: Path) -> int:
     fd = int(LIBC.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
     LIBC.mq_unlink(name)
     return fd
+
+
+def nested(namespace: int) -> Callable[[Path], int]:
+    """A kind: a child in a namespace of its own."""
+
+    def kind(_: Path) -> int:
+        told, tell = os.pipe()
+
+        def child() -> NoReturn:
+            unshared(namespace)
+            pause(tell)
+
+        return answered(child, told, tell)
+
+    return kind
 
 
 def netlink_groups(_: Path, group: int = 33) -> socket.socket:
@@ -437,11 +484,24 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
     kind.__name__: kind
     for kind in (
         *(block_device, character_device, corked, detached, device_map, epoll_of_closed, foreign_namespace),
-        *(hidden_directory, hidden_file, hidden_map, io_uring_map, message_queue, netlink_groups, netlink_unbound),
+        *(
+            harmless,
+            hidden_directory,
+            hidden_file,
+            hidden_map,
+            io_uring_map,
+            message_queue,
+            netlink_groups,
+            netlink_unbound,
+        ),
         *(netlink_unread, overmounted, packet_pipe, perf_map, pidfd_outside, pidfd_thread, sealed, secret_memory),
         *(shared_memory, system_v_memory, terminals, thread_leader_gone, thread_traced, time_namespace, trapped),
         *(tunnel, unaccepted, unix_nameless, vfork, watch),
     )
+} | {
+    "nested_cgroup": nested(CLONE_NEWCGROUP),
+    "nested_mount": nested(CLONE_NEWNS),
+    "nested_network": nested(CLONE_NEWNET),
 }
 
 

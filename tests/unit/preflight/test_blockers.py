@@ -103,6 +103,14 @@ def test_a_namespace_is_known_if_anybody_here_is_in_it() -> None:
     assert found(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]
 
 
+def test_a_network_namespace_in_another_is_made_again() -> None:
+    """As long as the root's is not ours, which CRIU takes as it is."""
+    child = replace(ROOT, pid=101, namespaces=(("net", 33),))
+    seen = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
+    assert found(seen) == ["nested-unmade"]
+    assert found(replace(seen, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
+
+
 def test_sealed_memory_stands_against_nothing() -> None:
     assert found(replace(PLAIN, mappings=(Mapping(100, 0x1000, "", "sealed"),))) == []
 
