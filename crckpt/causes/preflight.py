@@ -75,6 +75,12 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "lock-shared",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: a restore waits "
+        "until that lets go",
+        "",
+    ),
+    Cause(
         "sealed",
         "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
         "",

@@ -8,6 +8,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from crckpt.host.proc import Descriptor
@@ -43,6 +44,24 @@ def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
             for target, at in _numbered(_targets(found))
         )
     )
+
+
+def sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
+    """PIDs of processes, but for those `inside`, that have that very open file too (inherited, or handed over)."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        pid = int(name)
+        if pid not in inside and any(_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _named(pid, held.target)):
+            found.append(pid)
+    return tuple(found)
+
+
+def _named(pid: int, target: str) -> Iterator[int]:
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{name}") == target:
+                    yield int(name)
 
 
 def _targets(epoll: Descriptor) -> list[int]:

@@ -11,13 +11,14 @@ from msgspec import Struct
 
 from crckpt.host import network, proc
 from crckpt.host.borrowed import SocketKind, is_readable, socket_kinds, unread_bytes
-from crckpt.host.compared import escaped, share_memory
+from crckpt.host.compared import escaped, share_memory, sharers
 from crckpt.host.maps import Mapping, odd_mappings
 from crckpt.host.reach import OutOfReach, out_of_reach
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
 from crckpt.host.watches import lost_watches
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
+_LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
@@ -35,6 +36,15 @@ class Unread(Struct, frozen=True):
     pid: int
     fd: int
     what: Literal["UDP", "inotify"]
+
+
+class SharedLock(Struct, frozen=True):
+    """A descriptor with a lock that process `other`, outside the tree, holds too."""
+
+    pid: int
+    fd: int
+    path: str
+    other: int
 
 
 class TracedThread(Struct, frozen=True):
@@ -84,6 +94,7 @@ class Observed(Struct, frozen=True):
     out_of_reach: tuple[OutOfReach, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
     escaped: tuple[proc.Descriptor, ...] = ()
+    shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
     passing: Passing = Passing()
@@ -120,6 +131,7 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         out_of_reach=out_of_reach(sorted(here), reached),
         lost_watches=lost_watches(reached),
         escaped=escaped(descriptors),
+        shared_locks=tuple(_shared_locks(tree, descriptors)),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)
             for process in tree.processes
@@ -145,6 +157,14 @@ def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
             if share_memory(process.pid, process.ppid)
         ),
     )
+
+
+def _shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
+    """A lock of a process (POSIX) goes with it, all others with their open file."""
+    inside = frozenset(tree.pids)
+    for found in descriptors:
+        if _LOCKED.search(found.info):
+            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in sharers(found, inside))
 
 
 def _waits(pid: int) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 from command import Crckpt
-from trees import PYTHON, Case, Tree, open_workdir
+from stopped import foreground
+from trees import PYTHON, Case, Tree, open_workdir, wait_for
 
 from crckpt.causes import cause
 
@@ -118,6 +121,29 @@ def test_a_seal_is_lost_and_said_to_be(crckpt: Crckpt) -> None:
         crckpt.run("restore", "job", "--detach")
         tree.wait_growth(before)
         assert not tree.facts()[""]["sealed"]
+
+
+def test_a_lock_shared_with_the_outside_delays_a_restore_and_is_said_to(crckpt: Crckpt) -> None:
+    with held("shared_lock") as tree:
+        other = int((tree.workdir / "outside").read_text())
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        (told,) = result["warnings"]
+        assert told["key"] == "lock-shared"
+        assert f"is held by process {other} outside the tree, too" in told["what"]
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        before = tree.counters()
+        with foreground(crckpt) as restore:
+            wait_for(lambda: _waits_for_lock(tree.pid), 20, "the restore to wait for the lock")
+            os.kill(other, signal.SIGKILL)
+            tree.wait_growth(before)
+            assert restore.poll() is None
+
+
+def _waits_for_lock(pid: int) -> bool:
+    """Who is blocked stands below the holder, after an arrow (proc_locks(5))."""
+    blocked = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(fields[5] == str(pid) for fields in blocked)
 
 
 @contextmanager

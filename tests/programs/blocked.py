@@ -281,6 +281,14 @@ def secret_memory(_: Path) -> int:
     return address
 
 
+def shared_lock(workdir: Path) -> int:
+    """Of a file that somebody outside has from us."""
+    fd = os.open(workdir / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    (workdir / "outside").write_text(str(outside(workdir, lambda: fd)))
+    return fd
+
+
 def shared_memory(_: Path) -> int:
     """A process with all of its parent's memory (CLONE_VM) and a stack of its own, in which it waits for ever."""
     stack = mapped(-1, 16 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -495,7 +503,16 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
             netlink_unbound,
         ),
         *(netlink_unread, overmounted, packet_pipe, perf_map, pidfd_outside, pidfd_thread, sealed, secret_memory),
-        *(shared_memory, system_v_memory, terminals, thread_leader_gone, thread_traced, time_namespace, trapped),
+        *(
+            shared_lock,
+            shared_memory,
+            system_v_memory,
+            terminals,
+            thread_leader_gone,
+            thread_traced,
+            time_namespace,
+            trapped,
+        ),
         *(tunnel, unaccepted, unix_nameless, vfork, watch),
     )
 } | {
