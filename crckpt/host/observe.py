@@ -59,17 +59,23 @@ class Passing(Struct, frozen=True):
     """What a running tree may be over with in a moment: it counts if it was so at two looks.
 
     `queues` are (PID, fd) of listening TCP sockets where somebody waits, `messages` of netlink sockets with something
-    to read; `shared` are (PID, parent) of processes that share their memory, `blocked` whether the parent waits for it
-    (vfork).
+    to read; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that do nothing
+    meanwhile (vfork).
     """
 
     queues: frozenset[tuple[int, int]] = frozenset()
     messages: frozenset[tuple[int, int]] = frozenset()
-    shared: frozenset[tuple[int, int, bool]] = frozenset()
+    shared: frozenset[tuple[int, int]] = frozenset()
+    waiting: frozenset[int] = frozenset()
 
     def stayed(self, later: Passing) -> Passing:
         """What was the same at another look."""
-        return Passing(self.queues & later.queues, self.messages & later.messages, self.shared & later.shared)
+        return Passing(
+            self.queues & later.queues,
+            self.messages & later.messages,
+            self.shared & later.shared,
+            self.waiting & later.waiting,
+        )
 
 
 class Observed(Struct, frozen=True):
@@ -144,6 +150,9 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
 
 
 def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
+    shared = frozenset(
+        (process.pid, process.ppid) for process in tree.processes[1:] if share_memory(process.pid, process.ppid)
+    )
     return Passing(
         queues=frozenset(network.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
         messages=frozenset(
@@ -151,11 +160,8 @@ def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
             for held in sockets
             if held.family == socket.AF_NETLINK and is_readable(held.pid, held.fd)
         ),
-        shared=frozenset(
-            (process.pid, process.ppid, _waits(process.ppid))
-            for process in tree.processes[1:]
-            if share_memory(process.pid, process.ppid)
-        ),
+        shared=shared,
+        waiting=frozenset(parent for _, parent in shared if _waits(parent)),
     )
 
 

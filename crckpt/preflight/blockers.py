@@ -44,7 +44,8 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
         yield from _nested(process, seen)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
-    for pid, _, waits in sorted(seen.passing.shared):
+    for pid, parent in sorted(seen.passing.shared):
+        waits = parent in seen.passing.waiting
         yield cause("freeze-timeout").told() if waits else cause("memory-in-common").told(pid=pid)
     for found in seen.descriptors:
         yield from _unsaved(found, seen)

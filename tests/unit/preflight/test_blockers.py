@@ -125,11 +125,11 @@ def test_who_traces_a_thread_is_named() -> None:
 
 def test_what_passes_does_not_count() -> None:
     """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
-    queue, message, pair = (100, 3), (100, 4), (101, 100, True)
-    first = Passing(frozenset({queue}), frozenset({message}), frozenset({pair}))
+    queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
+    first = Passing(queue, message, pair, frozenset({100}))
     assert first.stayed(Passing()) == Passing()
-    assert first.stayed(Passing(shared=frozenset({(101, 100, False)}))) == Passing()
     assert found(replace(PLAIN, passing=first.stayed(first))) == ["freeze-timeout", "netlink-data", "tcp-in-flight"]
+    assert found(replace(PLAIN, passing=first.stayed(Passing(shared=pair)))) == ["memory-in-common"]
 
 
 def test_another_time_namespace_for_children_is_one() -> None:
