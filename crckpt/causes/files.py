@@ -21,9 +21,9 @@ FILES = (
     ),
     Cause(
         "file-hidden",
-        "an open file can no longer be reached by its name",
+        "{path|an open file} can no longer be reached by its name",
         "put the file back where it was opened",
-        "Unaccessible path opened|Open files on overmounted mounts",
+        r"Unaccessible path opened|Open files on overmounted mounts are .* path=(?P<path>.*)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -69,6 +69,13 @@ MEMORY = (
         "criu/proc_parse.c",
     ),
     Cause(
+        "memory-in-common",
+        "process {pid} has all of its memory in common with another (vfork, or clone with CLONE_VM)",
+        "wait until it has started its own program; what goes on so, should use threads",
+        r"Can't make VM id for (?P<pid>\d+)",
+        "criu/cr-dump.c",
+    ),
+    Cause(
         "sysv-shm",
         "the tree has System V shared memory of the host",
         "start the program with an IPC namespace of its own: unshare --ipc PROGRAM",

@@ -13,6 +13,13 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "nested-unmade",
+        "{process|a process of the tree} has a mount or network namespace of its own, which no restore makes again",
+        "start it without one, or checkpoint the program inside that namespace by itself",
+        r"Can't restore sub-task in NS",
+        "criu/pstree.c",
+    ),
+    Cause(
         "no-namespace-init",
         "the tree lives in a PID namespace, whose first process is not in it",
         "checkpoint the first process of that namespace: lsns --type pid",
@@ -31,6 +38,13 @@ NAMESPACES = (
         "namespaces of the tree belong to another user namespace than the tree's",
         "start the program with all its namespaces made at once: unshare --user --pid --net PROGRAM",
         "One or more namespaces doesn't belong to the target user namespace",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "namespace-outside",
+        "the tree holds open a namespace in which none of its processes is ({inode})",
+        "close it in the program: lsof -p PID",
+        r"No NS ID with kid (?P<inode>\d+)",
         "criu/namespaces.c",
     ),
     Cause(

@@ -75,6 +75,17 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "lock-shared",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: a restore waits "
+        "until that lets go",
+        "",
+    ),
+    Cause(
+        "sealed",
+        "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
+        "",
+    ),
+    Cause(
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
         "read takes all",

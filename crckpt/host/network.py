@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import socket
 import sys
@@ -49,6 +50,9 @@ _STATES = (
 )
 
 
+_LISTEN = f"{_STATES.index('LISTEN'):02X}"
+
+
 class Connection(Struct, frozen=True):
     """A TCP socket of a live process that has a peer."""
 
@@ -62,12 +66,19 @@ class Connection(Struct, frozen=True):
 def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
     """Every TCP socket with a peer that these processes hold, each in its own network namespace."""
     return tuple(
-        Connection(pid, descriptors[row[9]], _shown(row[1]), _shown(row[2]), _STATES[int(row[3], 16)])
-        for pid in pids
-        if (descriptors := _socket_descriptors(pid))
-        for table in ("tcp", "tcp6")
-        for row in _rows(pid, table)
-        if row[9] in descriptors and not row[2].endswith(":0000")
+        Connection(pid, fd, _shown(row[1]), _shown(row[2]), _STATES[int(row[3], 16)])
+        for pid, fd, row in _tcp_sockets(pids)
+        if not row[2].endswith(":0000")
+    )
+
+
+def waited_for(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """(PID, descriptor) of every listening TCP socket at which a connection waits to be accepted.
+
+    Of a socket that listens the kernel says as the bytes to be read how many these are.
+    """
+    return tuple(
+        (pid, fd) for pid, fd, row in _tcp_sockets(pids) if row[3] == _LISTEN and int(row[4].partition(":")[2], 16)
     )
 
 
@@ -146,13 +157,29 @@ def _lock_of(run_id: str) -> str | None:
     return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)
 
 
+def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, list[str]]]:
+    """(PID, descriptor, row of the kernel's table). The kernel takes its time for a table: each is read once."""
+    tables: dict[int, dict[str, list[str]]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            descriptors = _socket_descriptors(pid)
+            space = proc.namespace(pid, "net") if descriptors else 0
+            if descriptors and space not in tables:
+                tables[space] = {row[9]: row for table in ("tcp", "tcp6") for row in _rows(pid, table)}
+            for inode, fd in descriptors.items():
+                if row := tables[space].get(inode):
+                    yield pid, fd, row
+
+
 def _socket_descriptors(pid: int) -> dict[str, int]:
-    """Inode of each socket -> a descriptor of the process that leads to it."""
-    return {
-        found.target.removeprefix("socket:[").removesuffix("]"): found.fd
-        for found in proc.descriptors(pid)
-        if found.target.startswith("socket:[")
-    }
+    """Inode of each socket -> a descriptor of the process that leads to it. Raises OSError if it has ended."""
+    found = {}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                found[target[len("socket:[") : -1]] = int(name)
+    return found
 
 
 def _rows(pid: int, table: str) -> Iterator[list[str]]:

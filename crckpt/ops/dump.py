@@ -148,7 +148,7 @@ def _looked_at(request: Request, context: Context) -> _Subject:
         request.tcp,
         stop=request.stop,
         locks_by_nftables=criu.locks_by_nftables,
-        names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
+        names={tracer: proc.title(tracer) for tracer in seen.tracers},
     )
     return _Subject(request, context, seen, job, criu, planned)
 

@@ -119,7 +119,7 @@ FILES: Final = (
     Dump("long-path", "deep_file", "of an open file"),
     Dump("locks", "flock"),
     Dump("watch", "proc_watch"),
-    Dump("epoll-closed", "epoll_of_another", "process {pid}"),
+    Dump("epoll-closed", "epoll_of_another", "PID {pid}"),
     Dump("pidfd-outside", "pidfd_outside", "outside it"),
     Dump("pidfd-thread", "pidfd_thread"),
     Dump("packet-pipe", "packet_pipe"),
