@@ -23,12 +23,25 @@ class TasksLeft(Struct, frozen=True):
     left: int
 
 
+def groups(controller: str) -> Iterator[Path]:
+    """Our group and those above it, where the limits of a controller stand. Source: cgroups(7), /proc/PID/cgroup."""
+    for line in _OURS.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for mount in (_MOUNTS / names,) if names else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
+            if mount.is_dir():
+                own = mount / path.lstrip("/")
+                yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
+                break
+
+
 def memory_left(*, swap: int = 0) -> Iterator[int]:
     """Bytes that each group with a limit leaves us. What it holds of files counts: the kernel takes that back first.
 
     `swap` bytes of the system are free, of which a group gets what its own limit allows.
     """
-    for group in _groups("memory"):
+    for group in groups("memory"):
         limit, used, cached = _MEMORY if (group / _MEMORY[0]).exists() else _MEMORY_1
         try:
             most = _number(group / limit)
@@ -42,7 +55,7 @@ def memory_left(*, swap: int = 0) -> Iterator[int]:
 def tasks_left() -> TasksLeft | None:
     """The group with a limit that leaves the fewest; None if there is no limit."""
     found = []
-    for group in _groups("pids"):
+    for group in groups("pids"):
         try:
             most = _number(group / "pids.max")
             if most is not None:
@@ -50,19 +63,6 @@ def tasks_left() -> TasksLeft | None:
         except OSError:
             continue
     return min(found, key=lambda group: group.left, default=None)
-
-
-def _groups(controller: str) -> Iterator[Path]:
-    """Our group and those above it, where the limits of a controller stand. Source: cgroups(7), /proc/PID/cgroup."""
-    for line in _OURS.read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        for mount in (_MOUNTS / names,) if names else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
-            if mount.is_dir():
-                own = mount / path.lstrip("/")
-                yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
-                break
 
 
 def _number(file: Path) -> int | None:

@@ -195,7 +195,7 @@ def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
         new = None
         if request.new_pid_namespace:
             new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
-        kept = stack.enter_context(_outside_ends(outside.pipes, detach=request.detach))
+        kept = stack.enter_context(outside_ends(outside.pipes, detach=request.detach))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
             *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
@@ -237,7 +237,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
     def look() -> None:
         images.finished()
         began.streamer.check()
-        _all_there(tree, new.init if new else None)
+        all_there(tree, new.init if new else None)
 
     with interrupts_put_off():
         began.streamer.serve(images)
@@ -264,7 +264,8 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
     )
 
 
-def _all_there(tree: ImageTree, init: int | None) -> None:
+def all_there(tree: ImageTree, init: int | None) -> None:
+    """Raises RestoreFailed unless every task of the tree exists, in our pid namespace or that of `init`."""
     tasks = [(process.pid, thread.tid) for process in tree.processes for thread in process.threads]
     missing = proc.missing_tasks(tasks, init)
     if missing:
@@ -283,7 +284,7 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 
 @contextmanager
-def _outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
+def outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
     """Values for --inherit-fd, each with our descriptor: our output for what the tree writes, else /dev/null."""
     ends: dict[str, int] = {}
     try:
