@@ -30,9 +30,9 @@ def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _answer(probe, writing, within)
+    os.close(writing)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(writing)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     finally:
         # While the child is not reaped, nobody else's group has its number.
