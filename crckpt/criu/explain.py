@@ -29,10 +29,17 @@ _DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")
 _PATH = re.compile(r"Dumping path for (-?\d+) fd via self \d+ \[(.*)\]")
 _NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
 """What a restore says right after why."""
+_OUTSIDE_END = re.compile(r"Dumped extern: id \S+ ino (\d+) ")
+"""What a dump says right before it refuses a unix socket whose other end, the one named, is outside the tree."""
+_LONGEST_AGO = 3
+"""Lines: its other complaints come at most so far after it."""
 
 
 class Place(Struct, frozen=True):
-    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file."""
+    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file.
+
+    Who knows more than the log may put there what a socket is called.
+    """
 
     pid: int
     comm: str = ""
@@ -49,12 +56,14 @@ class Explanation(Struct, frozen=True):
     """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own.
 
     `line` is the one that told the cause, and `place` what CRIU was at then, None where the log does not say.
+    `outside_end` is the inode of a unix socket outside the tree, to which a refused one is connected; 0 if none was.
     """
 
     finding: Finding | None
     lines: tuple[str, ...]
     line: str = ""
     place: Place | None = None
+    outside_end: int = 0
 
 
 def explain(log: str) -> Explanation:
@@ -69,7 +78,7 @@ def explain(log: str) -> Explanation:
     for causes in (SPECIFIC, GENERAL):
         for number, line in telling.items():
             if finding := _known(line, causes):
-                return Explanation(finding, shown, line, _place(lines, number))
+                return Explanation(finding, shown, line, _place(lines, number), _outside_end(lines, number))
     return Explanation(None, shown)
 
 
@@ -100,6 +109,11 @@ def _place(lines: Sequence[str], number: int) -> Place | None:
     if writer and (found := _NOT_OPENED.search(after)):
         return Place(int(writer), fd=int(found[1]))
     return place
+
+
+def _outside_end(lines: Sequence[str], number: int) -> int:
+    found = (_OUTSIDE_END.search(line[:_LONGEST]) for line in reversed(lines[max(0, number - _LONGEST_AGO) : number]))
+    return next((int(told[1]) for told in found if told), 0)
 
 
 def _writer(line: str) -> str:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, run
+from crckpt.host.unix_sockets import UnixSocket
 
 # A private prefix of CRIU brings its nft along.
 _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
@@ -63,6 +64,21 @@ def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
     )
 
 
+def socket_titles(pid: int) -> dict[int, str]:
+    """What each socket in a process's network namespace is called, by inode: `tcp 127.0.0.1:80 (listen)`.
+
+    As the images have it. Of sockets of other families than internet and unix nothing is said.
+    """
+    titles = {found.inode: found.title for found in _unix_sockets(pid)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for row in _rows(pid, table):
+            to = "" if row[2].endswith(":0000") else f" -> {_shown(row[2])}"
+            state = _STATES[int(row[3], 16)].lower().replace("_", "-")
+            titles[int(row[9])] = f"{table.rstrip('6')} {_shown(row[1])}{to} ({state})"
+    titles.pop(0, None)  # connections that nobody has open any more
+    return titles
+
+
 def can_listen(address: str, port: int) -> bool:
     """Whether nobody else listens there now. What else may be wrong with an address, only a restore can tell."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -80,14 +96,7 @@ def can_listen(address: str, port: int) -> bool:
 
 def unix_datagram_sockets(pid: int) -> frozenset[int]:
     """Inodes of the unix datagram sockets in a process's network namespace."""
-    try:
-        lines = Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]
-    except OSError:
-        return frozenset()
-    # Num RefCount Protocol Flags Type St Inode Path: type 0002 is SOCK_DGRAM (net/unix/af_unix.c). A name may hold
-    # line feeds: what follows them is no line of its own.
-    rows = (fields for line in lines if len(fields := line.split()) >= 7)
-    return frozenset(int(fields[6]) for fields in rows if fields[4] == "0002" and fields[6].isdecimal())
+    return frozenset(found.inode for found in _unix_sockets(pid) if found.kind == socket.SOCK_DGRAM)
 
 
 def nft() -> Path | None:
@@ -131,6 +140,16 @@ def _socket_descriptors(pid: int) -> dict[str, int]:
         for found in proc.descriptors(pid)
         if found.target.startswith("socket:[")
     }
+
+
+def _unix_sockets(pid: int) -> Iterator[UnixSocket]:
+    """Without their peers: Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]:
+            fields = line.split(maxsplit=7)
+            # A name may hold line feeds: what follows them is no line of its own.
+            if len(fields) >= 7 and fields[6].isdecimal():
+                yield UnixSocket(int(fields[6]), int(fields[4], 16), 0, fields[7] if len(fields) > 7 else "")
 
 
 def _rows(pid: int, table: str) -> Iterator[list[str]]:

@@ -22,6 +22,12 @@ _NAME: Final = 0
 _PEER: Final = 2
 _SHOW_NAME_AND_PEER: Final = 1 << 0 | 1 << 2
 
+_TYPES: Final[dict[int, str]] = {
+    socket.SOCK_STREAM: "stream",
+    socket.SOCK_DGRAM: "datagram",
+    socket.SOCK_SEQPACKET: "seqpacket",
+}
+
 _HEADER: Final = struct.Struct("=IHHII")
 _REQUEST: Final = struct.Struct("=BBHIIIII")
 _MESSAGE: Final = struct.Struct("=BBBxIII")
@@ -39,6 +45,11 @@ class UnixSocket(Struct, frozen=True):
     kind: int
     peer: int
     name: str
+
+    @property
+    def title(self) -> str:
+        """Type and name; the inode if it has no name."""
+        return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
 
 
 def unix_sockets() -> dict[int, UnixSocket]:

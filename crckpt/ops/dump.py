@@ -290,7 +290,11 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
             proc.wait_until_gone(subject.seen.tree.pids, _ENDING_S)
         # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
         with interrupts_let_in():
-            raise explained(outcome, DumpFailed, "the dump", "; TCP connections may be dead" if dead else "")
+            # For failures only, as what explains them.
+            from crckpt.ops.resources import in_live_tree
+
+            resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
+            raise explained(outcome, DumpFailed, "the dump", resolved, "; TCP connections may be dead" if dead else "")
     return outcome
 
 

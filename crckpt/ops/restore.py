@@ -197,7 +197,10 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, images: Streamed,
                 leftovers.end((process.pid for process in tree.processes), began)
             with interrupts_let_in():
                 streamer.check()
-                raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
+                # For failures only, as what explains them.
+                from crckpt.ops.resources import in_images
+
+                raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
         pid = new.init if new else root
         if request.detach:
             interrupts_too_late()
