@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
-from trees import PROGRAMS
+from trees import PROGRAMS, PYTHON
 
 BACKTRACE = "thread apply all bt"
 
@@ -49,20 +50,20 @@ def built(name: str, directory: Path) -> Path:
 
 
 def needed(program: str) -> str:
-    """Where it is; without it the test is skipped."""
-    found = shutil.which(program)
+    """Where it is, on PATH or beside the tests' Python; without it the test is skipped."""
+    found = shutil.which(program) or shutil.which(program, path=Path(sys.executable).parent)
     if found is None:
         pytest.skip(f"{program} is not installed")
     return found
 
 
 @contextmanager
-def waiting(executable: Path, *words: str) -> Iterator[int]:
+def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iterator[int]:
     """The program, once it has closed the descriptor of which it got the number: its PID."""
     ready, theirs = os.pipe()
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
-        [str(executable), str(theirs), *words],
+        [str(executable), *before, str(theirs), *words],
         cwd="/",
         stdin=nothing,
         stdout=nothing,
@@ -131,6 +132,34 @@ def test_gdb_finds_vector_registers(crckpt: Crckpt, tmp_path: Path) -> None:
     found = re.findall(r"^\$\d = (.*)$", said, re.MULTILINE)
     registers = ["{" + ", ".join(map(str, range(1, size + 1))) + "}" for size in (32, *wide.values())]
     assert found == [*registers, str(errno.EREMOTE), *(["0x1234"] if wide else [])]
+
+
+def test_gdb_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Path) -> None:
+    """By Python's own extension, which comes with its debug symbols."""
+    executable, core = _core_of_python(needed("python3-dbg"), crckpt, tmp_path)
+    said = gdb(executable, core, "py-bt")
+    assert re.findall(r", line \d+, in (\S+)$", said, re.MULTILINE) == ["innermost", "middle", "middle", "<module>"]
+    assert f'File "{PROGRAMS}/nested_calls.py"' in said
+
+
+def test_py_spy_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Which needs no symbols; with what the functions were called with."""
+    program = needed("py-spy")
+    _, core = _core_of_python(PYTHON, crckpt, tmp_path)
+    words = (program, "dump", "--core", str(core), "--locals", "--full-filenames")
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert re.findall(rf"^    (\S+) \({PROGRAMS}/nested_calls.py:\d+\)", said, re.MULTILINE) == [
+        *("innermost", "middle", "middle", "<module>")
+    ]
+    assert 'marker: "swordfish"' in said
+
+
+def _core_of_python(python: str, crckpt: Crckpt, directory: Path) -> tuple[Path, Path]:
+    """The executable and the core file of a program that this Python ran."""
+    with waiting(Path(python), before=(f"{PROGRAMS}/nested_calls.py",)) as pid:
+        crckpt.run("dump", str(pid), "job")
+    result = crckpt.run("core", "job", "--output", str(directory / "core"), "--json").document["result"]
+    return Path(result["executable"]), directory / "core"
 
 
 def test_what_it_says(waited: Waited, tmp_path: Path) -> None:
