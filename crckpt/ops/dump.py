@@ -23,6 +23,7 @@ from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
 from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
@@ -319,6 +320,8 @@ def _new(
 
 def _committed(subject: _Subject, repository: Repository, paths: Paths, new: NewCheckpoint) -> Checkpoint:
     context = subject.context
+    # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
+    read_inventory((paths.images / "inventory.img").read_bytes())
     checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
     if subject.request.tag is not None:
         repository.tag(checkpoint.id, subject.request.tag)
