@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from trees import PROGRAMS, PYTHON, Case, started, wait_for
+from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 VARIABLE = "CRCKPT_TEST_SECRET=swordfish = two words"
@@ -246,6 +246,45 @@ def test_diff_the_other_way_round_and_with_itself(looked: Looked) -> None:
     assert (there["pages"]["new"], there["pages"]["gone"]) == (back["pages"]["gone"], back["pages"]["new"])
     assert there["pages"]["changed"] == back["pages"]["changed"]
     assert looked.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
+
+
+def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
+    """One has gone, another has come: nothing of the two is compared."""
+    crckpt = Crckpt(tmp_path / "store")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    nothing = subprocess.DEVNULL
+    words = ["sh", "-c", 'read word <"$0"; exec sleep 600', str(fifo)]
+    process = subprocess.Popen(words, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    try:
+        comm = Path(f"/proc/{process.pid}/comm")
+        wait_for(lambda: comm.read_text() == "sh\n", 10, "the shell")
+        crckpt.run("dump", str(process.pid), "job")
+        fifo.write_text("go\n")
+        wait_for(lambda: comm.read_text() == "sleep\n", 10, "the other program")
+        crckpt.run("dump", str(process.pid), "job")
+    finally:
+        process.kill()
+        process.wait()
+    result = crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    assert [[(one["pid"], one["comm"]) for one in result[name]] for name in ("gone", "come")] == [
+        [(process.pid, "sh")],
+        [(process.pid, "sleep")],
+    ]
+    assert result["changed"] == []
+
+
+def test_diff_of_a_tree_that_was_restored_meanwhile(tmp_path: Path) -> None:
+    """Its processes are the same still."""
+    crckpt = Crckpt(tmp_path / "store")
+    with started(next(case for case in CASES if case.name == "family")) as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", "job", "--detach")
+        crckpt.run("dump", str(tree.pid), "job")
+        result = crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    assert (result["gone"], result["come"]) == ([], [])
+    assert tree.pid in [change["pid"] for change in result["changed"]]
 
 
 def test_damage_is_told(looked: Looked, tmp_path: Path) -> None:
