@@ -11,6 +11,7 @@ from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
 from crckpt.causes.namespaces import NAMESPACES
+from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
 from crckpt.causes.preflight import PREFLIGHT
 from crckpt.causes.restored import RESTORED
@@ -37,5 +38,5 @@ SPECIFIC = (
     *RESTORED,
     *IMAGES,
 )
-CATALOGUE = (*PREFLIGHT, *SPECIFIC, *GENERAL)
+CATALOGUE = (*PREFLIGHT, *NEEDS, *SPECIFIC, *GENERAL)
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

@@ -72,7 +72,7 @@ IMAGES = (
     ),
     Cause(
         "images-arch",
-        "the images are of another kind of machine, or of a 32-bit program",
+        "the images are of {machine|another kind of machine, or of a 32-bit program}",
         "restore on a machine like the one where they were made",
         "Core march mismatch",
         "criu/cr-restore.c",

@@ -94,12 +94,12 @@ PREFLIGHT = (
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
     Cause(
         "file-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use})",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
         "--grown rewind cuts it back (what came after is kept beside it)",
     ),
     Cause(
         "log-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use}, append only)",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
         "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
     ),
     Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
@@ -110,20 +110,28 @@ PREFLIGHT = (
     ),
     Cause(
         "file-shrunk",
-        "{path} has {now} bytes, at the checkpoint it had {size} ({use})",
+        "{path} has {now} bytes since {since}, at the checkpoint it had {size} ({use})",
         "put back the file as it was at {created}",
     ),
     Cause(
         "file-replaced",
-        "{path} is another build than at the checkpoint ({use})",
+        "{path} is another build than at the checkpoint, since {since} ({use})",
         "install the build with id {build_id} again",
     ),
-    Cause("file-kind", "{path} is a {now} now, at the checkpoint it was a {was} ({use})", "put back what was there"),
-    Cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
+        "file-kind",
+        "{path} is a {now} since {since}, at the checkpoint it was a {was} ({use})",
+        "put back what was there",
+    ),
+    Cause("file-mode", "{path} has mode {now} since {since}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
     Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),
-    Cause("port-taken", "TCP port {address} is taken by another program", "end it: ss -ltnp 'sport = :{port}'"),
+    Cause(
+        "port-taken",
+        "{protocol} port {address} is taken by another program",
+        "end it: ss {options} 'sport = :{port}'",
+    ),
     Cause(
         "terminal",
         "the tree was started from a terminal and wants one",

@@ -35,6 +35,44 @@ class Outcome(Struct, frozen=True):
         return self.status == 0
 
 
+class Running:
+    """A CRIU that was started and is to be followed to its end."""
+
+    def __init__(
+        self, argv: tuple[str, ...], log: Path, *, terminal: int | None = None, keep: Sequence[int] = ()
+    ) -> None:
+        """Start it. `terminal` and `keep` as for `follow`."""
+        self._argv = argv
+        self._log = log
+        self._started = time.monotonic()
+        self._child = run.start(
+            argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep
+        )
+        self.pid = self._child.pid
+
+    def follow(
+        self,
+        hold: Hold | None = None,
+        in_hold: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """See the function `follow`."""
+        with interrupts_put_off():
+            aside = threading.Thread(target=meanwhile)
+            aside.start()
+            failure = _attend(self._child, hold, in_hold)
+            outcome = self.ended()
+            aside.join()
+            if failure is not None:
+                raise failure
+        return outcome
+
+    def ended(self) -> Outcome:
+        """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
+        status = self._child.wait()
+        return Outcome(self._argv, status, _read_log(self._log), self._started, time.monotonic())
+
+
 def follow(
     argv: tuple[str, ...],
     log: Path,
@@ -53,17 +91,7 @@ def follow(
     `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
     with interrupts_put_off():
-        started = time.monotonic()
-        child = run.start(argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep)
-        aside = threading.Thread(target=meanwhile)
-        aside.start()
-        failure = _attend(child, hold, in_hold)
-        status = child.wait()
-        outcome = Outcome(argv, status, _read_log(log), started, time.monotonic())
-        aside.join()
-        if failure is not None:
-            raise failure
-    return outcome
+        return Running(argv, log, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
 
 
 def run_id(log: str) -> str | None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 from crckpt.host import pipes
@@ -36,19 +37,30 @@ _MISSING: Final = b"\x08\x00"
 
 
 class Streamer:
-    """Serves image files to one CRIU, which must inherit `descriptor`, and has `directory` as its images directory."""
+    """Serves image files to one CRIU, which must inherit `descriptor`, and has `directory` as its images directory.
 
-    def __init__(self, images: Images, descriptor: int) -> None:
+    CRIU may be started before there is anything to serve: it waits for its first image.
+    """
+
+    def __init__(self, descriptor: int) -> None:
         """`descriptor` is of a private directory: its path may be too long for a socket."""
         self.descriptor = descriptor
         self.directory = Path(f"/proc/self/fd/{descriptor}")
-        self._images = images
+        self._promised: SimpleQueue[Images | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.directory / _SOCKET))
         self._listener.listen(1)
         self._server = threading.Thread(target=self._serve, daemon=True)
         self._server.start()
+
+    def serve(self, images: Images) -> None:
+        """These are the images."""
+        self._promised.put(images)
+
+    def refuse(self) -> None:
+        """There will be no images, unless there are already: a CRIU that waits for them ends, and has done nothing."""
+        self._promised.put(None)
 
     def check(self) -> None:
         """Raises what went wrong with a file, if anything did: CRIU has then found it to be cut short."""
@@ -57,6 +69,7 @@ class Streamer:
 
     def close(self) -> None:
         """After CRIU has ended: nothing is served any more."""
+        self.refuse()
         # Not close alone: that would not wake who waits for a connection.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -71,8 +84,9 @@ class Streamer:
             return  # CRIU has ended without it
         try:
             with connection:
-                while (request := _received(connection)) is not None:
-                    feeders += self._answer(connection, Message(request, "CRIU's request").text(_NAME))
+                images = self._promised.get()
+                while images is not None and (request := _received(connection)) is not None:
+                    feeders += self._answer(connection, images, Message(request, "CRIU's request").text(_NAME))
         # Whatever it was: CRIU sees the connection end and undoes its work, and then it is raised.
         except BaseException as error:
             self._failure = self._failure or error
@@ -80,8 +94,8 @@ class Streamer:
             for feeder in feeders:
                 feeder.join()
 
-    def _answer(self, connection: socket.socket, name: str) -> tuple[threading.Thread, ...]:
-        image = self._images(name)
+    def _answer(self, connection: socket.socket, images: Images, name: str) -> tuple[threading.Thread, ...]:
+        image = images(name)
         answer = _MISSING if image is None else _EXISTS
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
@@ -111,12 +125,12 @@ class Streamer:
 
 
 @contextmanager
-def serving(images: Images, directory: Path) -> Iterator[Streamer]:
+def serving(directory: Path) -> Iterator[Streamer]:
     """A streamer with its socket in `directory`, which exists and is private; closed after the block."""
     with ExitStack() as stack:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
-        streamer = Streamer(images, descriptor)
+        streamer = Streamer(descriptor)
         stack.callback(streamer.close)
         yield streamer
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -19,6 +20,13 @@ from crckpt.host.unix_sockets import UnixSocket
 
 # A private prefix of CRIU brings its nft along.
 _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
+
+_IP_FREEBIND = 15  # linux/in.h
+
+_REFUSALS: Final[dict[int, Literal["taken", "missing"]]] = {
+    errno.EADDRINUSE: "taken",
+    errno.EADDRNOTAVAIL: "missing",
+}
 
 # Of a cut name: what is shorter could be the lock of another run.
 _LOCK_NAME = len("CRIU-") + 16
@@ -79,19 +87,33 @@ def socket_titles(pid: int) -> dict[int, str]:
     return titles
 
 
-def can_listen(address: str, port: int) -> bool:
-    """Whether nobody else listens there now. What else may be wrong with an address, only a restore can tell."""
+Binding = Literal["listen", "datagram", "connection"]
+"""What a socket does with its address: a TCP socket that listens or is connected, or a UDP socket."""
+
+
+def refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
+    """Whether a restore could not bind a socket there: it is taken, or the host does not have that address.
+
+    A connection shares its port with whoever listens: it only needs the address. What else may be wrong, only a
+    restore can tell.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            trial.bind((address, port))
-            trial.listen(1)
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
-    return True
+    kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
+    try:
+        with socket.socket(family, kind) as trial:
+            # As CRIU does it (criu/sk-inet.c): an IPv6 address may come later.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if use == "datagram":
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+            trial.bind((address, 0 if use == "connection" else port))
+            if use == "listen":
+                trial.listen(1)
+    except OSError as error:
+        return _REFUSALS.get(error.errno or 0)
+    return None
 
 
 def unix_datagram_sockets(pid: int) -> frozenset[int]:

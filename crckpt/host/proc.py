@@ -158,9 +158,9 @@ def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
 
     The kernel keeps a number while anything is a member of the process group or session of that name.
     """
-    wanted = set(numbers)
+    wanted = _in_use(frozenset(numbers))
     found: dict[int, Owner] = {}
-    for pid, _ in _parents():
+    for pid in _pids() if wanted else ():
         process = read_process(pid)
         if process is None:
             continue
@@ -292,12 +292,25 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
         select.select([], [], [], 0.01)
 
 
+def _in_use(numbers: frozenset[int]) -> frozenset[int]:
+    """Those that are taken, by whomever: no file is read for it."""
+    members = set()
+    for pid in _pids():
+        with suppress(ProcessLookupError):
+            members |= {os.getpgid(pid), os.getsid(pid)}
+    # Thread ids are not listed in /proc, but can be looked up there.
+    return frozenset(number for number in numbers if number in members or (_PROC / str(number)).exists())
+
+
+def _pids() -> Iterator[int]:
+    yield from (int(name) for name in os.listdir(_PROC) if name.isdigit())
+
+
 def _parents() -> Iterator[tuple[int, int]]:
-    for name in os.listdir(_PROC):
-        if name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                stat = (_PROC / name / "stat").read_text(errors="replace")
-                yield int(name), int(stat[stat.rindex(")") + 2 :].split()[1])
+    for pid in _pids():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+            yield pid, int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
 def _namespaces(directory: Path) -> tuple[tuple[str, int], ...]:

@@ -28,6 +28,18 @@ _EXTENDED: Final = (
 15, zmm16 to 31, protection keys."""
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
 
+_SETS: Final = {
+    2: "avx",
+    5: "avx512f",
+    6: "avx512f",
+    7: "avx512f",
+    9: "ospke",
+    11: "user_shstk",
+    17: "amx_tile",
+    18: "amx_tile",
+}
+"""Bit of XSTATE_BV -> whose registers it stands for, in the words of /proc/cpuinfo (asm/fpu/types.h)."""
+
 
 class Registers(Struct, frozen=True):
     """A thread's registers.
@@ -60,6 +72,12 @@ def read_registers(data: bytes, name: str = "core.img") -> Registers:
         )
     except struct.error as error:
         raise IntegrityError(f"{name}: the floating-point registers make no sense: {error}") from error
+
+
+def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:
+    """Features of the CPU whose registers were in use. Raises IntegrityError when the image is damaged."""
+    sets = read_single(data, name, magics.CORE).message(2).message(3).message(13).uint(1)
+    return frozenset(feature for bit, feature in _SETS.items() if sets >> bit & 1)
 
 
 def _fxsave(message: Message) -> bytes:

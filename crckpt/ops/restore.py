@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.criu.command import Paths, restore_command
-from crckpt.criu.engine import follow
+from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
-from crckpt.criu.hold import held
-from crckpt.criu.streamer import serving
+from crckpt.criu.hold import Hold, held
+from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
@@ -26,8 +26,11 @@ from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, tree_of
 from crckpt.ops.survey import survey
-from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
+from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
+
+if TYPE_CHECKING:
+    from crckpt.store.index import StoredFile
 
 
 class Request(Struct, frozen=True):
@@ -127,33 +130,99 @@ class _Subject(Struct, frozen=True):
 
 
 def _restore_one(subject: _Subject) -> Restored:
-    with reader(subject.repository, subject.checkpoint) as reading:
-        if not subject.request.dry_run:
+    request = subject.request
+    with ExitStack() as stack:
+        early = stack.enter_context(ExitStack())
+        began = None
+        if not request.dry_run and not request.new_pid_namespace:
+            # CRIU takes long to start. Meanwhile we look whether anything stands against the restore.
+            began = early.enter_context(_begun(subject, _Outside()))
+        reading = stack.enter_context(reader(subject.repository, subject.checkpoint))
+        if not request.dry_run:
             reading.begin()
         tree = tree_of(subject.repository, subject.checkpoint)
-        verdict = _verdict(subject, tree)
+        if began is not None and began.criu.pid in numbers(tree):
+            # It has by chance a number that the tree had: its next one is another.
+            early.close()
+            began = None
+        verdict = _verdict(subject, tree, reading.files)
         if verdict.blockers:
             raise refused(verdict.blockers)
-        if subject.request.dry_run:
+        if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
             return Restored(subject.checkpoint, verdict, command, subject.criu)
-        images = Streamed(reading, subject.context.progress)
-        with subject.repository.transaction() as transaction, _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, images, transaction.path)
+        outside = _Outside(verdict.outside_pipes, request.terminal if verdict.needs_terminal else None)
+        if began is None or outside != _Outside():
+            # What is outside is said to CRIU when it starts.
+            early.close()
+            began = stack.enter_context(_begun(subject, outside))
+        stack.enter_context(_files_rewound(subject, verdict))
+        return _run(subject, tree, verdict, began, Streamed(reading, subject.context.progress))
 
 
-def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
+class _Outside(Struct, frozen=True):
+    """What of the host a tree gets besides its files. `terminal` is our descriptor of the one that it lives on."""
+
+    pipes: tuple[OutsidePipe, ...] = ()
+    terminal: int | None = None
+
+
+class _Begun(Struct, frozen=True):
+    """A CRIU that waits for its images, and what it was started with. `since` is a moment before it."""
+
+    criu: Running
+    streamer: Streamer
+    hold: Hold
+    new: namespace.PidNamespace | None
+    command: tuple[str, ...]
+    since: int
+
+    def give_up(self) -> None:
+        """Let it end, if it has not: without its images it has done nothing."""
+        self.streamer.refuse()
+        self.criu.ended()
+
+
+@contextmanager
+def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
+    """Start CRIU. It ends if the block does before it has its images."""
+    request = subject.request
+    with ExitStack() as stack:
+        work = stack.enter_context(subject.repository.transaction()).path
+        # First, to be closed last: a CRIU that was cut short has left children who listen.
+        streamer = stack.enter_context(serving(work))
+        hold = stack.enter_context(held(work / "hold", "post-restore"))
+        new = None
+        if request.new_pid_namespace:
+            new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
+        kept = stack.enter_context(_outside_ends(outside.pipes, detach=request.detach))
+        command = (
+            *(entered(new.init, ("pid", "mnt")) if new else ()),
+            *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
+        )
+        since = leftovers.now()
+        with interrupts_put_off():
+            keep = (streamer.descriptor, *kept.values())
+            criu = Running(command, work / "restore.log", terminal=outside.terminal, keep=keep)
+            began = _Begun(criu, streamer, hold, new, command, since)
+            stack.callback(began.give_up)
+        yield began
+
+
+def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) -> Verdict:
     request = subject.request
     details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
     wanted = Wanted(
         tree=tree,
         created=subject.checkpoint.created,
+        cpu_features=subject.checkpoint.host.cpu_features,
+        keeps_connections=(request.tcp or subject.checkpoint.options.tcp) == "keep",
         append_sizes=details.get("append_sizes", {}),
         grown=request.grown,
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.terminal is not None and not request.detach,
     )
-    return judge(wanted, survey(tree, new_pid_namespace=request.new_pid_namespace))
+    return judge(wanted, survey(wanted, files, subject.context.store))
 
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,58 +230,39 @@ def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple
     return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=True)
 
 
-def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, images: Streamed, work: Path) -> Restored:
+def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed) -> Restored:
     """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
-    request, root = subject.request, tree.root.pid
-    with ExitStack() as undone_on_failure:
-        # First, to be closed last: a CRIU that was cut short has left children who listen.
-        streamer = undone_on_failure.enter_context(serving(images, work))
-        hold = undone_on_failure.enter_context(held(work / "hold", "post-restore"))
-        new = None
-        if request.new_pid_namespace:
-            new = undone_on_failure.enter_context(namespace.pid_namespace(root, work, hold.owner))
-        kept = undone_on_failure.enter_context(_outside_ends(verdict.outside_pipes, detach=request.detach))
-        command = (
-            *(entered(new.init, ("pid", "mnt")) if new else ()),
-            *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
-        )
-        began = leftovers.now()
-        undone_on_failure.enter_context(interrupts_put_off())
+    new, root = began.new, tree.root.pid
 
-        def look() -> None:
-            images.finished()
-            streamer.check()
-            _all_there(tree, new.init if new else None)
+    def look() -> None:
+        images.finished()
+        began.streamer.check()
+        _all_there(tree, new.init if new else None)
 
-        outcome = follow(
-            command,
-            work / "restore.log",
-            hold=hold,
-            in_hold=look,
-            terminal=request.terminal if verdict.needs_terminal else None,
-            keep=(streamer.descriptor, *kept.values()),
-        )
+    with interrupts_put_off():
+        began.streamer.serve(images)
+        outcome = began.criu.follow(began.hold, look)
         if not outcome.ok:
             if new is None:
-                leftovers.end((process.pid for process in tree.processes), began)
+                leftovers.end((process.pid for process in tree.processes), began.since)
             with interrupts_let_in():
-                streamer.check()
+                began.streamer.check()
                 # For failures only, as what explains them.
                 from crckpt.ops.resources import in_images
 
                 raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
         pid = new.init if new else root
-        if request.detach:
+        if subject.request.detach:
             interrupts_too_late()
         else:
             pass_signals_on(pid, on_our_terminal=verdict.needs_terminal)
     return Restored(
         subject.checkpoint,
         verdict,
-        command,
+        began.command,
         subject.criu,
         pid=pid,
-        waits_for=None if request.detach else new.parent if new else root,
+        waits_for=None if subject.request.detach else new.parent if new else root,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
 

@@ -78,16 +78,16 @@ def _make_directory(path: Path) -> None:
 
 DAMAGES = (
     Damage("read.txt", Path.unlink, "{path} is missing (fd 3 of python3, PID {pid})", "put it back"),
+    Damage("read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes since", "put back"),
+    Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint, last at ", "--grown rewind"),
     Damage(
-        "read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes, at the checkpoint it had 1700", "put back"
+        "write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint, last at ", "--grown rewind"
     ),
-    Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint (fd", "--grown rewind"),
-    Damage("write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint (fd", "--grown rewind"),
+    Damage("mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600 since ", "chmod 0640"),
+    Damage("read.txt", _make_directory, "{path} is a directory since ", "put back", Path.rmdir),
     Damage(
-        "mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"
+        "libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint, since ", "install"
     ),
-    Damage("read.txt", _make_directory, "{path} is a directory now", "put back", Path.rmdir),
-    Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
 
@@ -182,7 +182,14 @@ def _refused(crckpt: Crckpt, *words: str) -> str:
     said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
     assert said.out == ""
     assert not staging(crckpt)
+    assert not _working_in(crckpt.store), "the CRIU that waited for its images has ended"
     return said.err
+
+
+def _working_in(store: Path) -> list[str]:
+    """The programs that were told of a path in the store."""
+    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(store) in line]
 
 
 def _held(tree: Tree, name: str) -> Path:

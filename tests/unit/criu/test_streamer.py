@@ -35,10 +35,22 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def open(self, name: str) -> int | None:
-        """The end of a pipe to read the file from; None if there is no such file."""
+    def ask(self, name: str) -> None:
         message = b"\x0a" + bytes([len(name)]) + name.encode()
         self._socket.sendall(struct.pack("<I", len(message)) + message)
+
+    def has_lost_us(self) -> bool:
+        try:
+            return not self._socket.recv(1)
+        except ConnectionResetError:
+            return True
+
+    def open(self, name: str) -> int | None:
+        """The end of a pipe to read the file from; None if there is no such file."""
+        self.ask(name)
+        return self.answer()
+
+    def answer(self) -> int | None:
         answer = self._socket.recv(4 + 2, socket.MSG_WAITALL)
         if answer == b"\x02\0\0\0\x08\0":
             return None
@@ -67,7 +79,8 @@ def read(pipe: int | None) -> bytes:
 def connected(base: Path, source: Images = images) -> Iterator[tuple[Streamer, Client]]:
     directory = base / "images"
     directory.mkdir()
-    with serving(source, directory) as streamer, Client(streamer) as client:
+    with serving(directory) as streamer, Client(streamer) as client:
+        streamer.serve(source)
         yield streamer, client
 
 
@@ -138,8 +151,23 @@ def test_criu_may_stop_reading(tmp_path: Path) -> None:
 
 
 def test_criu_may_never_come(tmp_path: Path) -> None:
-    with serving(images, tmp_path):
+    with serving(tmp_path):
         pass
+
+
+def test_criu_waits_for_images_that_are_not_there_yet(tmp_path: Path) -> None:
+    with serving(tmp_path) as streamer, Client(streamer) as client:
+        client.ask("inventory.img")
+        streamer.serve(images)
+        assert read(client.answer()) == b"small"
+
+
+def test_criu_ends_if_it_gets_no_images(tmp_path: Path) -> None:
+    with serving(tmp_path) as streamer, Client(streamer) as client:
+        client.ask("inventory.img")
+        streamer.refuse()
+        assert client.has_lost_us()
+        streamer.check()
 
 
 def test_an_interruption_cuts_files_short(tmp_path: Path) -> None:

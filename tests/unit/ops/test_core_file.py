@@ -18,7 +18,7 @@ from image_sets import opened, store
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
-from crckpt.images.registers import read_registers
+from crckpt.images.registers import features_in_use, read_registers
 from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE
 from crckpt.ops import elf_core
@@ -237,6 +237,14 @@ def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
     damaged = Image(image.magic, (Record(changed(image.records[0].payload, *path, by=without_first)),))
     with pytest.raises(IntegrityError, match=why):
         read_registers(write_image(damaged), NAME)
+
+
+def test_registers_in_use_tell_of_their_cpu() -> None:
+    """Those images come from a CPU with AVX-512, whose C library uses its mask registers; a zombie uses none."""
+    root = f"core-{recorded.RECORDED.root.pid}.img"
+    (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)
+    assert features_in_use(recorded.IMAGES[root], root) == {"avx512f"}
+    assert features_in_use(recorded.IMAGES[zombie], zombie) == set()
 
 
 def test_a_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
