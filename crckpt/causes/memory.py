@@ -188,7 +188,7 @@ MEMORY = (
         "lazy-server",
         "the server of the lazy pages is not there or went away",
         "start it first and leave it running: criu lazy-pages --images-dir DIR",
-        "No lazy-pages socket|Failed (?:sending|getting) restore finished indication"
+        r"No lazy-pages socket|connect to \S+ failed|Failed (?:sending|getting) restore finished indication"
         "|Restorer unexpectedly closed the connection",
         "criu/uffd.c",
     ),

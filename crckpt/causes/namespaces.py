@@ -41,13 +41,6 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
-        "enter-namespace",
-        "CRIU may not enter the {kind} namespace of the tree",
-        "run crckpt as root of the host",
-        r"Can't setns \d+/(?P<kind>\w+)",
-        "criu/namespaces.c",
-    ),
-    Cause(
         "join-namespace",
         "a namespace given by --join-ns is not there",
         "see which there are: lsns",

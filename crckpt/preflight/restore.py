@@ -218,7 +218,8 @@ def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tu
         since = _said(now.changed) if now else "?"
         return cause(key).told(**{"path": path, "use": use, "created": _said(wanted.created), "since": since, **more})
 
-    if package is not None and package.since > wanted.created:
+    # The time of a package has no fractions of a second.
+    if package is not None and package.since >= wanted.created.replace(microsecond=0):
         # Whatever became of its files: all of them changed together, and nobody wants one of them cut back.
         before = {"before": package.before} if package.before else {}
         yield (
