@@ -35,10 +35,17 @@ _NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
 _SAID_AFTER = 2
 """Lines after why in which a restore says that."""
 _OF_FILES = "(criu/files-reg.c:"
+_OUTSIDE_END = re.compile(r"Dumped extern: id \S+ ino (\d+) ")
+"""What a dump says right before it refuses a unix socket whose other end, the one named, is outside the tree."""
+_LONGEST_AGO = 3
+"""Lines: its other complaints come at most so far after it."""
 
 
 class Place(Struct, frozen=True):
-    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file."""
+    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file.
+
+    Who knows more than the log may put there what a socket is called.
+    """
 
     pid: int
     comm: str = ""
@@ -55,12 +62,14 @@ class Explanation(Struct, frozen=True):
     """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own.
 
     `line` is the one that told the cause, and `place` what CRIU was at then, None where the log does not say.
+    `outside_end` is the inode of a unix socket outside the tree, to which a refused one is connected; 0 if none was.
     """
 
     finding: Finding | None
     lines: tuple[str, ...]
     line: str = ""
     place: Place | None = None
+    outside_end: int = 0
 
 
 def explain(log: str) -> Explanation:
@@ -75,7 +84,7 @@ def explain(log: str) -> Explanation:
     for causes in (SPECIFIC, GENERAL, WARNED):
         for number, line in telling.items():
             if finding := _known(line, causes):
-                return Explanation(finding, shown, line, _place(lines, number))
+                return Explanation(finding, shown, line, _place(lines, number), _outside_end(lines, number))
     return Explanation(None, shown)
 
 
@@ -110,6 +119,11 @@ def _place(lines: Sequence[str], number: int) -> Place | None:
         # The path of a mapping that was well: CRIU was at the next one.
         return Place(place.pid, place.comm)
     return place
+
+
+def _outside_end(lines: Sequence[str], number: int) -> int:
+    found = (_OUTSIDE_END.search(line[:_LONGEST]) for line in reversed(lines[max(0, number - _LONGEST_AGO) : number]))
+    return next((int(told[1]) for told in found if told), 0)
 
 
 def _writer(line: str) -> str:

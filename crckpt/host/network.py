@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, run
+from crckpt.host.unix_sockets import UnixSocket
 
 # A private prefix of CRIU brings its nft along.
 _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
@@ -82,6 +83,21 @@ def waited_for(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     )
 
 
+def socket_titles(pid: int) -> dict[int, str]:
+    """What each socket in a process's network namespace is called, by inode: `tcp 127.0.0.1:80 (listen)`.
+
+    As the images have it. Of sockets of other families than internet and unix nothing is said.
+    """
+    titles = {found.inode: found.title for found in _unix_sockets(pid)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for row in _rows(pid, table):
+            to = "" if row[2].endswith(":0000") else f" -> {_shown(row[2])}"
+            state = _STATES[int(row[3], 16)].lower().replace("_", "-")
+            titles[int(row[9])] = f"{table.rstrip('6')} {_shown(row[1])}{to} ({state})"
+    titles.pop(0, None)  # connections that nobody has open any more
+    return titles
+
+
 Binding = Literal["listen", "datagram", "connection"]
 """What a socket does with its address: a TCP socket that listens or is connected, or a UDP socket."""
 
@@ -113,14 +129,7 @@ def refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"
 
 def unix_datagram_sockets(pid: int) -> frozenset[int]:
     """Inodes of the unix datagram sockets in a process's network namespace."""
-    try:
-        lines = Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]
-    except OSError:
-        return frozenset()
-    # Num RefCount Protocol Flags Type St Inode Path: type 0002 is SOCK_DGRAM (net/unix/af_unix.c). A name may hold
-    # line feeds: what follows them is no line of its own.
-    rows = (fields for line in lines if len(fields := line.split()) >= 7)
-    return frozenset(int(fields[6]) for fields in rows if fields[4] == "0002" and fields[6].isdecimal())
+    return frozenset(found.inode for found in _unix_sockets(pid) if found.kind == socket.SOCK_DGRAM)
 
 
 def nft() -> Path | None:
@@ -180,6 +189,16 @@ def _socket_descriptors(pid: int) -> dict[str, int]:
             if target.startswith("socket:["):
                 found[target[len("socket:[") : -1]] = int(name)
     return found
+
+
+def _unix_sockets(pid: int) -> Iterator[UnixSocket]:
+    """Without their peers: Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]:
+            fields = line.split(maxsplit=7)
+            # A name may hold line feeds: what follows them is no line of its own.
+            if len(fields) >= 7 and fields[6].isdecimal():
+                yield UnixSocket(int(fields[6]), int(fields[4], 16), 0, fields[7] if len(fields) > 7 else "")
 
 
 def _rows(pid: int, table: str) -> Iterator[list[str]]:

@@ -23,6 +23,7 @@ from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
 from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
@@ -290,7 +291,11 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
             proc.wait_until_gone(subject.seen.tree.pids, _ENDING_S)
         # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
         with interrupts_let_in():
-            raise explained(outcome, DumpFailed, "the dump", "; TCP connections may be dead" if dead else "")
+            # For failures only, as what explains them.
+            from crckpt.ops.resources import in_live_tree
+
+            resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
+            raise explained(outcome, DumpFailed, "the dump", resolved, "; TCP connections may be dead" if dead else "")
     return outcome
 
 
@@ -315,6 +320,8 @@ def _new(
 
 def _committed(subject: _Subject, repository: Repository, paths: Paths, new: NewCheckpoint) -> Checkpoint:
     context = subject.context
+    # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
+    read_inventory((paths.images / "inventory.img").read_bytes())
     checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
     if subject.request.tag is not None:
         repository.tag(checkpoint.id, subject.request.tag)

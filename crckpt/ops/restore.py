@@ -247,7 +247,10 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
                 leftovers.end((process.pid for process in tree.processes), began.since)
             with interrupts_let_in():
                 began.streamer.check()
-                raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
+                # For failures only, as what explains them.
+                from crckpt.ops.resources import in_images
+
+                raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
         pid = new.init if new else root
         if subject.request.detach:
             interrupts_too_late()

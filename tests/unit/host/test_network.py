@@ -36,6 +36,18 @@ def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
         assert (left.fd, left.status) == (client.fileno(), "CLOSE_WAIT")
 
 
+def test_sockets_are_called_by_their_addresses(loopback: socket.socket, tmp_path: Path) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(path := f"{tmp_path}/two words")
+        titles = network.socket_titles(os.getpid())
+        assert [titles[os.fstat(found.fileno()).st_ino] for found in (loopback, udp, unix)] == [
+            f"tcp 127.0.0.1:{loopback.getsockname()[1]} (listen)",
+            f"udp 127.0.0.1:{udp.getsockname()[1]} (close)",
+            f"unix datagram {path}",
+        ]
+
+
 def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]
