@@ -117,13 +117,18 @@ class Examined(Struct, frozen=True):
     pid: int
     blockers: tuple[Finding, ...]
     plan: Plan
+    seen: observe.Observed
+    job: JobName
+    criu: Criu
 
 
 def examine(request: Request, context: Context) -> Examined:
     """Look at a tree as `dump` does before it freezes it. Raises UsageError, PreflightRefused, HostCannot."""
     need_root("to look into a process")
     subject = _looked_at(request, context)
-    return Examined(subject.seen.tree.root.pid, _against(subject), subject.planned)
+    return Examined(
+        subject.seen.tree.root.pid, _against(subject), subject.planned, subject.seen, subject.job, subject.criu
+    )
 
 
 def _subject(request: Request, context: Context) -> _Subject:
