@@ -12,7 +12,7 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.progress import shown
 from crckpt.cli.render import Shown, count, duration, emit, moment, noted, on_one_line, short, summary
-from crckpt.errors import RestoreFailed, UsageError
+from crckpt.errors import RehearsalFailed, UsageError
 
 if TYPE_CHECKING:
     from crckpt.ops.rehearse import Ended, Rehearsed
@@ -36,7 +36,7 @@ def rehearse(
     It gets PIDs, mounts, a network without any link, IPC and memory of its own: what it writes is forgotten, its ports
     do not meet others, and its program may run on this host meanwhile. TCP connections are closed: their peers are not
     there. Not kept apart are devices, the clock, and the sockets of others that the tree was connected to (they are
-    named). Ends with 23 if the tree does not come up, if a signal ends one of its processes, if its root ends with
+    named). Ends with 25 if the tree does not come up, if a signal ends one of its processes, if its root ends with
     another status than 0, or if the probe does.
 
     `crckpt rehearse trainer` · `crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1:8080/'`
@@ -49,7 +49,7 @@ def rehearse(
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
     emit("rehearse", _told(result), as_json=as_json)
     if result.failures:
-        raise typer.Exit(RestoreFailed.exit_code)
+        raise typer.Exit(RehearsalFailed.exit_code)
 
 
 def _words(probe: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import Interrupted, RestoreFailed
+from crckpt.errors import Interrupted, RehearsalFailed
 from crckpt.host import limited_group, run
 from crckpt.host.endings import Watch, watched
 from crckpt.host.seclusion import Plan
@@ -29,6 +29,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, tree_of
+from crckpt.ops.resources import in_images
 from crckpt.ops.restore import all_there, outside_ends
 from crckpt.ops.survey import survey
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
@@ -116,7 +117,7 @@ class _Run(Struct, frozen=True):
 def rehearse(request: Request, context: Context) -> Rehearsed:
     """Restore `request.ref` in throwaway namespaces; nothing of it is left when this returns or raises.
 
-    Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, and RestoreFailed if the tree does not come
+    Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, and RehearsalFailed if the tree does not come
     up.
     """
     need_root("to rehearse a restore")
@@ -126,7 +127,7 @@ def rehearse(request: Request, context: Context) -> Rehearsed:
         try:
             return _rehearse(request, context, repository, checkpoint)
         except (Interrupted, OSError) as error:
-            ours = as_ours(error, RestoreFailed, "the rehearsal")
+            ours = as_ours(error, RehearsalFailed, "the rehearsal")
             raise type(ours)(f"{ours.message}{_NOTHING_LEFT}", hint=ours.hint) from error
 
 
@@ -258,8 +259,8 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
     if not outcome.ok:
         streamer.check()
         if subject.group is not None and subject.group.ran_out:
-            raise RestoreFailed(f"the rehearsal failed: {_NO_MEMORY}{_NOTHING_LEFT}")
-        raise explained(outcome, RestoreFailed, "the rehearsal", state=_NOTHING_LEFT)
+            raise RehearsalFailed(f"the rehearsal failed: {_NO_MEMORY}{_NOTHING_LEFT}")
+        raise explained(outcome, RehearsalFailed, "the rehearsal", in_images(subject.tree), _NOTHING_LEFT)
     return outcome
 
 

@@ -20,7 +20,7 @@ from trees import PYTHON, Case, Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
-FAILED: Final = 23
+FAILED: Final = 25
 REFUSED: Final = 24
 INTERRUPTED: Final = 130
 WITHIN_S: Final = 20
