@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class Request(Struct, frozen=True):
-    """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any."""
+    """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any.
+
+    Without `preflight` CRIU tries what is known to fail.
+    """
 
     ref: str
     detach: bool = False
@@ -43,6 +46,7 @@ class Request(Struct, frozen=True):
     or_older: bool = False
     new_pid_namespace: bool = False
     grown: Grown = "refuse"
+    preflight: bool = True
     terminal: int | None = None
 
 
@@ -146,7 +150,7 @@ def _restore_one(subject: _Subject) -> Restored:
             early.close()
             began = None
         verdict = _verdict(subject, tree, reading.files)
-        if verdict.blockers:
+        if verdict.blockers and (request.preflight or request.dry_run):
             raise refused(verdict.blockers)
         if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())

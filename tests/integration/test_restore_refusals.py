@@ -17,6 +17,7 @@ from trees import Tree, open_workdir, runs, started
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+FAILED = 23
 REFUSED = 24
 
 
@@ -26,6 +27,9 @@ def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
         before = tree.counters()
         with taken(tree.pid, "PID"):
             assert f"PID {tree.pid} is taken by python3 (PID {tree.pid})" in _refused(crckpt)
+            forced = crckpt.run("restore", JOB, "--detach", "--no-preflight", status=FAILED)
+            assert "the restore failed: " in forced.err
+            assert psutil.pid_exists(tree.pid), "whoever has its PID is left alone"
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
