@@ -11,6 +11,7 @@
     │   └── TreeStopped        22   no checkpoint was made; the tree is stopped or lost
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   known beforehand to fail or to lose something
+    ├── RehearsalFailed        25   the checkpoint would not be restored, or the tree did not run on
     └── Interrupted           130   ^C or SIGTERM
 
 A message says what and why; the hint is what to type next.
@@ -90,6 +91,12 @@ class PreflightRefused(CrckptError):
     """Known beforehand to fail, or to lose something that was not agreed to."""
 
     exit_code = 24
+
+
+class RehearsalFailed(CrckptError):
+    """A checkpoint was not restored where it changes nothing, or its tree did not run on there. Nothing is left."""
+
+    exit_code = 25
 
 
 class Interrupted(CrckptError):

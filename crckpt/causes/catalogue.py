@@ -6,11 +6,12 @@ from crckpt.causes.cgroups import CGROUPS
 from crckpt.causes.descriptors import DESCRIPTORS
 from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.files import FILES
-from crckpt.causes.general import GENERAL
+from crckpt.causes.general import GENERAL, WARNED
 from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
 from crckpt.causes.namespaces import NAMESPACES
+from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
 from crckpt.causes.preflight import PREFLIGHT
 from crckpt.causes.restored import RESTORED
@@ -19,7 +20,7 @@ from crckpt.causes.sockets import SOCKETS
 from crckpt.causes.tasks import TASKS
 from crckpt.causes.terminals import TERMINALS
 
-__all__ = ["BY_KEY", "CATALOGUE", "GENERAL", "SPECIFIC"]
+__all__ = ["BY_KEY", "CATALOGUE", "GENERAL", "SPECIFIC", "WARNED"]
 
 SPECIFIC = (
     *EXHAUSTED,
@@ -37,5 +38,5 @@ SPECIFIC = (
     *RESTORED,
     *IMAGES,
 )
-CATALOGUE = (*PREFLIGHT, *SPECIFIC, *GENERAL)
+CATALOGUE = (*PREFLIGHT, *NEEDS, *SPECIFIC, *GENERAL, *WARNED)
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

@@ -28,9 +28,9 @@ DESCRIPTORS = (
     ),
     Cause(
         "epoll-closed",
-        "an epoll of PID {pid} watches fd {fd}, which was closed there but lives on elsewhere",
+        "an epoll of PID {pid} watches a descriptor that was closed there but lives on elsewhere",
         "take it out of the epoll before it is closed (EPOLL_CTL_DEL)",
-        r"Escaped/closed fd descriptor (?P<fd>\d+) on pid (?P<pid>\d+)",
+        r"(?:Escaped/closed fd descriptor \d+ on pid |Dump eventpoll \(pid: )(?P<pid>\d+)",
         "criu/eventpoll.c",
     ),
     Cause(

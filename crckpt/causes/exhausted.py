@@ -23,7 +23,7 @@ EXHAUSTED = (
         "open-files",
         "too many files are open",
         "raise the limit: ulimit -n 1048576 (for all: sysctl -w fs.file-max=4000000)",
-        "Too many open files",
+        "Too many open files|Can't chose service_fd_base",
         "errno EMFILE, ENFILE",
     ),
     Cause(

@@ -21,14 +21,14 @@ FILES = (
     ),
     Cause(
         "file-hidden",
-        "an open file can no longer be reached by its name",
+        "{path|an open file} can no longer be reached by its name",
         "put the file back where it was opened",
-        "Unaccessible path opened|Open files on overmounted mounts",
+        r"Unaccessible path opened|Open files on overmounted mounts are .* path=(?P<path>.*)",
         "criu/files-reg.c",
     ),
     Cause(
         "other-name",
-        "{path} is open, and was removed, while the file lives on under another name",
+        "{path} is open but not to be found, while the file lives on (under another name, or below a mount)",
         "crckpt does it by itself; with criu: --link-remap on dump and restore",
         r"Can't create link remap for (?P<path>.*)\. Use",
         "criu/files-reg.c",
@@ -86,8 +86,8 @@ FILES = (
         "long-path",
         "the path of an open file is too long for CRIU",
         "move the file to a shorter path",
-        r"Buffer for readlinkat is too small|Buffer for read link of fd \d+ is too small"
-        "|path .* is longer than PATH_MAX",
+        r"Can't read link of fd \d+: File name too long|Buffer for readlinkat is too small"
+        r"|Buffer for read link of fd \d+ is too small|path .* is longer than PATH_MAX",
         "criu/files-reg.c",
     ),
     Cause(
@@ -105,10 +105,17 @@ FILES = (
         "criu/files-reg.c",
     ),
     Cause(
+        "bad-kind",
+        "/{path} is a file of another kind than at the checkpoint (mode {now}, then {mode})",
+        "put back what was there: stat /{path}",
+        r"File /?(?P<path>.+) has bad mode (?P<now>0(\d*)\d{4}) \(expect (?!0\3\d{4}\))(?P<mode>\d+)\)",
+        "criu/files-reg.c",
+    ),
+    Cause(
         "bad-mode",
         "/{path} has mode {now}, at the checkpoint it had {mode}",
         "chmod {mode} /{path}",
-        r"File /?(?P<path>.+) has bad mode 0\d*(?P<now>\d{4}) \(expect 0\d*(?P<mode>\d{4})\)",
+        r"File /?(?P<path>.+) has bad mode 0(\d*)(?P<now>\d{4}) \(expect 0\2(?P<mode>\d{4})\)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -6,6 +6,13 @@ from crckpt.causes.cause import Cause
 
 GENERAL = (
     Cause(
+        "cannot-trace",
+        "process {pid} cannot be stopped: {why}",
+        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
+        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
+        "compel/src/lib/infect.c",
+    ),
+    Cause(
         "script",
         "an action script of CRIU failed",
         "try it by hand; the environment variable CRTOOLS_SCRIPT_ACTION says for what it was called",
@@ -16,7 +23,7 @@ GENERAL = (
     Cause(
         "killed",
         "process {pid} was killed by signal {signal} before it was restored",
-        "see whether memory ran out: journalctl -k -g oom",
+        "with signal 9 see whether memory ran out (journalctl -k -g oom), with 11 check the images: crckpt verify REF",
         r"\b(?P<pid>\d+) killed by signal (?P<signal>\d+)",
         "criu/cr-restore.c",
     ),
@@ -50,6 +57,13 @@ GENERAL = (
         "criu/kerndat.c",
     ),
     Cause(
+        "enter-namespace",
+        "CRIU may not enter the {kind} namespace of the tree",
+        "run crckpt as root of the host",
+        r"Can't setns \d+/(?P<kind>\w+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
         "read-only",
         "a file system is read only",
         "make it writable: mount -o remount,rw DIRECTORY",
@@ -74,7 +88,7 @@ GENERAL = (
         "process-gone",
         "a process ended while CRIU worked on it",
         "try again",
-        "No such process$",
+        r"^(?!.*Unable to detach from).*No such process$",
         "errno ESRCH",
     ),
     Cause(
@@ -85,3 +99,14 @@ GENERAL = (
         "errno ENOSYS",
     ),
 )
+
+WARNED = (
+    Cause(
+        "cannot-trace",
+        "process {pid} cannot be stopped: {why}",
+        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
+        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
+        "compel/src/lib/infect.c",
+    ),
+)
+"""Said of every process that ends while the tree is frozen too: it counts only where nothing else was said."""

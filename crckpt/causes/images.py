@@ -58,7 +58,7 @@ IMAGES = (
         "image-unreadable",
         "image {path} cannot be opened",
         "see its directory, owner and mode: ls -l {path}",
-        r"Unable to open (?P<path>\S+\.img)",
+        r"Unable to open (?P<path>\S+\.img)(?!: Read-only)",
         "criu/image.c",
     ),
     Cause(
@@ -66,13 +66,14 @@ IMAGES = (
         "the images are incomplete or damaged",
         "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
         "Image corrupted on pid|[Ii]mage corruption|Failed unpacking object|Unexpected EOF on |Img trimmed"
+        r"|Read \d+ bytes while \d+ expected from |Remap for non existing file"
         "|The image file was truncated|Core (?:task state|IDS|info) data missed|Corrupted (?:root cgset"
         "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID",
         "criu/protobuf.c",
     ),
     Cause(
         "images-arch",
-        "the images are of another kind of machine, or of a 32-bit program",
+        "the images are of {machine|another kind of machine, or of a 32-bit program}",
         "restore on a machine like the one where they were made",
         "Core march mismatch",
         "criu/cr-restore.c",
@@ -88,7 +89,7 @@ IMAGES = (
         "log-file",
         "the log {path} cannot be made",
         "see that its directory is there and can be written: ls -ld {path}",
-        r"Can't create log file (?P<path>\S+)",
+        r"Can't create log file (?P<path>.+?)(?:: |$)",
         "criu/log.c",
     ),
     Cause(
@@ -102,7 +103,7 @@ IMAGES = (
         "page-server",
         "the page server does not answer, or has gone",
         "see that it runs there and can be reached: criu page-server --port PORT",
-        r"[Tt]he page server doesn't answer|Can't write to page server|Can't send PSI \d+ to server"
+        r"[Tt]he page server doesn't answer|Can't (?:connect to server|write to page server|send PSI \d+ to server)"
         "|Can't write pages to socket|Error reading data from page server|Remote side closed connection"
         "|A socket was closed unexpectedly",
         "criu/page-xfer.c",
@@ -118,7 +119,7 @@ IMAGES = (
         "server-name",
         "{host} is no known host",
         "give an address: --address IP",
-        r"Failed to resolve hostname: (?P<host>\S+)",
+        r"Failed to resolve hostname: (?P<host>\S+?)(?:: |$)",
         "criu/util.c",
     ),
     Cause(

@@ -69,6 +69,13 @@ MEMORY = (
         "criu/proc_parse.c",
     ),
     Cause(
+        "memory-in-common",
+        "process {pid} has all of its memory in common with another (vfork, or clone with CLONE_VM)",
+        "wait until it has started its own program; what goes on so, should use threads",
+        r"Can't make VM id for (?P<pid>\d+)",
+        "criu/cr-dump.c",
+    ),
+    Cause(
         "sysv-shm",
         "the tree has System V shared memory of the host",
         "start the program with an IPC namespace of its own: unshare --ipc PROGRAM",
@@ -188,7 +195,7 @@ MEMORY = (
         "lazy-server",
         "the server of the lazy pages is not there or went away",
         "start it first and leave it running: criu lazy-pages --images-dir DIR",
-        "No lazy-pages socket|Failed (?:sending|getting) restore finished indication"
+        r"No lazy-pages socket|connect to \S+ failed|Failed (?:sending|getting) restore finished indication"
         "|Restorer unexpectedly closed the connection",
         "criu/uffd.c",
     ),

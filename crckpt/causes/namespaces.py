@@ -13,6 +13,13 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "nested-unmade",
+        "{process|a process of the tree} has a mount or network namespace of its own, which no restore makes again",
+        "start it without one, or checkpoint the program inside that namespace by itself",
+        r"Can't restore sub-task in NS",
+        "criu/pstree.c",
+    ),
+    Cause(
         "no-namespace-init",
         "the tree lives in a PID namespace, whose first process is not in it",
         "checkpoint the first process of that namespace: lsns --type pid",
@@ -34,17 +41,17 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "namespace-outside",
+        "the tree holds open a namespace in which none of its processes is ({inode})",
+        "close it in the program: lsof -p PID",
+        r"No NS ID with kid (?P<inode>\d+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
         "id-map",
         "the user and group numbers of a user namespace cannot be set",
         "restore as root, and see the ranges: cat /etc/subuid /etc/subgid",
         "Unable to write into [ug]id_map|Unable to convert uid or gid",
-        "criu/namespaces.c",
-    ),
-    Cause(
-        "enter-namespace",
-        "CRIU may not enter the {kind} namespace of the tree",
-        "run crckpt as root of the host",
-        r"Can't setns \d+/(?P<kind>\w+)",
         "criu/namespaces.c",
     ),
     Cause(

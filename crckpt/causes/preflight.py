@@ -75,6 +75,17 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "lock-shared",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: a restore waits "
+        "until that lets go",
+        "",
+    ),
+    Cause(
+        "sealed",
+        "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
+        "",
+    ),
+    Cause(
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
         "read takes all",
@@ -94,12 +105,12 @@ PREFLIGHT = (
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
     Cause(
         "file-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use})",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
         "--grown rewind cuts it back (what came after is kept beside it)",
     ),
     Cause(
         "log-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use}, append only)",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
         "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
     ),
     Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
@@ -110,20 +121,54 @@ PREFLIGHT = (
     ),
     Cause(
         "file-shrunk",
-        "{path} has {now} bytes, at the checkpoint it had {size} ({use})",
+        "{path} has {now} bytes since {since}, at the checkpoint it had {size} ({use})",
         "put back the file as it was at {created}",
     ),
     Cause(
         "file-replaced",
-        "{path} is another build than at the checkpoint ({use})",
+        "{path} is another build than at the checkpoint, since {since} ({use})",
         "install the build with id {build_id} again",
     ),
-    Cause("file-kind", "{path} is a {now} now, at the checkpoint it was a {was} ({use})", "put back what was there"),
-    Cause("file-mode", "{path} has mode {now}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
+        "file-kind",
+        "{path} is a {now} since {since}, at the checkpoint it was a {was} ({use})",
+        "put back what was there",
+    ),
+    Cause("file-mode", "{path} has mode {now} since {since}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
     Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),
-    Cause("port-taken", "TCP port {address} is taken by another program", "end it: ss -ltnp 'sport = :{port}'"),
+    Cause(
+        "port-taken",
+        "{protocol} port {address} is taken by another program",
+        "end it: ss {options} 'sport = :{port}'",
+    ),
+    Cause(
+        "namespace-rehearsed",
+        "the tree has a {kind} namespace of its own, which cannot be made a second time inside another",
+        "look whether it can be restored: crckpt restore REF --dry-run",
+    ),
+    Cause(
+        "interface-rehearsed",
+        "a socket of the tree ({socket}) is bound to the interface {interface}, which a rehearsal does not have",
+        "look whether it can be restored: crckpt restore REF --dry-run",
+    ),
+    Cause(
+        "terminal-rehearsed",
+        "the tree was started from a terminal and wants one, which a rehearsal does not have",
+        "look whether it can be restored: crckpt restore REF --dry-run",
+    ),
+    Cause(
+        "memory-rehearsed",
+        "a rehearsal takes about {needed} of memory ({memory} of the tree, {files} of files that it has open for "
+        "writing), and {free} are free",
+        "end something else, or rehearse it on a larger machine",
+    ),
+    Cause(
+        "file-cut-rehearsed",
+        "{path} grew since the checkpoint; in the rehearsal, and only there, it is cut back to {size} bytes",
+        "a restore needs --grown",
+    ),
     Cause(
         "terminal",
         "the tree was started from a terminal and wants one",

@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 RESTORED = (
     Cause(
         "pid-limit",
-        "a process number of the checkpoint is above the limit of this host",
+        "{number|a process number of the checkpoint} is above the limit of this host",
         "sysctl -w kernel.pid_max=4194304",
         r"Can't fork for \d+: Invalid argument|Can't set kernel pid_max=",
         "criu/cr-restore.c",
@@ -72,7 +72,7 @@ RESTORED = (
     ),
     Cause(
         "cpu",
-        "this CPU lacks something that the checkpoint's had",
+        "this CPU lacks {features|something that the checkpoint's had}",
         "restore it on a machine like the one where it was made",
         "CPU (?:instruction )?capabilities do not match|FPU feature required by image"
         "|xsave (?:max )?size mismatch|FPU xsave area present|CPU xfeatures has unsupported bits"

@@ -64,7 +64,7 @@ SOCKETS = (
     Cause(
         "packets-not-held",
         "packets cannot be held back while TCP connections are saved",
-        "run crckpt as root (CAP_NET_ADMIN), and load the module: modprobe nf_tables",
+        "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
         "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed",
         "criu/net.c",
     ),
@@ -84,16 +84,16 @@ SOCKETS = (
     ),
     Cause(
         "interface-missing",
-        "network interface {interface}, to which a socket is bound, is not there",
-        "make it: ip link show {interface}",
-        r"couldn't find ifindex for (?P<interface>\S+)",
+        "the network interface to which a socket is bound is not there ({interface|its name is not said})",
+        "make it again; see which there are: ip link",
+        r"couldn't find ifindex for (?P<interface>\S+)|Can't set 1:25 \(len \d+\): No such device",
         "criu/sk-inet.c",
     ),
     Cause(
         "packet-interface",
-        "a packet socket cannot be bound to interface {interface}",
-        "see whether it is there: ip link show {interface}",
-        "Can't bind packet socket to (?P<interface>[^:]+)",
+        "a packet socket cannot be bound to its network interface ({interface|its name is not said})",
+        "make it again; see which there are: ip link",
+        "Can't bind packet socket(?: to (?P<interface>[^:]+))?: ",
         "criu/sk-packet.c",
     ),
     Cause(
@@ -121,7 +121,8 @@ SOCKETS = (
         "socket-option-again",
         "a socket option cannot be set again",
         "restore as root (CAP_NET_ADMIN)",
-        r"Can't set \d+:\d+ \(len \d+\)|Unable to set socket SO_SNDBUF|Can't restore filter",
+        r"Can't set (?!1:25 \(len \d+\): No such device)\d+:\d+ \(len \d+\)"
+        "|Unable to set socket SO_SNDBUF|Can't restore filter",
         "criu/sockets.c",
     ),
     Cause(

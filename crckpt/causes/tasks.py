@@ -13,13 +13,6 @@ TASKS = (
         "compel/src/lib/infect.c",
     ),
     Cause(
-        "cannot-trace",
-        "process {pid} cannot be stopped: {why}",
-        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
-        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
-        "compel/src/lib/infect.c",
-    ),
-    Cause(
         "cannot-stop",
         "process {pid} (state {state}) lets nobody stop it",
         "look at it: cat /proc/{pid}/status /proc/{pid}/stack",
@@ -121,9 +114,9 @@ TASKS = (
     ),
     Cause(
         "groups",
-        "process {pid} is in more groups than CRIU can save",
+        "{process|a process of the tree} is in more groups than CRIU can save",
         "run it in fewer groups",
-        r"Too many groups in task (?P<pid>\d+)",
+        r"Too many groups in (?P<process>task \d+)|Error parsing proc status file",
         "criu/pie/parasite.c",
     ),
     Cause(

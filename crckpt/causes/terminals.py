@@ -28,9 +28,9 @@ TERMINALS = (
     ),
     Cause(
         "terminal-number",
-        "{path} is in use by another terminal",
-        "end who uses it: fuser -v {path}; or restore in a mount namespace with a devpts of its own",
-        r"Unable to open (?P<path>\S+) with specified index \d+",
+        "terminal /dev/pts/{index} is in use by others",
+        "end who uses it: fuser -v /dev/pts/{index}; or restore in a mount namespace with a devpts of its own",
+        r"Unable to open \S+ with specified index (?P<index>\d+)",
         "criu/tty.c",
     ),
     Cause(

@@ -19,6 +19,7 @@ from crckpt.errors import CrckptError, StoreUnusable, UsageError
 _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
+    "rehearse": ("rehearse:rehearse", "Try a restore where it changes nothing."),
     "list": ("checkpoints:list_checkpoints", "List checkpoints."),
     "show": ("show:show", "Show what a checkpoint holds."),
     "diff": ("diff:diff", "Say what differs between two checkpoints."),

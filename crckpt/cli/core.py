@@ -27,7 +27,10 @@ def core(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored."""
+    """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored.
+
+    The calls of a Python program: py-spy dump --core FILE, or gdb's py-bt where python3-dbg is installed.
+    """
     from crckpt.ops.core import core as perform
 
     with shown("writing", as_json=as_json) as progress:

@@ -28,7 +28,8 @@ def diff(
 ) -> None:
     """Say what differs between two checkpoints: processes, threads, files, sockets, and pages of memory by map.
 
-    `+` is what B has and A lacks, `-` what A has and B lacks.
+    `+` is what B has and A lacks, `-` what A has and B lacks. A process is the same in both if it has the same PID and
+    runs the same program, started once: restored ones are the same still, another program under a PID is not.
     """
     from crckpt.ops.diff import diff as perform
 

@@ -38,7 +38,9 @@ def doctor(
     Every fact is tried out, none is guessed from a version. Ends with 20 if nothing can be checkpointed here.
 
     Of a **TARGET** it says, without stopping it, what stands against its checkpoint and what would be lost, with the
-    way out, and which options `crckpt dump` would pick. Ends with 24 if anything stands against it.
+    way out, and which options `crckpt dump` would pick. Ends with 24 if anything stands against it. Then it predicts
+    how long the tree would stand still, how long the dump would take, and its size: for that it dumps a small tree of
+    its own, and stores a sample of the target's memory, of both of which nothing is kept.
     """
     if target is not None:
         _examine(target, options.context(store, criu=criu, config=config), fix=fix, as_json=as_json)
@@ -58,11 +60,12 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     from crckpt.ops.dump import Request, examine
+    from crckpt.ops.predict import predict
 
     if fix:
         raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")
     result = examine(Request(target), context)
-    emit("doctor", examined(result), as_json=as_json)
+    emit("doctor", examined(result, predict(result, context)), as_json=as_json)
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
 

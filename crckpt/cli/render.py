@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
     from crckpt.ops.dump import Dumped, Examined
+    from crckpt.ops.predict import Foreseen
     from crckpt.ops.restore import Restored
     from crckpt.store import Checkpoint
 
@@ -228,7 +229,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     return Shown(document, text())
 
 
-def examined(result: Examined) -> Shown:
+def examined(result: Examined, foreseen: Foreseen) -> Shown:
     """What `doctor TARGET` says."""
     document = {
         "pid": result.pid,
@@ -236,6 +237,9 @@ def examined(result: Examined) -> Shown:
         "blockers": result.blockers,
         "warnings": result.plan.warnings,
         "reasons": result.plan.reasons,
+        "prediction": foreseen.prediction,
+        "prediction_assumes": foreseen.assumes or None,
+        "prediction_missing": foreseen.why_not or None,
     }
 
     def text() -> Iterator[str]:
@@ -244,11 +248,23 @@ def examined(result: Examined) -> Shown:
         yield from noted(result.plan.warnings)
         for reason in result.plan.reasons:
             yield f"{reason.option}: {reason.why}\n"
+        yield _predicted(foreseen)
         against = count(len(result.blockers), "thing") if result.blockers else "nothing"
         verb = "stand" if len(result.blockers) > 1 else "stands"
         yield f"{against} {verb} against a checkpoint of PID {result.pid}\n"
 
     return Shown(document, text())
+
+
+def _predicted(foreseen: Foreseen) -> str:
+    cost = foreseen.prediction
+    if cost is None:
+        return f"what a dump would cost is not known: {on_one_line(foreseen.why_not)}\n"
+    return (
+        f"a dump would take about {duration(cost.dump_ms)}, with the tree frozen for {duration(cost.frozen_ms)}, "
+        f"and {duration(cost.commit_ms)} more to be durable: {size(cost.raw_bytes)} of images, "
+        f"{size(cost.stored_bytes)} stored, {on_one_line(foreseen.assumes)}\n"
+    )
 
 
 def restored(result: Restored, *, verbose: bool, program_status: int | None = None) -> Shown:

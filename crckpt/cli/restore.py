@@ -43,6 +43,9 @@ def restore(
             "**keep** (logs opened for appending only).",
         ),
     ] = Grown.refuse,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, or the program does.")
+    ] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -67,6 +70,7 @@ def restore(
         or_older=or_older,
         new_pid_namespace=new_pid_namespace,
         grown=grown.value,
+        preflight=not no_preflight,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
     )
     with shown("restoring", as_json=as_json) as progress:

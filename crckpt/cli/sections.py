@@ -93,19 +93,20 @@ def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
 
 def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
     return aligned(
-        ("pid", "addresses", "", "size", "resident", "map"),
+        ("pid", "addresses", "", "size", "resident", "dirty", "map"),
         tuple(
             (
                 str(row.pid),
                 f"{row.start:x}-{row.end:x}",
                 row.permissions,
                 size(row.bytes),
-                size(row.resident_bytes),
+                "" if row.resident_bytes is None else size(row.resident_bytes),
+                size(row.dirty_bytes),
                 on_one_line(row.path or f"[{row.kind}]"),
             )
             for row in rows
         ),
-        right=frozenset({"pid", "size", "resident"}),
+        right=frozenset({"pid", "size", "resident", "dirty"}),
     )
 
 

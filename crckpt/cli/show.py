@@ -22,7 +22,14 @@ def show(
     ps: Annotated[bool, typer.Option("--ps", help="The processes: tree, threads, states.")] = False,
     files: Annotated[bool, typer.Option("--files", help="The descriptors of each process.")] = False,
     sockets: Annotated[bool, typer.Option("--sockets", help="The sockets, and who has them open.")] = False,
-    maps: Annotated[bool, typer.Option("--maps", help="The memory maps, and what is stored of each.")] = False,
+    maps: Annotated[
+        bool,
+        typer.Option(
+            "--maps",
+            help="The memory maps: what was resident, and what of that is dirty (in no file, so in the checkpoint). "
+            "CRIU does not record how much of a file was resident.",
+        ),
+    ] = False,
     env: Annotated[bool, typer.Option("--env", help="The environment of each process: it may hold secrets.")] = False,
     strings: Annotated[
         str | None,

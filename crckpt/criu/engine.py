@@ -48,6 +48,7 @@ class Running:
         self._child = run.start(
             argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep
         )
+        self.pid = self._child.pid
 
     def follow(
         self,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
 from crckpt.causes import Cause, Finding
-from crckpt.causes.catalogue import GENERAL, SPECIFIC
+from crckpt.causes.catalogue import GENERAL, SPECIFIC, WARNED
 
 # Lines that CRIU also writes in good runs: the last two are tried again, or matter only where such a socket is met.
 _HARMLESS = re.compile(
     r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
+    r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
     r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
 # What refuses to be traced is only warned of. What is said before the log is open has no mark.
-_TELLING = re.compile(r"Error \(|Unable to interrupt|CRIU needs to have|Running as non-root|BUG at ")
+_TELLING = re.compile(
+    r"Error \(|Unable to interrupt|Can't connect to server|CRIU needs to have|Running as non-root|BUG at "
+)
 _LONGEST = 4096
 """Characters of a line that are looked at: longer ones are not CRIU's."""
 
@@ -28,11 +32,20 @@ _PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
 _DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")
 _PATH = re.compile(r"Dumping path for (-?\d+) fd via self \d+ \[(.*)\]")
 _NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
-"""What a restore says right after why."""
+_SAID_AFTER = 2
+"""Lines after why in which a restore says that."""
+_OF_FILES = "(criu/files-reg.c:"
+_OUTSIDE_END = re.compile(r"Dumped extern: id \S+ ino (\d+) ")
+"""What a dump says right before it refuses a unix socket whose other end, the one named, is outside the tree."""
+_LONGEST_AGO = 3
+"""Lines: its other complaints come at most so far after it."""
 
 
 class Place(Struct, frozen=True):
-    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file."""
+    """What CRIU was at, by its own log: `fd` and `path` only where it was at a descriptor or a file.
+
+    Who knows more than the log may put there what a socket is called.
+    """
 
     pid: int
     comm: str = ""
@@ -49,12 +62,14 @@ class Explanation(Struct, frozen=True):
     """`finding` is None when the log shows nothing that the catalogue knows; `lines` are the log's own.
 
     `line` is the one that told the cause, and `place` what CRIU was at then, None where the log does not say.
+    `outside_end` is the inode of a unix socket outside the tree, to which a refused one is connected; 0 if none was.
     """
 
     finding: Finding | None
     lines: tuple[str, ...]
     line: str = ""
     place: Place | None = None
+    outside_end: int = 0
 
 
 def explain(log: str) -> Explanation:
@@ -66,10 +81,10 @@ def explain(log: str) -> Explanation:
         if _TELLING.search(line) and not _HARMLESS.search(line)
     }
     shown = tuple(line for line in telling.values() if "Warn " not in line)[:8]
-    for causes in (SPECIFIC, GENERAL):
+    for causes in (SPECIFIC, GENERAL, WARNED):
         for number, line in telling.items():
             if finding := _known(line, causes):
-                return Explanation(finding, shown, line, _place(lines, number))
+                return Explanation(finding, shown, line, _place(lines, number), _outside_end(lines, number))
     return Explanation(None, shown)
 
 
@@ -96,10 +111,19 @@ def _place(lines: Sequence[str], number: int) -> Place | None:
             place, begun = place if begun else None, False
         elif place:
             place = _moved(place, said)
-    after = next((line for line in lines[number + 1 :] if _writer(line) == writer), "")
-    if writer and (found := _NOT_OPENED.search(after)):
-        return Place(int(writer), fd=int(found[1]))
+    if writer:
+        after = islice((line for line in lines[number + 1 :] if _writer(line) == writer), _SAID_AFTER)
+        if found := _NOT_OPENED.search("\n".join(after)):
+            return Place(int(writer), fd=int(found[1]))
+    if place and place.fd is None and _OF_FILES not in lines[number]:
+        # The path of a mapping that was well: CRIU was at the next one.
+        return Place(place.pid, place.comm)
     return place
+
+
+def _outside_end(lines: Sequence[str], number: int) -> int:
+    found = (_OUTSIDE_END.search(line[:_LONGEST]) for line in reversed(lines[max(0, number - _LONGEST_AGO) : number]))
+    return next((int(told[1]) for told in found if told), 0)
 
 
 def _writer(line: str) -> str:

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import select
 import socket
 import struct
 import termios
@@ -23,18 +24,34 @@ _KCMP: Final = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE: Final = 0
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
+_UDP_CORK: Final = 1  # linux/udp.h
+_SOL_NETLINK: Final = 270
+_NETLINK_LIST_MEMBERSHIPS: Final = 9  # linux/netlink.h
+_WORD: Final = 4
+_TWO_WORDS: Final = 8
+_GROUPS_BYTES: Final = 8192
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SocketKind(Struct, frozen=True):
-    """A socket's numbers for family, type and protocol."""
+    """A socket's numbers for family, type and protocol, and what CRIU minds of it.
+
+    `corked` holds data back (UDP), `unsavable_groups` are of netlink.
+    """
 
     pid: int
     fd: int
     family: int
     kind: int
     protocol: int
+    corked: bool = False
+    unsavable_groups: bool = False
+
+    @property
+    def is_tcp(self) -> bool:
+        """Whether it may have a connection over TCP."""
+        return self.family in (socket.AF_INET, socket.AF_INET6) and self.kind == socket.SOCK_STREAM
 
 
 def socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
@@ -71,6 +88,15 @@ def is_same(pid: int, descriptor: int, ours: int) -> bool:
     return int(_LIBC.syscall(number, os.getpid(), pid, _KCMP_FILE, ours, descriptor)) == 0
 
 
+def is_readable(pid: int, descriptor: int) -> bool:
+    """Whether something waits to be read there; False if unknown."""
+    waiting = select.poll()
+    for _, borrowed in _borrowed(pid, (descriptor,)):
+        waiting.register(borrowed, select.POLLIN)
+        return bool(waiting.poll(0))
+    return False
+
+
 def _borrowed(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int]]:
     """(their number, ours), for as long as one is looked at."""
     try:
@@ -94,6 +120,41 @@ def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
     found = socket.socket(socket.AF_UNIX, fileno=borrowed)
     try:
         options = (_SO_DOMAIN, socket.SO_TYPE, _SO_PROTOCOL)
-        return SocketKind(pid, descriptor, *(found.getsockopt(socket.SOL_SOCKET, option) for option in options))
+        family, kind, protocol = (found.getsockopt(socket.SOL_SOCKET, option) for option in options)
+        return SocketKind(
+            pid,
+            descriptor,
+            family,
+            kind,
+            protocol,
+            corked=_is_corked(found, kind, protocol),
+            unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
+        )
     finally:
         found.detach()
+
+
+def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
+    udp = kind == socket.SOCK_DGRAM and protocol in (socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE)
+    return udp and bool(found.getsockopt(socket.IPPROTO_UDP, _UDP_CORK))
+
+
+def _has_unsavable_groups(borrowed: int) -> bool:
+    """CRIU knows 32 groups of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd."""
+    size = ctypes.c_uint32(_GROUPS_BYTES)
+    buffer = ctypes.create_string_buffer(_GROUPS_BYTES)
+    if _LIBC.getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, ctypes.byref(size)):
+        return False
+    groups = buffer.raw[: size.value]
+    if not size.value:
+        return False
+    # It says the groups in words of 8 bytes, of which CRIU leaves out the last 4 where they are empty.
+    return size.value > _TWO_WORDS or any(groups[_WORD:]) or not _port(borrowed)
+
+
+def _port(borrowed: int) -> int:
+    named = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, fileno=borrowed)
+    try:
+        return int(named.getsockname()[0])
+    finally:
+        named.detach()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from pathlib import Path
 
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
+
+_USUALLY = 4096
+"""Bytes at the start of a file that have its headers and its build-id, as linkers lay them out."""
+
+_MOST = 1 << 62
+"""No file is as long."""
 
 
 def build_id(path: str) -> bytes | None:
@@ -15,21 +20,27 @@ def build_id(path: str) -> bytes | None:
 
     Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
     """
-    with Path(path).open("rb") as file:
-        header = file.read(64)
-        if header[:6] != b"\x7fELF\x02\x01" or len(header) < 64:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start = os.pread(descriptor, _USUALLY, 0)
+        if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
             return None
-        end = os.fstat(file.fileno()).st_size
-        offset, size, count = struct.unpack("<Q", header[32:40]) + struct.unpack("<HH", header[54:58])
-        file.seek(min(offset, end))
-        table = file.read(size * count)
+        offset, size, count = struct.unpack("<Q", start[32:40]) + struct.unpack("<HH", start[54:58])
+        table = _part(descriptor, start, offset, size * count)
         for at in range(0, len(table) - 55, size or 1):
-            kind, _flags, start, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
-            if kind == _PT_NOTE:
-                file.seek(min(start, end))
-                if found := _in_notes(file.read(min(length, 1 << 16))):
-                    return found
+            kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
+            if kind == _PT_NOTE and (found := _in_notes(_part(descriptor, start, place, min(length, 1 << 16)))):
+                return found
+    finally:
+        os.close(descriptor)
     return None
+
+
+def _part(descriptor: int, start: bytes, offset: int, length: int) -> bytes:
+    """`length` bytes of a file from `offset` on, or fewer, where it ends. `start` was read already."""
+    if offset + length <= len(start):
+        return start[offset : offset + length]
+    return os.pread(descriptor, length, offset) if offset < _MOST else b""
 
 
 def _in_notes(notes: bytes) -> bytes | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import platform
-from pathlib import Path
 
+from crckpt.host.kernel import cpu_features
 from crckpt.model import Host
 
 
@@ -16,15 +16,7 @@ def host(criu_version: str, criu_digest: str) -> Host:
         kernel=platform.release(),
         arch=platform.machine(),
         page_size=mmap.PAGESIZE,
-        cpu_features=_cpu_features(),
+        cpu_features=cpu_features(),
         criu_version=criu_version,
         criu_digest=criu_digest,
     )
-
-
-def _cpu_features() -> tuple[str, ...]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return tuple(sorted(value.split()))
-    return ()

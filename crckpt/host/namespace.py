@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,22 +28,31 @@ def pid_namespace(root: int, work: Path, owner: Path) -> Iterator[PidNamespace]:
 
     `work` is a private directory, `owner` a file that we hold locked until the tree is there. Raises HostCannot.
     """
+    with begun(("unshare",), root, work, owner) as (child, init):
+        yield PidNamespace(init, child.pid)
+        child.let_go()
+
+
+@contextmanager
+def begun(unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str) -> Iterator[tuple[run.Child, int]]:
+    """The child that makes a pid namespace, and that namespace's init; ended if the block fails.
+
+    `unshare` are the words that begin the command; `more` are further arguments of the init. Raises HostCannot.
+    """
     ready = work / "ready"
     os.mkfifo(ready, 0o600)
     listening = os.open(ready, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    init = (sys.executable, "-P", "-m", "crckpt.host.namespace_init", str(root), str(ready), str(owner))
+    init = (sys.executable, "-P", "-m", "crckpt.host.namespace_init", str(root), str(ready), str(owner), *more)
     # --kill-child: whoever ends the parent ends the whole namespace.
-    words = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", *init)
-    child = run.start(words, output=work / "namespace.out", python_path=Path(__file__).parents[2])
+    new = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+    child = run.start((*unshare, *new, *init), output=work / "namespace.out", python_path=Path(__file__).parents[2])
     try:
-        yield PidNamespace(_init_of(child, listening, work / "namespace.out"), child.pid)
+        yield child, _init_of(child, listening, work / "namespace.out")
     except BaseException:
         with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
+            child.kill()
         child.wait()
         raise
-    else:
-        child.let_go()
     finally:
         os.close(listening)
 
@@ -54,5 +62,5 @@ def _init_of(child: run.Child, ready: int, output: Path) -> int:
     children = proc.children(child.pid)
     if not children:
         said = " ".join(output.read_text(errors="replace").split())
-        raise HostCannot(f"cannot make a new pid namespace: {said}", hint="crckpt doctor says what is missing")
+        raise HostCannot(f"cannot make new namespaces: {said}", hint="crckpt doctor says what is missing")
     return children[0]

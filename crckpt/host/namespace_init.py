@@ -1,9 +1,11 @@
 """PID 1 of a new pid namespace: reaps what is orphaned, passes signals to the restored root, ends with its status.
 
-Run as `python -m crckpt.host.namespace_init ROOT READY OWNER`: ROOT is the PID that the restored root will have in the
-namespace, READY a pipe's path to which a byte is written once signals are taken, OWNER a file that crckpt holds locked
-until the tree is restored. When the root ends, or crckpt dies before it is there, this ends, and the kernel ends what
-is left in the namespace.
+Run as `python -m crckpt.host.namespace_init ROOT READY OWNER [PLAN]`: ROOT is the PID that the restored root will have
+in the namespace, READY a pipe's path to which a byte is written once signals are taken, OWNER a file that crckpt holds
+locked until the tree is restored. When the root ends, or crckpt dies before it is there, this ends, and the kernel ends
+what is left in the namespace.
+
+With a PLAN (see `seclusion`), it runs in further namespaces, and ends when OWNER is unlocked, and never before.
 """
 
 from __future__ import annotations
@@ -54,22 +56,33 @@ class _Root:
         with suppress(ProcessLookupError):  # it ended, and was reaped, a moment ago
             select.select([os.pidfd_open(self.pid)], [], [])
             self.reap()
+        return self.exit_status()
+
+    def exit_status(self) -> int:
+        """Its status as one of ours; 1 if it has not ended."""
         if self.status is None:
             return 1
         return self.status if self.status >= 0 else 128 - self.status
 
 
-def main(pid: int, ready: str, owner: str) -> int:
-    """Serve until the root has ended; its exit status, or 128 plus the signal that ended it."""
+def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
+    """Serve until the root has ended, or with a plan until crckpt lets go; its exit status, or 128 plus its signal."""
     root = _Root(pid)
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
     for number in PASSED_ON:
         signal.signal(number, root.pass_on)
     lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
+    if plan:
+        from crckpt.host.seclusion import seclude
+
+        seclude(Path(plan))
     descriptor = os.open(ready, os.O_RDWR)
     os.write(descriptor, b".")
     os.close(descriptor)
+    if plan:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return root.exit_status()
     while root.status is None and not _exists(pid):
         if not _is_awaited(lock):
             return 1
@@ -107,4 +120,7 @@ def _exists(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    try:
+        sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+    except OSError as error:
+        sys.exit(str(error))

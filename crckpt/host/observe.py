@@ -10,10 +10,16 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host import network, proc
-from crckpt.host.borrowed import SocketKind, socket_kinds, unread_bytes
+from crckpt.host.borrowed import SocketKind, is_readable, socket_kinds, unread_bytes
+from crckpt.host.compared import escaped, share_memory, sharers
+from crckpt.host.maps import Mapping, odd_mappings
+from crckpt.host.reach import OutOfReach, out_of_reach
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
+from crckpt.host.watches import lost_watches
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
+_LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
+_PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
 class OutsideEnd(Struct, frozen=True):
@@ -32,11 +38,51 @@ class Unread(Struct, frozen=True):
     what: Literal["UDP", "inotify"]
 
 
+class SharedLock(Struct, frozen=True):
+    """A descriptor with a lock that process `other`, outside the tree, holds too."""
+
+    pid: int
+    fd: int
+    path: str
+    other: int
+
+
+class TracedThread(Struct, frozen=True):
+    """A thread, not the first of its process, that somebody traces."""
+
+    pid: int
+    tid: int
+    tracer: int
+
+
+class Passing(Struct, frozen=True):
+    """What a running tree may be over with in a moment: it counts if it was so at two looks.
+
+    `queues` are (PID, fd) of listening TCP sockets where somebody waits, `messages` of netlink sockets with something
+    to read; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that do nothing
+    meanwhile (vfork).
+    """
+
+    queues: frozenset[tuple[int, int]] = frozenset()
+    messages: frozenset[tuple[int, int]] = frozenset()
+    shared: frozenset[tuple[int, int]] = frozenset()
+    waiting: frozenset[int] = frozenset()
+
+    def stayed(self, later: Passing) -> Passing:
+        """What was the same at another look."""
+        return Passing(
+            self.queues & later.queues,
+            self.messages & later.messages,
+            self.shared & later.shared,
+            self.waiting & later.waiting,
+        )
+
+
 class Observed(Struct, frozen=True):
     """What was seen of a live tree and of ourselves, at one time, without stopping it.
 
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
-    is how many bytes of the tree's memory are in no file.
+    is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd.
     """
 
     tree: proc.Tree
@@ -50,6 +96,20 @@ class Observed(Struct, frozen=True):
     outside_ends: tuple[OutsideEnd, ...] = ()
     sockets: tuple[SocketKind, ...] = ()
     unread: tuple[Unread, ...] = ()
+    mappings: tuple[Mapping, ...] = ()
+    out_of_reach: tuple[OutOfReach, ...] = ()
+    lost_watches: tuple[proc.Descriptor, ...] = ()
+    escaped: tuple[proc.Descriptor, ...] = ()
+    shared_locks: tuple[SharedLock, ...] = ()
+    traced_threads: tuple[TracedThread, ...] = ()
+    strangers: frozenset[int] = frozenset()
+    passing: Passing = Passing()
+
+    @property
+    def tracers(self) -> frozenset[int]:
+        """PIDs of all who trace something of the tree."""
+        threads = (thread.tracer for thread in self.traced_threads)
+        return frozenset((*threads, *(process.tracer for process in self.tree.processes if process.tracer)))
 
 
 def observe(root: proc.Process, own: proc.Process) -> Observed:
@@ -57,7 +117,10 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
     tree = proc.read_tree(root)
     descriptors = _descriptors(tree)
     sockets = tuple(_kinds(descriptors))
+    passing = _passing(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
+    here = frozenset(process.pid for process in tree.processes if _same(process, own, "mnt"))
+    reached = tuple(found for found in descriptors if found.pid in here)
     return Observed(
         tree=tree,
         descriptors=descriptors,
@@ -67,10 +130,61 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         memory=sum(proc.memory(pid) for pid in tree.pids),
-        outside_ends=_outside_ends(root, descriptors) if with_sockets and _same_network(root, own) else (),
+        outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
         sockets=sockets,
         unread=tuple(_unread(descriptors, sockets)),
+        mappings=tuple(found for pid in tree.pids for found in odd_mappings(pid)),
+        out_of_reach=out_of_reach(sorted(here), reached),
+        lost_watches=lost_watches(reached),
+        escaped=escaped(descriptors),
+        shared_locks=tuple(_shared_locks(tree, descriptors)),
+        traced_threads=tuple(
+            TracedThread(process.pid, tid, tracer)
+            for process in tree.processes
+            if len(process.threads) > 1
+            for tid, tracer in proc.tracers(process.pid)
+        ),
+        strangers=frozenset(_strangers(tree, descriptors)),
+        passing=passing.stayed(_passing(tree, sockets)),
     )
+
+
+def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
+    shared = frozenset(
+        (process.pid, process.ppid) for process in tree.processes[1:] if share_memory(process.pid, process.ppid)
+    )
+    return Passing(
+        queues=frozenset(network.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
+        messages=frozenset(
+            (held.pid, held.fd)
+            for held in sockets
+            if held.family == socket.AF_NETLINK and is_readable(held.pid, held.fd)
+        ),
+        shared=shared,
+        waiting=frozenset(parent for _, parent in shared if _waits(parent)),
+    )
+
+
+def _shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
+    """A lock of a process (POSIX) goes with it, all others with their open file."""
+    inside = frozenset(tree.pids)
+    for found in descriptors:
+        if _LOCKED.search(found.info):
+            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in sharers(found, inside))
+
+
+def _waits(pid: int) -> bool:
+    process = proc.read_process(pid)
+    return process is not None and process.state == "uninterruptible"
+
+
+def _strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
+    """The kernel says 0 of a process that we cannot see, and -1 of one that has ended."""
+    for found in descriptors:
+        if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
+            pid = int(named[1])
+            if pid >= 0 and pid not in tree.pids and tree.root.pid not in proc.ancestors(pid):
+                yield pid
 
 
 def _unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
@@ -96,9 +210,9 @@ def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descri
     return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
 
 
-def _same_network(one: proc.Process, other: proc.Process) -> bool:
-    """Of another network namespace the kernel tells us nothing."""
-    return dict(one.namespaces).get("net") == dict(other.namespaces).get("net")
+def _same(one: proc.Process, other: proc.Process, kind: str) -> bool:
+    """Of another network namespace the kernel tells us nothing, and in another mount namespace paths mean others."""
+    return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
 
 
 def _outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
@@ -116,10 +230,12 @@ def _outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) 
 
 
 def _ends(known: dict[int, UnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
-    """Of connections, not of datagram sockets: those can do without a peer."""
+    """Of connections, and of datagram sockets whose peer has no name: any other is found again by it."""
     inside = _by_inode(descriptors)
     for inode, found in reversed(inside.items()):
         end = known.get(inode)
-        if end is not None and end.kind != socket.SOCK_DGRAM and end.peer and end.peer not in inside:
+        if end is not None and end.peer and end.peer not in inside:
             other = known.get(end.peer)
+            if end.kind == socket.SOCK_DGRAM and (other is None or other.name):
+                continue
             yield OutsideEnd(found.pid, found.fd, other.name if other else "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import select
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -12,6 +14,8 @@ from pathlib import Path
 from msgspec import Struct
 
 _PROC = Path("/proc")
+_MOUNT = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
+_SIGTRAP = 1 << signal.SIGTRAP - 1
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -34,7 +38,7 @@ class Process(Struct, frozen=True):
     """A live process. `start` is its start time in clock ticks after boot: with the PID it names it for ever.
 
     `ns_pids` are its PIDs from our pid namespace inwards; `namespaces` maps kind to inode. `uids` and `gids` are real,
-    effective, saved and file system ids.
+    effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
     """
 
     pid: int
@@ -51,12 +55,14 @@ class Process(Struct, frozen=True):
     gids: tuple[int, ...]
     namespaces: tuple[tuple[str, int], ...]
     is_kernel_thread: bool
+    trapped: bool = False
 
 
 class Descriptor(Struct, frozen=True):
     """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size` and `pos` are bytes.
 
     `mode`, `size` and `links` are 0 where the file system does not answer (FUSE of another user, a dead network share).
+    `device` is the number of the device that it is, if any.
     """
 
     pid: int
@@ -68,6 +74,13 @@ class Descriptor(Struct, frozen=True):
     flags: int
     pos: int
     info: str
+    device: int = 0
+
+    @property
+    def mount(self) -> int:
+        """The id of the mount that it was opened on, as in mountinfo."""
+        found = _MOUNT.search(self.info)
+        return int(found[1]) if found else 0
 
     @property
     def is_append_only(self) -> bool:
@@ -136,6 +149,7 @@ def read_process(pid: int) -> Process | None:
         gids=tuple(int(part) for part in status["Gid"].split()),
         namespaces=_namespaces(directory),
         is_kernel_thread=bool(int(fields[6]) & 0x00200000),  # PF_KTHREAD, linux/sched.h
+        trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
     )
 
 
@@ -158,9 +172,9 @@ def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
 
     The kernel keeps a number while anything is a member of the process group or session of that name.
     """
-    wanted = set(numbers)
+    wanted = _in_use(frozenset(numbers))
     found: dict[int, Owner] = {}
-    for pid, _ in _parents():
+    for pid in _pids() if wanted else ():
         process = read_process(pid)
         if process is None:
             continue
@@ -174,6 +188,19 @@ def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
             if number in wanted and (number not in found or _ROLES.index(role) >= _ROLES.index(found[number].role)):
                 found[number] = Owner(number, role, pid, process.ppid, process.comm, process.state)
     return tuple(found[number] for number in sorted(found))
+
+
+def tracers(pid: int) -> tuple[tuple[int, int], ...]:
+    """(thread id, PID of its tracer) of the threads of a process that are traced, but for its first."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(_PROC / str(pid) / "task"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                status = (_PROC / str(pid) / "task" / name / "status").read_text(errors="replace")
+                tracer = int(status.partition("\nTracerPid:\t")[2].partition("\n")[0])
+                if tracer and int(name) != pid:
+                    found.append((int(name), tracer))
+    return tuple(found)
 
 
 def children(pid: int) -> tuple[int, ...]:
@@ -209,14 +236,14 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
 
 def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     """(path, bytes, links) of mapped files whose name is gone."""
-    directory = _PROC / str(pid) / "map_files"
+    directory = f"/proc/{pid}/map_files"
     found = {}
     with suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(directory):
             with suppress(OSError):
-                target = os.readlink(directory / name)
+                target = os.readlink(f"{directory}/{name}")
                 if target.endswith(" (deleted)"):
-                    status = (directory / name).stat()
+                    status = Path(directory, name).stat()
                     found[status.st_dev, status.st_ino] = (target, status.st_size, status.st_nlink)
     return tuple(found.values())
 
@@ -292,18 +319,31 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
         select.select([], [], [], 0.01)
 
 
+def _in_use(numbers: frozenset[int]) -> frozenset[int]:
+    """Those that are taken, by whomever: no file is read for it."""
+    members = set()
+    for pid in _pids():
+        with suppress(ProcessLookupError):
+            members |= {os.getpgid(pid), os.getsid(pid)}
+    # Thread ids are not listed in /proc, but can be looked up there.
+    return frozenset(number for number in numbers if number in members or (_PROC / str(number)).exists())
+
+
+def _pids() -> Iterator[int]:
+    yield from (int(name) for name in os.listdir(_PROC) if name.isdigit())
+
+
 def _parents() -> Iterator[tuple[int, int]]:
-    for name in os.listdir(_PROC):
-        if name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                stat = (_PROC / name / "stat").read_text(errors="replace")
-                yield int(name), int(stat[stat.rindex(")") + 2 :].split()[1])
+    for pid in _pids():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+            yield pid, int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
 def _namespaces(directory: Path) -> tuple[tuple[str, int], ...]:
     found = []
     with suppress(OSError):
-        for kind in ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time"):
+        for kind in ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children"):
             with suppress(FileNotFoundError):
                 found.append((kind, (directory / "ns" / kind).stat().st_ino))
     return tuple(found)
@@ -312,7 +352,7 @@ def _namespaces(directory: Path) -> tuple[tuple[str, int], ...]:
 def _descriptor(pid: int, fd: int) -> Descriptor:
     link = _PROC / str(pid) / "fd" / str(fd)
     target = os.readlink(link)
-    mode, size, links = _status(link)
+    mode, size, links, device = _status(link)
     info = (_PROC / str(pid) / "fdinfo" / str(fd)).read_text(errors="replace")
     told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     return Descriptor(
@@ -325,14 +365,15 @@ def _descriptor(pid: int, fd: int) -> Descriptor:
         flags=int(told.get("flags", "0"), 8),
         pos=int(told.get("pos", "0")),
         info=info,
+        device=device,
     )
 
 
-def _status(link: Path) -> tuple[int, int, int]:
+def _status(link: Path) -> tuple[int, int, int, int]:
     try:
         status = link.stat()
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError:
-        return 0, 0, 0
-    return status.st_mode, status.st_size, status.st_nlink
+        return 0, 0, 0, 0
+    return status.st_mode, status.st_size, status.st_nlink, status.st_rdev

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from crckpt.host import cgroups
+
 _MEMINFO = Path("/proc/meminfo")
-_CGROUPS = Path("/sys/fs/cgroup")
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
@@ -33,31 +33,15 @@ def is_in_memory(path: Path) -> bool:
     return False
 
 
-def free_memory() -> int:
-    """What the kernel calls available, or less if our control group is limited. Source: proc_meminfo(5), cgroup v2."""
-    return min((_available(), *_left_in_groups()))
+def free_memory(*, swap: bool = False) -> int:
+    """What the kernel calls available, or less if our control groups are limited; `swap`: what can be swapped out, too.
+
+    Source: proc_meminfo(5).
+    """
+    told = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    swappable = _size(told, "SwapFree") if swap else 0
+    return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
 
 
-def _available() -> int:
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
-def _page_cache(group: Path) -> int:
-    """What a group's memory holds of files: the kernel takes it back before it refuses anything."""
-    words = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return sum(int(number) for name, number in words if name in ("active_file", "inactive_file"))
-
-
-def _left_in_groups() -> Iterator[int]:
-    line = next((line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "0::/")
-    own = _CGROUPS / line[3:].strip().lstrip("/")
-    for group in (own, *own.parents):
-        try:
-            limit = (group / "memory.max").read_text().strip()
-            if limit != "max":
-                yield int(limit) - int((group / "memory.current").read_text()) + _page_cache(group)
-        except OSError:
-            continue
+def _size(told: dict[str, str], name: str) -> int:
+    return int(told.get(name, "0").split()[0]) << 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,11 @@ class Child:
     def ends_within(self, seconds: float) -> bool:
         """Wait at most that long for it to end; whether it has. It still wants to be waited for."""
         return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], seconds)[0])
+
+    def kill(self) -> None:
+        """SIGKILL it, unless it was waited for."""
+        if self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def let_go(self) -> None:
         """From now on whoever knows its PID waits for it: nothing of ours reaps it behind their back."""

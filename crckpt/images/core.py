@@ -38,7 +38,8 @@ class Core(Struct, frozen=True):
 
     `state` is one of ALIVE, STOPPED, ZOMBIE, UNKNOWN. `exit_code` is a wait status (exit status times 256, or a
     signal), of interest for zombies. `blocked` are signal numbers; `pending` those waiting for the thread,
-    `pending_shared` those waiting for the whole process, one entry for each queued signal.
+    `pending_shared` those waiting for the whole process, one entry for each queued signal. `security_profile` is
+    that of AppArmor or SELinux, empty if it had none.
     """
 
     is_leader: bool
@@ -52,6 +53,7 @@ class Core(Struct, frozen=True):
     credentials: Credentials | None
     posix_timers: int
     has_seccomp_filter: bool
+    security_profile: str = ""
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
@@ -70,6 +72,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         credentials=_credentials(thread.message(10)) if 10 in thread else None,
         posix_timers=len(task.message(7).messages(4)),
         has_seccomp_filter=thread.uint(11) == _SECCOMP_FILTER,
+        security_profile=thread.message(10).text(15) if 10 in thread else "",
     )
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
+from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, kernel_ids
+
+_NEWEST: Final = 2
+"""The newest format of CRIU 4.2 (criu/include/magic.h, CRTOOLS_IMAGES_V1_1)."""
 
 
 class Inventory(Struct, frozen=True):
@@ -30,8 +36,13 @@ class Inventory(Struct, frozen=True):
 
 
 def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
-    """Raises IntegrityError when the image is damaged."""
+    """Raises IntegrityError when the image is damaged, or if the images are of a newer format than is known here."""
     message = read_single(data, name, magics.INVENTORY)
+    if message.required(1) > _NEWEST:
+        raise IntegrityError(
+            f"{name}: the images are of CRIU's format {message.required(1)}, this crckpt knows up to {_NEWEST}",
+            hint="use a newer crckpt, or CRIU 4.2",
+        )
     return Inventory(
         version=message.required(1),
         root_ids=kernel_ids(message.message(3)),

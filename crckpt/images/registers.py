@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -14,35 +15,77 @@ from crckpt.images.wire import Message
 
 _GENERAL: Final = range(1, 28)
 _NATIVE: Final = 1
+_EXTENDED: Final = (
+    (2, 2, "<64I"),
+    (3, 3, "<8Q"),
+    (4, 4, "<8Q"),
+    (5, 5, "<8Q"),
+    (6, 6, "<64Q"),
+    (7, 7, "<128Q"),
+    (8, 9, "<2I"),
+)
+"""Field, number of the state component, and what it holds: upper halves of ymm, MPX twice, k, upper halves of zmm0 to
+15, zmm16 to 31, protection keys."""
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
+
+_SETS: Final = {
+    2: "avx",
+    5: "avx512f",
+    6: "avx512f",
+    7: "avx512f",
+    9: "ospke",
+    11: "user_shstk",
+    17: "amx_tile",
+    18: "amx_tile",
+}
+"""Bit of XSTATE_BV -> whose registers it stands for, in the words of /proc/cpuinfo (asm/fpu/types.h)."""
 
 
 class Registers(Struct, frozen=True):
     """A thread's registers.
 
     `general` are those of the kernel's `user_regs_struct` in its order, r15 first; `floating` the 512 bytes of fxsave.
+    `extended` are the other state components that the CPU had, by the numbers that it gives them, in ascending order;
+    of `in_use` (xstate_bv) the bits of those are set that are not as they were at the start of the thread.
     `is_native` says whether the thread ran 64-bit code.
     """
 
     general: tuple[int, ...]
     floating: bytes
+    extended: tuple[tuple[int, bytes], ...]
+    in_use: int
     is_native: bool
 
 
 def read_registers(data: bytes, name: str = "core.img") -> Registers:
     """Raises IntegrityError when the image is damaged, or is not one of x86-64."""
     thread = read_single(data, name, magics.CORE).message(2)
-    general = thread.message(2)
-    return Registers(
-        tuple(general.required(number) for number in _GENERAL),
-        _fxsave(thread.message(3)),
-        general.uint(28, default=_NATIVE) == _NATIVE,
-    )
+    general, floating = thread.message(2), thread.message(3)
+    extended = floating.message(13)
+    try:
+        return Registers(
+            general=tuple(general.required(number) for number in _GENERAL),
+            floating=_fxsave(floating),
+            extended=tuple(_components(extended)),
+            in_use=extended.uint(1),
+            is_native=general.uint(28, default=_NATIVE) == _NATIVE,
+        )
+    except struct.error as error:
+        raise IntegrityError(f"{name}: the floating-point registers make no sense: {error}") from error
+
+
+def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:
+    """Features of the CPU whose registers were in use. Raises IntegrityError when the image is damaged."""
+    sets = read_single(data, name, magics.CORE).message(2).message(3).message(13).uint(1)
+    return frozenset(feature for bit, feature in _SETS.items() if sets >> bit & 1)
 
 
 def _fxsave(message: Message) -> bytes:
     words = (*(message.required(number) for number in range(1, 9)), *message.uints(9), *message.uints(10))
-    try:
-        return _FXSAVE.pack(*words)
-    except struct.error as error:
-        raise IntegrityError(f"{message.where}: the floating-point registers make no sense: {error}") from error
+    return _FXSAVE.pack(*words)
+
+
+def _components(message: Message) -> Iterator[tuple[int, bytes]]:
+    for field, component, form in _EXTENDED:
+        if field in message:
+            yield component, struct.pack(form, *message.uints(field))

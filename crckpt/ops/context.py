@@ -60,7 +60,7 @@ def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
     """The words before a command that is to run in the namespaces of process `pid`; none for no kinds."""
     if not kinds:
         return ()
-    flags = {"pid": "--pid", "mnt": "--mount"}
+    flags = {"pid": "--pid", "mnt": "--mount", "net": "--net", "ipc": "--ipc", "uts": "--uts"}
     return ("nsenter", "--target", str(pid), *(flags[kind] for kind in kinds))
 
 

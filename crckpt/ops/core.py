@@ -148,6 +148,9 @@ def _each_note(process: Process, memory: Memory, registers: tuple[Registers, ...
         if thread.tid == process.pid:
             yield from _of_process(process, memory)
         yield elf_core.note(elf_core.NT_FPREGSET, values.floating)
+        if values.extended:
+            state = elf_core.xstate(values.floating, values.extended, values.in_use)
+            yield elf_core.note(elf_core.NT_X86_XSTATE, state)
 
 
 def _prstatus(process: Process, thread: Thread, values: Registers) -> bytes:

@@ -78,7 +78,7 @@ class Difference(Struct, frozen=True):
 
 
 def diff(context: Context, first: str, second: str) -> Difference:
-    """Compare two checkpoints of a store; processes are the same that have the same PID.
+    """Compare two checkpoints of a store; processes are the same that have the same PID and run the same program.
 
     Pages are read only where the two have them in different places of the store. Takes bounded memory. Raises
     NoSuchCheckpoint, IntegrityError.
@@ -95,13 +95,14 @@ def diff(context: Context, first: str, second: str) -> Difference:
         files = open_files(before), open_files(after)
         changed = []
         with reader(repository, one) as reading_one, reader(repository, two) as reading_two:
-            for pid in (pid for pid in new if pid in old):
+            both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
+            for pid in both:
                 maps = page_changes(Side(one, Memory(reading_one, old[pid])), Side(two, Memory(reading_two, new[pid])))
                 change = _change(old[pid], new[pid], files, maps)
                 if change is not None:
                     changed.append(change)
-            come = tuple(_named(reading_two, process) for pid, process in new.items() if pid not in old)
-            gone = tuple(_named(reading_one, process) for pid, process in old.items() if pid not in new)
+            come = tuple(_named(reading_two, process) for pid, process in new.items() if pid not in both)
+            gone = tuple(_named(reading_one, process) for pid, process in old.items() if pid not in both)
     return Difference(
         first=one,
         second=two,
@@ -110,6 +111,20 @@ def diff(context: Context, first: str, second: str) -> Difference:
         changed=tuple(changed),
         pages=sum((change.pages for change in changed), PageCounts()),
     )
+
+
+def _is_same(old: Process, new: Process) -> bool:
+    """Whether a PID still means the process it meant, and the program that it ran.
+
+    The images have no start times, and a restore gives new ones. But the kernel draws the addresses of a program anew
+    at each start, and a restore brings them back.
+    """
+    if old.memory is None or new.memory is None:
+        return new.memory is None  # Processes become zombies, and zombies nothing else.
+    one, other = (
+        (space.start_code, space.end_code, space.start_brk, space.start_stack) for space in (old.memory, new.memory)
+    )
+    return one == other
 
 
 def _named(reading: Reader, process: Process) -> Named:

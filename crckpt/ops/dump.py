@@ -23,6 +23,7 @@ from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
 from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
@@ -116,13 +117,18 @@ class Examined(Struct, frozen=True):
     pid: int
     blockers: tuple[Finding, ...]
     plan: Plan
+    seen: observe.Observed
+    job: JobName
+    criu: Criu
 
 
 def examine(request: Request, context: Context) -> Examined:
     """Look at a tree as `dump` does before it freezes it. Raises UsageError, PreflightRefused, HostCannot."""
     need_root("to look into a process")
     subject = _looked_at(request, context)
-    return Examined(subject.seen.tree.root.pid, _against(subject), subject.planned)
+    return Examined(
+        subject.seen.tree.root.pid, _against(subject), subject.planned, subject.seen, subject.job, subject.criu
+    )
 
 
 def _subject(request: Request, context: Context) -> _Subject:
@@ -148,7 +154,7 @@ def _looked_at(request: Request, context: Context) -> _Subject:
         request.tcp,
         stop=request.stop,
         locks_by_nftables=criu.locks_by_nftables,
-        names={process.tracer: proc.title(process.tracer) for process in seen.tree.processes if process.tracer},
+        names={tracer: proc.title(tracer) for tracer in seen.tracers},
     )
     return _Subject(request, context, seen, job, criu, planned)
 
@@ -290,7 +296,11 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
             proc.wait_until_gone(subject.seen.tree.pids, _ENDING_S)
         # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
         with interrupts_let_in():
-            raise explained(outcome, DumpFailed, "the dump", "; TCP connections may be dead" if dead else "")
+            # For failures only, as what explains them.
+            from crckpt.ops.resources import in_live_tree
+
+            resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
+            raise explained(outcome, DumpFailed, "the dump", resolved, "; TCP connections may be dead" if dead else "")
     return outcome
 
 
@@ -315,6 +325,8 @@ def _new(
 
 def _committed(subject: _Subject, repository: Repository, paths: Paths, new: NewCheckpoint) -> Checkpoint:
     context = subject.context
+    # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
+    read_inventory((paths.images / "inventory.img").read_bytes())
     checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
     if subject.request.tag is not None:
         repository.tag(checkpoint.id, subject.request.tag)

@@ -1,6 +1,7 @@
 """An ELF core file of an x86-64 process: what stands before its memory, and where the memory goes.
 
 Sources: elf(5), core(5); Linux include/uapi/linux/elfcore.h, arch/x86/include/asm/user_64.h, fs/binfmt_elf.c.
+Of the extended registers: Intel's manual, volume 1, chapter 13; gdb/i387-tdep.c, i387_guess_xsave_layout.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ NT_FPREGSET: Final = 2
 NT_PRPSINFO: Final = 3
 NT_AUXV: Final = 6
 NT_FILE: Final = 0x46494C45
+NT_X86_XSTATE: Final = 0x202
 
 _ET_CORE: Final = 4
 _EM_X86_64: Final = 62
@@ -36,6 +38,15 @@ _PRSTATUS: Final = struct.Struct("<3ihxxQQ4i64x27QiI")
 _PRPSINFO: Final = struct.Struct("<4b4xQ6I16s80s")
 _FLAGS: Final = ((PROT_READ, 4), (PROT_WRITE, 2), (PROT_EXEC, 1))
 _ARGUMENTS: Final = 80
+
+_XCR0_AT: Final = 464
+_XSAVE_HEADER: Final = struct.Struct("<Q56x")
+_XSAVE_HEADER_AT: Final = 512
+_COMPONENTS_AT: Final = {2: 576, 3: 960, 4: 1024, 5: 1088, 6: 1152, 7: 1664, 9: 2688}
+"""By number. CPUs differ: a debugger tells the layout, here that of Intel's, by which components there are and by the
+size of it all."""
+_LEGACY: Final = 0b11
+"""The bits of the components in the first 512 bytes."""
 
 
 class Segment(Struct, frozen=True):
@@ -89,7 +100,8 @@ def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
 
 def note(kind: int, content: bytes) -> bytes:
     """One note of the kernel's."""
-    return struct.pack("<III8s", 5, len(content), kind, b"CORE") + _padded(content)
+    name = b"LINUX\0" if kind == NT_X86_XSTATE else b"CORE\0"
+    return struct.pack("<III8s", len(name), len(content), kind, name) + _padded(content)
 
 
 def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: Iterable[int]) -> bytes:
@@ -103,6 +115,17 @@ def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> b
     name = comm.encode("utf-8", "surrogateescape")[:15]
     line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
     return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
+
+
+def xstate(floating: bytes, extended: Sequence[tuple[int, bytes]], in_use: int) -> bytes:
+    """NT_X86_XSTATE of a thread; see `Registers`."""
+    area = bytearray(floating).ljust(_XSAVE_HEADER_AT + _XSAVE_HEADER.size, b"\0")
+    there = _LEGACY | sum(1 << component for component, _ in extended)
+    struct.pack_into("<Q", area, _XCR0_AT, there)
+    _XSAVE_HEADER.pack_into(area, _XSAVE_HEADER_AT, in_use & there)
+    for component, content in extended:
+        area = area.ljust(_COMPONENTS_AT[component], b"\0") + content
+    return bytes(area)
 
 
 def auxv(numbers: Sequence[int]) -> bytes:

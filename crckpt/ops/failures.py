@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
 from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable
+
+if TYPE_CHECKING:
+    from crckpt.criu.explain import Explanation, Place
 
 _FULL = {
     errno.ENOSPC: "no space is left",
@@ -37,14 +40,24 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
 
 
-def explained(outcome: Outcome, kind: type[Failure], what: str, state: str = "") -> Failure:
-    """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now."""
+def explained(
+    outcome: Outcome,
+    kind: type[Failure],
+    what: str,
+    resolved: Callable[[Explanation], Place | None],
+    state: str = "",
+) -> Failure:
+    """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now.
+
+    `resolved` gives the place by name: see `ops.resources`.
+    """
     # For failures only: its patterns and the catalogue take their time to load.
     from crckpt.criu.explain import explain
 
     told = explain(outcome.log)
     if told.finding:
-        where = f" ({told.place})" if told.place else ""
+        place = resolved(told)
+        where = f" ({place})" if place else ""
         return kind(f"{what} failed: {told.finding.what}{where}{state}", hint=told.finding.remedy, causes=told.lines)
     how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
     said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import UsageError
 from crckpt.host import machine
+from crckpt.images.registers import features_in_use
 from crckpt.images.regular import LINKED
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.stats import read_dump_stats
@@ -39,7 +40,12 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     new = NewCheckpoint(
         job=name,
         created=datetime.fromtimestamp(inventory.stat().st_mtime, UTC),
-        host=replace(machine.host(_UNKNOWN, _UNKNOWN), hostname=_UNKNOWN, kernel=_UNKNOWN, cpu_features=()),
+        host=replace(
+            machine.host(_UNKNOWN, _UNKNOWN),
+            hostname=_UNKNOWN,
+            kernel=_UNKNOWN,
+            cpu_features=_features(directory, tree),
+        ),
         options=_options(tree, names),
         tree=tasks(tree),
         note=note,
@@ -61,6 +67,13 @@ def tasks(tree: ImageTree) -> tuple[Task, ...]:
         Task(process.pid, process.ppid, process.comm, tuple(thread.tid for thread in process.threads))
         for process in tree.processes
     )
+
+
+def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
+    """All that the images tell of their CPU: the registers that were in use."""
+    names = (f"core-{thread.tid}.img" for process in tree.processes for thread in process.threads)
+    found = (features_in_use((directory / name).read_bytes(), name) for name in names)
+    return tuple(sorted(frozenset().union(*found)))
 
 
 def _options(tree: ImageTree, names: frozenset[str]) -> Options:

@@ -20,6 +20,7 @@ from crckpt.images.mm import (
     PROT_READ,
     PROT_WRITE,
     SYSV_IPC,
+    VDSO,
     VSYSCALL,
     VVAR,
     Vma,
@@ -64,6 +65,19 @@ class Region(Struct, frozen=True):
         if self.vma.status & _OF_THE_KERNEL:
             return False
         return bool(self.vma.status & _ANONYMOUS) or (self.is_shared and bool(self.vma.status & MEMFD))
+
+    @property
+    def dirty_pages(self) -> int:
+        """Pages that somebody wrote and that are in no file: of private and shared memory CRIU dumps these alone.
+
+        But the vdso it dumps whole, which nobody writes (criu/mem.c, should_dump_page and should_dump_entire_vma).
+        """
+        return 0 if self.vma.status & VDSO else self.pages
+
+    @property
+    def resident_pages(self) -> int | None:
+        """Pages that were in memory or swapped out; None for maps of files: CRIU leaves out those that nobody wrote."""
+        return self.pages if self.is_zero_elsewhere or self.vma.status & (_OF_THE_KERNEL | VDSO) else None
 
     @property
     def permissions(self) -> str:

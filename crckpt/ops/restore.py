@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,12 +26,18 @@ from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, tree_of
 from crckpt.ops.survey import survey
-from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge
+from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
+
+if TYPE_CHECKING:
+    from crckpt.store.index import StoredFile
 
 
 class Request(Struct, frozen=True):
-    """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any."""
+    """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any.
+
+    Without `preflight` CRIU tries what is known to fail.
+    """
 
     ref: str
     detach: bool = False
@@ -40,6 +46,7 @@ class Request(Struct, frozen=True):
     or_older: bool = False
     new_pid_namespace: bool = False
     grown: Grown = "refuse"
+    preflight: bool = True
     terminal: int | None = None
 
 
@@ -138,8 +145,12 @@ def _restore_one(subject: _Subject) -> Restored:
         if not request.dry_run:
             reading.begin()
         tree = tree_of(subject.repository, subject.checkpoint)
-        verdict = _verdict(subject, tree)
-        if verdict.blockers:
+        if began is not None and began.criu.pid in numbers(tree):
+            # It has by chance a number that the tree had: its next one is another.
+            early.close()
+            began = None
+        verdict = _verdict(subject, tree, reading.files)
+        if verdict.blockers and (request.preflight or request.dry_run):
             raise refused(verdict.blockers)
         if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
@@ -188,7 +199,7 @@ def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
         new = None
         if request.new_pid_namespace:
             new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
-        kept = stack.enter_context(_outside_ends(outside.pipes, detach=request.detach))
+        kept = stack.enter_context(outside_ends(outside.pipes, detach=request.detach))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
             *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
@@ -202,18 +213,20 @@ def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
         yield began
 
 
-def _verdict(subject: _Subject, tree: ImageTree) -> Verdict:
+def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) -> Verdict:
     request = subject.request
     details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
     wanted = Wanted(
         tree=tree,
         created=subject.checkpoint.created,
+        cpu_features=subject.checkpoint.host.cpu_features,
+        keeps_connections=(request.tcp or subject.checkpoint.options.tcp) == "keep",
         append_sizes=details.get("append_sizes", {}),
         grown=request.grown,
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.terminal is not None and not request.detach,
     )
-    return judge(wanted, survey(tree, new_pid_namespace=request.new_pid_namespace))
+    return judge(wanted, survey(wanted, files, subject.context.store))
 
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,7 +241,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
     def look() -> None:
         images.finished()
         began.streamer.check()
-        _all_there(tree, new.init if new else None)
+        all_there(tree, new.init if new else None)
 
     with interrupts_put_off():
         began.streamer.serve(images)
@@ -238,7 +251,10 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
                 leftovers.end((process.pid for process in tree.processes), began.since)
             with interrupts_let_in():
                 began.streamer.check()
-                raise explained(outcome, RestoreFailed, "the restore", state="; nothing is left behind")
+                # For failures only, as what explains them.
+                from crckpt.ops.resources import in_images
+
+                raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
         pid = new.init if new else root
         if subject.request.detach:
             interrupts_too_late()
@@ -255,7 +271,8 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
     )
 
 
-def _all_there(tree: ImageTree, init: int | None) -> None:
+def all_there(tree: ImageTree, init: int | None) -> None:
+    """Raises RestoreFailed unless every task of the tree exists, in our pid namespace or that of `init`."""
     tasks = [(process.pid, thread.tid) for process in tree.processes for thread in process.threads]
     missing = proc.missing_tasks(tasks, init)
     if missing:
@@ -274,7 +291,7 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 
 @contextmanager
-def _outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
+def outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
     """Values for --inherit-fd, each with our descriptor: our output for what the tree writes, else /dev/null."""
     ends: dict[str, int] = {}
     try:

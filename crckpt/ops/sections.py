@@ -98,7 +98,11 @@ class SocketSection(Struct, frozen=True):
 
 
 class MapSection(Struct, frozen=True):
-    """One map: addresses (`end` is not included), bytes in all, and bytes that the checkpoint holds of it."""
+    """One map: addresses (`end` is not included), bytes in all, and of these the dirty and the resident ones.
+
+    `dirty_bytes` are in memory or swap and in no file: all of them are in the checkpoint. `resident_bytes` counts clean
+    ones too. Of a file's map it is None: CRIU's images do not tell which pages of a file were in memory.
+    """
 
     pid: int
     start: int
@@ -108,7 +112,8 @@ class MapSection(Struct, frozen=True):
     path: str
     offset: int
     bytes: int
-    resident_bytes: int
+    dirty_bytes: int
+    resident_bytes: int | None
 
 
 class Environment(Struct, frozen=True):
@@ -282,7 +287,8 @@ def _maps(reading: Reader, tree: ImageTree) -> Iterator[MapSection]:
                 path=region.path,
                 offset=vma.pgoff,
                 bytes=vma.size,
-                resident_bytes=region.pages * PAGE_SIZE,
+                dirty_bytes=region.dirty_pages * PAGE_SIZE,
+                resident_bytes=None if region.resident_pages is None else region.resident_pages * PAGE_SIZE,
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from typing import Literal
@@ -14,19 +13,10 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 from crckpt.model import Options
+from crckpt.preflight.blockers import blockers, outside_terminals, user_to_run_as
 
 MEBIBYTE = 1 << 20
-_NESTED_REFUSED = ("pid", "user", "ipc", "uts", "time")
-_CAP_SYS_RESOURCE = 24  # linux/capability.h
-_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
-_ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
-_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
-_PROTOCOLS = (
-    *(socket.IPPROTO_IP, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE),
-    *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
-)
-"""Of internet sockets that are not raw; source: criu/sk-inet.c, can_dump_ipproto."""
+_NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem")
 
 
 class Reason(Struct, frozen=True):
@@ -82,10 +72,10 @@ def plan(
     return Plan(
         options=options,
         reasons=reasons,
-        blockers=tuple(dict.fromkeys(_blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables))),
+        blockers=tuple(dict.fromkeys(blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables))),
         warnings=tuple(_warnings(seen, stop=stop)),
         enter=_namespaces_to_enter(seen),
-        as_user=_user_to_run_as(seen),
+        as_user=user_to_run_as(seen),
     )
 
 
@@ -97,7 +87,7 @@ def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
         )
     if root.sid not in seen.tree.pids:
         yield Reason("--shell-job", f"its session leader {root.sid} is outside the tree")
-    elif terminals := _outside_terminals(seen):
+    elif terminals := outside_terminals(seen):
         yield Reason("--shell-job", f"{terminals[0].target} belongs to a terminal outside the tree")
     locks = [found for found in seen.descriptors if "\nlock:" in found.info]
     if locks:
@@ -111,82 +101,6 @@ def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
         yield Reason(f"--ghost-limit {limit}", "large deleted files are open")
 
 
-def _blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool) -> Iterator[Finding]:
-    if seen.tree.root.ns_pids[-1] == 1:
-        yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
-    for process in seen.tree.processes:
-        if process.tracer:
-            tracer = names.get(process.tracer, "?")
-            yield cause("being-dumped" if tracer == "criu" else "traced").told(
-                pid=process.pid, comm=process.comm, tracer=process.tracer, tracer_comm=tracer
-            )
-        yield from _nested(process, dict(seen.tree.root.namespaces))
-    yield from _foreign_limits(seen)
-    for found in seen.descriptors:
-        yield from _unsaved(found)
-    yield from _unsaved_sockets(seen)
-    if tcp is None:
-        for link in seen.connections:
-            yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
-    if tcp == "keep" and seen.connections and not locks_by_nftables:
-        yield cause("network-lock").told()
-
-
-def _unsaved(found: Descriptor) -> Iterator[Finding]:
-    """Source: criu/files.c, dump_one_file. A BPF map can be saved by a CRIU that was built for it."""
-    kind, _, name = found.target.partition(":")
-    if kind != "anon_inode" or name.strip("[]") in _ANONYMOUS:
-        return
-    if name == "[io_uring]":
-        yield cause("io-uring").told()
-    else:
-        yield cause("device").told(fd=found.fd, what=f"anon {found.target}")
-
-
-def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
-    for held in seen.sockets:
-        if held.family not in _FAMILIES:
-            yield cause("socket-family").told(number=held.family)
-        elif held.family in _INTERNET and held.kind != socket.SOCK_RAW and held.protocol not in _PROTOCOLS:
-            yield cause("protocol").told(number=held.protocol)
-    for end in seen.outside_ends:
-        other = f" to {end.name}" if end.name else ""
-        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{other},")
-
-
-def _nested(process: Process, root: dict[str, int]) -> Iterator[Finding]:
-    if process.state == "zombie":
-        return
-    for kind, inode in process.namespaces:
-        if kind in _NESTED_REFUSED and root.get(kind, inode) != inode:
-            yield cause("nested-namespace").told(pid=process.pid, kind=kind)
-
-
-def _foreign_limits(seen: Observed) -> Iterator[Finding]:
-    if _CAP_SYS_RESOURCE in seen.own_capabilities or _user_to_run_as(seen) is not None:
-        return
-    for process in seen.tree.processes:
-        if process.state != "zombie" and _user(process) != (0, 0):
-            yield cause("foreign-limits").told(pid=process.pid, comm=process.comm, uid=process.uids[0])
-            return
-
-
-def _user_to_run_as(seen: Observed) -> tuple[int, int] | None:
-    """Limits of another user's process are readable with CAP_SYS_RESOURCE or as that user (prlimit(2))."""
-    users = {_user(process) for process in seen.tree.processes if process.state != "zombie"}
-    if _CAP_SYS_RESOURCE in seen.own_capabilities or len(users) != 1:
-        return None
-    user = users.pop()
-    return None if user in (None, (0, 0)) else user
-
-
-def _user(process: Process) -> tuple[int, int] | None:
-    """The process's (uid, gid); None if real, effective and saved ones differ."""
-    if len(set(process.uids[:3])) > 1 or len(set(process.gids[:3])) > 1:
-        return None
-    return process.uids[0], process.gids[0]
-
-
 def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
     for pipe in _outside_pipes(seen):
         end = "the output of crckpt restore (/dev/null with --detach)" if _writes(pipe) else "/dev/null"
@@ -197,6 +111,11 @@ def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
             yield cause("link-remap").told(**named)
         if "eventfd-semaphore: 1" in found.info:
             yield cause("eventfd-semaphore").told(**named)
+    for lock in seen.shared_locks:
+        yield cause("lock-shared").told(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
+    sealed = {mapping.pid: mapping for mapping in reversed(seen.mappings) if mapping.kind == "sealed"}
+    for pid, mapping in sorted(sealed.items()):
+        yield cause("sealed").told(pid=pid, start=f"{mapping.start:x}")
     for unread in seen.unread:
         yield cause("unread").told(pid=unread.pid, fd=unread.fd, kind=unread.what)
     if _namespaces_to_enter(seen) == ("mnt",):
@@ -220,23 +139,6 @@ def _outside_pipes(seen: Observed) -> Iterator[Descriptor]:
             yield found
 
 
-def _outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
-    inside = {
-        f"/dev/pts/{line.split()[1]}"
-        for found in seen.descriptors
-        if found.target in _MASTERS
-        for line in found.info.splitlines()
-        if line.startswith("tty-index:")
-    }
-    return tuple(
-        found
-        for found in seen.descriptors
-        if found.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
-        and found.target not in _MASTERS
-        and found.target.removesuffix(" (deleted)") not in inside
-    )
-
-
 def _ghost_limit(seen: Observed) -> int:
     """Bytes for --ghost-limit, with room for growth until the freeze; 0 where CRIU's default of 1 MiB will do."""
     largest = max((size for _, size, links in _deleted(seen) if not links), default=0)
@@ -245,7 +147,7 @@ def _ghost_limit(seen: Observed) -> int:
 
 def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:
     yield from ((found.target, found.size, found.links) for found in seen.descriptors if _is_deleted_file(found))
-    yield from (found for found in seen.deleted_maps if not found[0].startswith(("/memfd:", "/dev/zero", "/SYSV")))
+    yield from (found for found in seen.deleted_maps if not found[0].startswith(_NO_FILES))
 
 
 def _is_deleted_file(found: Descriptor) -> bool:

@@ -6,37 +6,53 @@ import os
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.host.network import Binding
 from crckpt.host.proc import Owner
 from crckpt.images.files import OpenFile
 from crckpt.images.regular import LINKED, RegularFile
-from crckpt.images.sockets import Address
+from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.images.special import Fifo, Pipe, Terminal
 from crckpt.images.tree import ImageTree
+from crckpt.preflight import needs
+from crckpt.preflight.needs import Here
+
+if TYPE_CHECKING:
+    from crckpt.host.packages import Package
 
 Grown = Literal["refuse", "keep", "rewind"]
 """What to do with files that only grew since the checkpoint."""
 
 
 class FileNow(Struct, frozen=True):
-    """A file of this host, as it is now: sizes in bytes, `written` its modification time."""
+    """A file of this host, as it is now: sizes in bytes.
+
+    `written` is when its content changed, `changed` when anything of it did, its name too.
+    """
 
     size: int
     mode: int
     written: datetime
+    changed: datetime
     build_id: str
 
 
 class Now(Struct, frozen=True):
-    """What this host says of everything a checkpoint needs. A file that is missing stands as None."""
+    """What this host says of everything a checkpoint needs. A file that is missing stands as None.
+
+    `refused` says of sockets, by id, why their address cannot be had; `packages` by path of files that changed whose
+    they are.
+    """
 
     owners: tuple[Owner, ...]
     files: dict[str, FileNow | None]
-    taken_addresses: frozenset[Address]
+    refused: dict[int, Literal["taken", "missing"]]
+    here: Here
+    packages: dict[str, Package] = {}
 
 
 class Rewind(Struct, frozen=True):
@@ -70,11 +86,14 @@ class Verdict(Struct, frozen=True):
 class Wanted(Struct, frozen=True):
     """What the checkpoint knows and what the user chose.
 
-    `append_sizes` are the sizes of files opened for appending, which CRIU does not record.
+    `append_sizes` are the sizes of files opened for appending, which CRIU does not record; `cpu_features` are those of
+    the CPU of the dump. With `keeps_connections` TCP connections go on.
     """
 
     tree: ImageTree
     created: datetime
+    cpu_features: tuple[str, ...]
+    keeps_connections: bool
     append_sizes: dict[str, int]
     grown: Grown
     new_pid_namespace: bool
@@ -112,6 +131,29 @@ def required_path(file: RegularFile) -> str:
     return path if path.startswith("/") and not brought_along and not file.external else ""
 
 
+def bound(wanted: Wanted) -> Iterator[tuple[InetSocket, Binding]]:
+    """The sockets whose addresses a restore must have, and what for. None if the tree brings its own network."""
+    ids = wanted.tree.root.ids
+    if ids is not None and ids.namespaces.net != wanted.tree.inventory.root_ids.namespaces.net:
+        return
+    for socket in wanted.tree.inet_sockets:
+        if socket.is_listening:
+            yield socket, "listen"
+        elif socket.is_established_tcp and wanted.keeps_connections:
+            yield socket, "connection"
+        elif socket.type == DATAGRAM and socket.source.port and not socket.interface:
+            yield socket, "datagram"
+
+
+def changed(wanted: Wanted, now: Now) -> tuple[str, ...]:
+    """Paths of the files that are not as they were, and stand against a restore or would be cut back."""
+    return tuple(
+        required_path(file)
+        for file in paths(wanted.tree)
+        if any(found.key not in _HARMLESS for found, _ in _file(wanted, file, now, "opened"))
+    )
+
+
 def judge(wanted: Wanted, now: Now) -> Verdict:
     """Compare what the checkpoint needs with what is."""
     used = uses(wanted.tree)
@@ -121,16 +163,13 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     if not wanted.new_pid_namespace:
         blockers.extend(_taken(owner) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
-        path = required_path(file)
-        for finding, rewind in _file(wanted, file, now.files.get(path), used.get(file.id, "opened")):
+        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
             if rewind is not None:
                 rewinds.append(rewind)
             (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
-    blockers.extend(
-        cause("port-taken").told(address=socket.source, port=socket.source.port)
-        for socket in wanted.tree.listening
-        if socket.source in now.taken_addresses
-    )
+    blockers.extend(_refused(socket, now.refused[socket.id]) for socket, _ in bound(wanted) if socket.id in now.refused)
+    blockers.extend(needs.lacking(wanted.tree, wanted.cpu_features, max(numbers(wanted.tree)), now.here))
+    warnings.extend(needs.warnings(now.here))
     needs_terminal = _needs_terminal(wanted.tree)
     if needs_terminal and not wanted.has_terminal:
         blockers.append(cause("terminal").told())
@@ -160,28 +199,58 @@ def _taken(owner: Owner) -> Finding:
     return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
 
 
-def _file(wanted: Wanted, file: RegularFile, now: FileNow | None, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
+def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
+    protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
+    return cause("port-taken" if why == "taken" else "address-missing").told(
+        protocol=protocol,
+        address=socket.source,
+        host=socket.source.host,
+        port=socket.source.port,
+        options=options,
+    )
+
+
+def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
     path = required_path(file)
-    named = {"path": path, "use": use, "created": f"{wanted.created.astimezone():%Y-%m-%d %H:%M:%S}"}
+    now, package = host.files.get(path), host.packages.get(path)
+
+    def told(key: str, **more: object) -> Finding:
+        since = _said(now.changed) if now else "?"
+        return cause(key).told(**{"path": path, "use": use, "created": _said(wanted.created), "since": since, **more})
+
+    # The time of a package has no fractions of a second.
+    if package is not None and package.since >= wanted.created.replace(microsecond=0):
+        # Whatever became of its files: all of them changed together, and nobody wants one of them cut back.
+        before = {"before": package.before} if package.before else {}
+        yield (
+            told("file-upgraded", package=package.name, version=package.version, since=_said(package.since), **before),
+            None,
+        )
+        return
     if now is None:
-        yield cause("file-missing").told(**named), None
+        yield told("file-missing"), None
         return
     if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
-        yield cause("file-kind").told(**named, was=_kind(file.mode), now=_kind(now.mode)), None
+        yield told("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
         return
     if file.mode is not None and file.mode != now.mode and file.remap is None:
-        yield cause("file-mode").told(**named, mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
+        yield told("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):
         return
     size = file.size if file.size is not None else _appended_size(wanted, path)
     resized = size is not None and size != now.size
     if file.build_id and file.build_id != now.build_id and (now.build_id or resized):
         # Before its size: a longer build of a library is not to be cut back.
-        yield cause("file-replaced").told(**named, build_id=file.build_id), None
+        yield told("file-replaced", build_id=file.build_id), None
     elif size is not None and resized:
-        yield _resized(wanted, file, named | {"size": size, "now": now.size}, Rewind(path, size), grew=now.size > size)
+        key, rewound = _resized(wanted, file, grew=now.size > size)
+        yield told(key, size=size, now=now.size), Rewind(path, size) if rewound else None
     elif now.written > wanted.created:
-        yield cause("file-written").told(**named, when=f"{now.written.astimezone():%Y-%m-%d %H:%M:%S}"), None
+        yield told("file-written", when=_said(now.written)), None
+
+
+def _said(when: datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _kind(mode: int) -> str:
@@ -200,16 +269,15 @@ def _appended_size(wanted: Wanted, path: str) -> int | None:
     return max(seen, *ends)
 
 
-def _resized(
-    wanted: Wanted, file: RegularFile, named: dict[str, object], rewind: Rewind, *, grew: bool
-) -> tuple[Finding, Rewind | None]:
+def _resized(wanted: Wanted, file: RegularFile, *, grew: bool) -> tuple[str, bool]:
+    """The cause to tell, and whether the file is cut back."""
     if not grew:
-        return cause("file-shrunk").told(**named), None
+        return "file-shrunk", False
     if wanted.grown == "rewind":
-        return cause("file-rewound").told(**named), rewind
+        return "file-rewound", True
     if not file.is_append_only:
-        return cause("file-grown").told(**named), None
-    return cause("log-kept" if wanted.grown == "keep" else "log-grown").told(**named), None
+        return "file-grown", False
+    return "log-kept" if wanted.grown == "keep" else "log-grown", False
 
 
 def uses(tree: ImageTree) -> dict[int, str]:

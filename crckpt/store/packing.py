@@ -93,7 +93,7 @@ def pack_images(
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, facts) as packs:
         met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = _Packing(known, met, packs, facts.seed)
+        packing = Packing(known, met, packs, facts.seed)
         files = packing.store(found, pool, lambda done: target.progress(min(done, raw), raw))
         counts, new = packing.counts, packs.pages
         chosen = worth_copying(_known_in_use(files, known), known.starts, new)
@@ -116,10 +116,11 @@ def pack_images(
     )
 
 
-class _Packing:
+class Packing:
     """Stores sources. Packs in its extents are numbered as in `known`, then come the new ones."""
 
     def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, seed: int) -> None:
+        """`met` will know the pages of `packs`, `seed` is the store's."""
         self.counts = Counts()
         self._known = known
         self._met = met
@@ -129,6 +130,7 @@ class _Packing:
     def store(
         self, sources: Sequence[Source], pool: Executor, tell: Callable[[int], None] = lambda _done: None
     ) -> list[StoredFile]:
+        """Put what is new into the packs; `tell` hears how many bytes are done. Raises IntegrityError, OSError."""
         parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
         done = 0
         for batch in read_ahead(sources, self._seed, pool):

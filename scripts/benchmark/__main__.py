@@ -12,7 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmark import choices, durable, machine, many, memory, pause, restore, series, startup
+from benchmark import choices, durable, machine, many, memory, pause, predictions, restore, series, startup
 from benchmark.commands import Failed
 from benchmark.report import Choice, Report, Row, document, line, show
 from benchmark.setting import Setting, say
@@ -28,6 +28,7 @@ GROUPS: Final = {
     "series": series.rows,
     "many": many.rows,
     "memory": memory.rows,
+    "predictions": predictions.rows,
 }
 CHOICES: Final = "choices"
 INSTALLED: Final = Path(sys.executable).with_name("crckpt")

@@ -13,12 +13,12 @@ from rich.table import Table
 
 SCHEMA = 1
 
-Unit = Literal["s", "B"]
+Unit = Literal["s", "B", "x"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; all samples are kept. `unit` is seconds or bytes.
+    """One comparison; all samples are kept. `unit` is seconds, bytes, or x for a factor.
 
     `bound` is how much ours may be: times the peer's, or without a peer in `unit`; None: it is not judged.
     """
@@ -112,6 +112,8 @@ def line(row: Row) -> str:
 
 def shown(amount: float, unit: Unit) -> str:
     """An amount for people."""
+    if unit == "x":
+        return f"{amount:.2f}"
     if unit == "s":
         return f"{amount * 1000:.0f} ms" if amount < 1 else f"{amount:.2f} s"
     return f"{amount / 2**20:.1f} MiB"

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import PROGRAM, Crckpt
+from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
+
+from crckpt.store import Repository
 
 HOST = 20
 FACT = {"key", "state", "found", "consequence", "fix", "safe"}
@@ -21,20 +23,27 @@ KEYS = {
     *("lock_nftables", "lock_iptables", "lock_skip", "socket_diagnostics", "tun", "capabilities", "rootless"),
     *("security_modules", "cgroups", "run_directory", "store", "staging", "util_linux", "systemd", "ssh"),
 }
-HIDDEN = (
+READ_ONLY = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
-    'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"',
-    *("sh", "/usr/bin/env", "PATH=/nonexistent"),
+    'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"',
 )
-"""Words before a command that is to find no CRIU."""
+"""Words before a directory that is to be read-only, and a command."""
+
+
+@pytest.fixture
+def opened(crckpt: Crckpt) -> Crckpt:
+    """The command, with a store that lets others in: what doctor can mend safely."""
+    Repository.open(crckpt.store, create=True)
+    crckpt.store.chmod(0o755)
+    return crckpt
 
 
 def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {fact["key"]: fact for fact in document["result"]["facts"]}
 
 
-def test_scripts_can_rely_on_the_keys(crckpt: Crckpt) -> None:
-    told = crckpt.run("doctor", "--json").document
+def test_scripts_can_rely_on_the_keys(opened: Crckpt) -> None:
+    told = opened.run("doctor", "--json").document
     assert len(told["result"]["facts"]) == len(KEYS)
     assert facts(told).keys() == KEYS
     assert all(fact.keys() == FACT for fact in told["result"]["facts"])
@@ -43,9 +52,16 @@ def test_scripts_can_rely_on_the_keys(crckpt: Crckpt) -> None:
     assert told["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
 
 
-def test_people_read_each_fact_with_what_follows_and_what_to_type(crckpt: Crckpt) -> None:
-    told = facts(crckpt.run("doctor", "--json").document)
-    shown = crckpt.run("doctor")
+def test_a_store_that_is_not_made_yet_is_no_complaint(crckpt: Crckpt) -> None:
+    """The first dump makes it: there is nothing to mend, and nothing is made."""
+    store = facts(crckpt.run("doctor", "--json").document)["store"]
+    assert (store["state"], store["fix"], store["safe"]) == ("ok", "", False)
+    assert not crckpt.store.exists()
+
+
+def test_people_read_each_fact_with_what_follows_and_what_to_type(opened: Crckpt) -> None:
+    told = facts(opened.run("doctor", "--json").document)
+    shown = opened.run("doctor")
     words = " ".join(shown.out.split())
     assert all(key in words for key in KEYS)
     assert all(
@@ -55,7 +71,7 @@ def test_people_read_each_fact_with_what_follows_and_what_to_type(crckpt: Crckpt
 
 
 def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: Crckpt) -> None:
-    words = (*HIDDEN, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
+    words = (*WITHOUT_CRIU, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
     done = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
     assert done.returncode == HOST, done.stderr
     told = json.loads(done.stdout)
@@ -67,7 +83,7 @@ def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: 
 
 
 def test_without_root_all_facts_are_told(crckpt: Crckpt, tmp_path: Path) -> None:
-    nobody = ("unshare", "--user", "--map-user=65534", "--map-group=65534", str(PROGRAM), "doctor", "--json")
+    nobody = (*AS_NOBODY, str(PROGRAM), "doctor", "--json")
     environment = crckpt.environment | {"HOME": str(tmp_path)}
     done = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == HOST, done.stderr
@@ -77,27 +93,26 @@ def test_without_root_all_facts_are_told(crckpt: Crckpt, tmp_path: Path) -> None
     assert "checkpoint_restore" in told["rootless"]["fix"]
 
 
-def test_the_fix_asks_first_and_changes_nothing_where_nobody_answers(crckpt: Crckpt) -> None:
-    said = crckpt.run("doctor", "--fix")
-    assert f"would run: install -d -m 0700 {crckpt.store}\n" in said.err
+def test_the_fix_asks_first_and_changes_nothing_where_nobody_answers(opened: Crckpt) -> None:
+    said = opened.run("doctor", "--fix")
+    assert f"would run: chmod 700 {opened.store}\n" in said.err
     assert "--yes" in said.err
-    assert not crckpt.store.exists()
+    assert stat.S_IMODE(opened.store.stat().st_mode) == 0o755
 
 
-def test_the_fix_makes_the_store_for_who_agrees_and_then_has_nothing_to_do(crckpt: Crckpt) -> None:
-    if (run := crckpt.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
+def test_the_fix_mends_the_store_for_who_agrees_and_then_has_nothing_to_do(opened: Crckpt) -> None:
+    if (run := opened.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
         pytest.skip("this host has more to fix")
-    assert run.err == f"done: install -d -m 0700 {crckpt.store}\n"
+    assert run.err == f"done: chmod 700 {opened.store}\n"
     assert [fix["done"] for fix in run.document["result"]["fixes"]] == [True]
     assert facts(run.document)["store"]["state"] == "ok"
-    assert stat.S_IMODE(crckpt.store.stat().st_mode) == 0o700
-    again = crckpt.run("doctor", "--fix", "--yes")
+    assert stat.S_IMODE(opened.store.stat().st_mode) == 0o700
+    again = opened.run("doctor", "--fix", "--yes")
     assert again.err == "nothing here can be fixed safely\n"
-    crckpt.run("list", status=10)  # an empty directory is no store yet: the first dump makes one of it
 
 
-@pytest.mark.parametrize(("answer", "made"), [(b"n\n", False), (b"y\n", True)])
-def test_at_a_terminal_the_answer_counts(crckpt: Crckpt, answer: bytes, made: bool) -> None:
+@pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"y\n", 0o700)])
+def test_at_a_terminal_the_answer_counts(opened: Crckpt, answer: bytes, mode: int) -> None:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
@@ -106,7 +121,7 @@ def test_at_a_terminal_the_answer_counts(crckpt: Crckpt, answer: bytes, made: bo
             stdin=theirs,
             capture_output=True,
             text=True,
-            env=crckpt.environment,
+            env=opened.environment,
             check=False,
         )
     finally:
@@ -114,10 +129,10 @@ def test_at_a_terminal_the_answer_counts(crckpt: Crckpt, answer: bytes, made: bo
         os.close(theirs)
     assert done.returncode == 0, done.stderr
     assert "run this? [y/N]" in done.stderr
-    assert crckpt.store.exists() is made
+    assert stat.S_IMODE(opened.store.stat().st_mode) == mode
 
 
-def test_a_fix_that_fails_is_said_to_have_failed(tmp_path: Path) -> None:
-    """/proc takes no directories, whatever its mode says."""
-    said = Crckpt(Path("/proc/store")).run("doctor", "--fix", "--yes")
-    assert "failed: install -d -m 0700 /proc/store (install: " in said.err
+def test_a_fix_that_fails_is_said_to_have_failed(opened: Crckpt) -> None:
+    words = (*READ_ONLY, str(opened.store), str(PROGRAM), "doctor", "--fix", "--yes")
+    said = subprocess.run(words, capture_output=True, text=True, env=opened.environment, check=True).stderr
+    assert f"failed: chmod 700 {opened.store} (chmod: " in said

@@ -51,3 +51,44 @@ def test_what_is_no_tree(crckpt: Crckpt) -> None:
     assert "there is no process" in crckpt.run("doctor", "4194304", status=2).err
     assert "mends this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
     assert "is the system itself" in crckpt.run("doctor", "1", status=REFUSED).err
+
+
+TIMES = ("frozen_ms", "dump_ms", "commit_ms")
+
+
+def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
+    """Bytes within a factor of 2; how near times come is for `scripts/bench predictions`."""
+    with started(BY_NAME["family"]) as tree:
+        first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert first["prediction_assumes"].startswith("as the first checkpoint of ")
+        assert first["prediction_assumes"].endswith(f" in {crckpt.store}, which is to be made")
+        assert not crckpt.store.exists(), "it only looks"
+        took = crckpt.run("dump", str(tree.pid), "--json").document["result"]["checkpoint"]["statistics"]
+        for number in ("raw_bytes", "stored_bytes"):
+            assert took[number] / 2 < first["prediction"][number] < took[number] * 2, number
+        assert all(first["prediction"][time] > 0 for time in TIMES)
+        assert first["prediction"]["frozen_ms"] < first["prediction"]["dump_ms"]
+
+        second = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert second["prediction_assumes"].startswith("as the next checkpoint of ")
+        assert second["prediction"]["stored_bytes"] < first["prediction"]["stored_bytes"] / 4, "the store has most"
+        assert not list((crckpt.store / "tmp").iterdir()), "nothing is left"
+
+
+def test_a_prediction_does_not_stop_the_tree_and_is_said(crckpt: Crckpt) -> None:
+    with started(BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        said = crckpt.run("doctor", str(tree.pid)).out
+        assert "a dump would take about " in said
+        assert " with the tree frozen for " in said
+        tree.wait_growth(before)
+
+
+def test_why_there_is_no_prediction_is_said(crckpt: Crckpt) -> None:
+    crckpt.store.mkdir()
+    (crckpt.store / "letter").touch()
+    with started(BY_NAME["counter"]) as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert result["prediction"] is None
+        assert "is not a store of crckpt" in result["prediction_missing"]
+        assert "what a dump would cost is not known: " in crckpt.run("doctor", str(tree.pid)).out

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import Crckpt
-from trees import PROGRAMS, PYTHON, Case, started, wait_for
+from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 VARIABLE = "CRCKPT_TEST_SECRET=swordfish = two words"
@@ -106,19 +107,58 @@ def test_sockets(looked: Looked) -> None:
 
 
 def test_maps(looked: Looked) -> None:
-    """Addresses, permissions, and bytes that the checkpoint has: of a file's map, what was written."""
+    """Addresses, permissions, what was written, and what was in memory, which nobody knows of a file's map."""
     maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
     pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
     assert (pages["path"], pages["permissions"]) == (str(looked.workdir / "pages"), "rw-p")
-    assert (pages["bytes"], pages["resident_bytes"]) == (256 * PAGE, 64 * PAGE)
-    assert (shared["permissions"], shared["bytes"], shared["resident_bytes"]) == ("rw-s", 64 * PAGE, 6 * PAGE)
-    assert any(found["kind"] == "stack" and found["resident_bytes"] for found in maps.values())
+    assert (pages["bytes"], pages["resident_bytes"], pages["dirty_bytes"]) == (256 * PAGE, None, 64 * PAGE)
+    assert (shared["permissions"], shared["bytes"]) == ("rw-s", 64 * PAGE)
+    assert (shared["resident_bytes"], shared["dirty_bytes"]) == (6 * PAGE, 6 * PAGE)
+    assert any(found["kind"] == "stack" and found["dirty_bytes"] for found in maps.values())
     (line,) = (
         line for line in looked.crckpt.run("show", "job~1", "--maps").out.splitlines() if line.endswith("/pages")
     )
     start = looked.before["pages"]
     addresses = f"{start:x}-{start + 256 * PAGE:x}"
-    assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", f"{looked.workdir}/pages"]
+    assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", str(looked.workdir / "pages")]
+
+
+def test_maps_agree_with_the_kernel(tmp_path: Path) -> None:
+    """What /proc says of each map of a program that waits: CRIU's visit wrote to it before its memory was saved."""
+    crckpt = Crckpt(tmp_path / "store")
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        ["sleep", "600"], cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
+    try:
+        wait_for(lambda: b"nanosleep" in Path(f"/proc/{process.pid}/wchan").read_bytes(), 10, "it to sleep")
+        crckpt.run("dump", str(process.pid), "job")
+        live = _live_maps(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    shown = crckpt.run("show", "job", "--maps", "--json").document["result"]["maps"]
+    private = [found for found in shown if found["kind"] not in ("vdso", "vvar", "vsyscall")]
+    assert {found["start"]: found["dirty_bytes"] for found in private} == {
+        start: live[start]["Anonymous"] + live[start]["Swap"] for start in (found["start"] for found in private)
+    }
+    resident = {found["start"]: found["resident_bytes"] for found in private if not found["path"]}
+    assert resident == {start: live[start]["Rss"] + live[start]["Swap"] for start in resident}
+    assert all(found["resident_bytes"] is None for found in private if found["path"])
+    (vdso,) = (found for found in shown if found["kind"] == "vdso")
+    assert (vdso["dirty_bytes"], vdso["resident_bytes"]) == (0, vdso["bytes"])
+
+
+def _live_maps(pid: int) -> dict[int, dict[str, int]]:
+    """By begin of each map what is counted of it, in bytes. Source: proc_pid_smaps(5)."""
+    maps: dict[int, dict[str, int]] = {}
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            maps[int(name.split("-")[0], 16)] = counts = {}
+        elif words[1:] == ["kB"]:
+            counts[name[:-1]] = int(words[0]) << 10
+    return maps
 
 
 def test_the_environment_is_shown_when_it_is_asked_for(looked: Looked) -> None:
@@ -206,6 +246,45 @@ def test_diff_the_other_way_round_and_with_itself(looked: Looked) -> None:
     assert (there["pages"]["new"], there["pages"]["gone"]) == (back["pages"]["gone"], back["pages"]["new"])
     assert there["pages"]["changed"] == back["pages"]["changed"]
     assert looked.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
+
+
+def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
+    """One has gone, another has come: nothing of the two is compared."""
+    crckpt = Crckpt(tmp_path / "store")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    nothing = subprocess.DEVNULL
+    words = ["sh", "-c", 'read word <"$0"; exec sleep 600', str(fifo)]
+    process = subprocess.Popen(words, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    try:
+        comm = Path(f"/proc/{process.pid}/comm")
+        wait_for(lambda: comm.read_text() == "sh\n", 10, "the shell")
+        crckpt.run("dump", str(process.pid), "job")
+        fifo.write_text("go\n")
+        wait_for(lambda: comm.read_text() == "sleep\n", 10, "the other program")
+        crckpt.run("dump", str(process.pid), "job")
+    finally:
+        process.kill()
+        process.wait()
+    result = crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    assert [[(one["pid"], one["comm"]) for one in result[name]] for name in ("gone", "come")] == [
+        [(process.pid, "sh")],
+        [(process.pid, "sleep")],
+    ]
+    assert result["changed"] == []
+
+
+def test_diff_of_a_tree_that_was_restored_meanwhile(tmp_path: Path) -> None:
+    """Its processes are the same still."""
+    crckpt = Crckpt(tmp_path / "store")
+    with started(next(case for case in CASES if case.name == "family")) as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", "job", "--detach")
+        crckpt.run("dump", str(tree.pid), "job")
+        result = crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    assert (result["gone"], result["come"]) == ([], [])
+    assert tree.pid in [change["pid"] for change in result["changed"]]
 
 
 def test_damage_is_told(looked: Looked, tmp_path: Path) -> None:

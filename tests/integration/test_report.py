@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command import PROGRAM, Crckpt
-from test_doctor import HIDDEN
+from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
 from trees import PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.report import Request, report
 from crckpt.store.owner import write_owner
 
-NOBODY, INTERRUPTED = 65534, 130
+INTERRUPTED = 130
 IN_ENVIRONMENT, IN_COMMAND_LINE, IN_NOTE, HOST = "swordfish-1", "swordfish-2", "swordfish-3", "swordfish-host"
 IN_MEMORY = random.Random("").randbytes(64)
 """With what a test program's memory begins: see selfcheck.py."""
@@ -31,7 +30,6 @@ SECRETIVE = Case(
     "secretive",
     ("/usr/bin/env", f"KEY={IN_ENVIRONMENT}", PYTHON, "-X", IN_COMMAND_LINE, f"{PROGRAMS}/counter.py", "{workdir}"),
 )
-AS_NOBODY = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}")
 CAUSE = "(00.1) Error (criu/pstree.c:304): Found dangling tty with sid 7 pgid 7"
 LOG = f"(00.000078) Running on {HOST} Linux 6.1 x86_64\n{CAUSE}\n"
 ALWAYS = ["report.json", "versions.json", "configuration.json", "doctor.json"]
@@ -212,7 +210,7 @@ def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
     subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
     facts = json.loads(_members(Path("it.tar.gz"))["doctor.json"])["facts"]
     assert "needs root" in next(fact for fact in facts if fact["key"] == "criu")["consequence"]
-    hidden = (*HIDDEN, str(PROGRAM), "report", "--criu", "/bin/false", "--output", "no-criu.tar.gz")
+    hidden = (*WITHOUT_CRIU, str(PROGRAM), "report", "--criu", "/bin/false", "--output", "no-criu.tar.gz")
     subprocess.run(hidden, env=crckpt.environment, check=True, capture_output=True)
     assert json.loads(_members(Path("no-criu.tar.gz"))["doctor.json"])["able"] is False
 

@@ -17,6 +17,7 @@ from trees import Tree, open_workdir, runs, started
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+FAILED = 23
 REFUSED = 24
 
 
@@ -26,6 +27,9 @@ def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
         before = tree.counters()
         with taken(tree.pid, "PID"):
             assert f"PID {tree.pid} is taken by python3 (PID {tree.pid})" in _refused(crckpt)
+            forced = crckpt.run("restore", JOB, "--detach", "--no-preflight", status=FAILED)
+            assert "the restore failed: " in forced.err
+            assert psutil.pid_exists(tree.pid), "whoever has its PID is left alone"
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -78,16 +82,16 @@ def _make_directory(path: Path) -> None:
 
 DAMAGES = (
     Damage("read.txt", Path.unlink, "{path} is missing (fd 3 of python3, PID {pid})", "put it back"),
+    Damage("read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes since", "put back"),
+    Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint, last at ", "--grown rewind"),
     Damage(
-        "read.txt", lambda path: os.truncate(path, 7), "{path} has 7 bytes, at the checkpoint it had 1700", "put back"
+        "write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint, last at ", "--grown rewind"
     ),
-    Damage("read.txt", _append, "{path} grew from 1700 to 1705 bytes since the checkpoint (fd", "--grown rewind"),
-    Damage("write.txt", _append, "{path} grew from 1800 to 1805 bytes since the checkpoint (fd", "--grown rewind"),
+    Damage("mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600 since ", "chmod 0640"),
+    Damage("read.txt", _make_directory, "{path} is a directory since ", "put back", Path.rmdir),
     Damage(
-        "mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600, at the checkpoint it had 0640", "chmod 0640"
+        "libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint, since ", "install"
     ),
-    Damage("read.txt", _make_directory, "{path} is a directory now", "put back", Path.rmdir),
-    Damage("libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint", "install"),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
 

@@ -13,7 +13,8 @@ HOSTS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 def main() -> None:
     """Listen and greet."""
     workdir = Path(sys.argv[1])
-    listeners = [socket.create_server((host, 0), family=family, backlog=5) for family, host in HOSTS]
+    hosts = (*HOSTS, *((socket.AF_INET, host) for host in sys.argv[2:]))
+    listeners = [socket.create_server((host, 0), family=family, backlog=5) for family, host in hosts]
     for listener in listeners:
         listener.setblocking(False)
     ports = [listener.getsockname()[1] for listener in listeners]

@@ -24,11 +24,15 @@ _MOST = 65536
 def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     """Run a probe in a child. One that raises, dies or takes more than `within` seconds is a fact by itself."""
     reading, writing = os.pipe()
+    # A signal whose handler raises must find us where the child is ended.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _answer(probe, writing, within)
+    os.close(writing)
     try:
-        os.close(writing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     finally:
         # While the child is not reaped, nobody else's group has its number.

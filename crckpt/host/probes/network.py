@@ -12,6 +12,7 @@ from pathlib import Path
 from crckpt.host import network, run
 from crckpt.host.probes import calls
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.sock_diag import answers
 
 # linux/tcp.h
 _TCP_REPAIR = 19
@@ -19,12 +20,6 @@ _TCP_REPAIR_QUEUE = 20
 _TCP_QUEUE_SEQ = 21
 _SEND_QUEUE = 2
 _SEQUENCE = 12345
-
-# linux/netlink.h, linux/sock_diag.h
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_REQUEST_DUMP = 0x301
-_NLMSG_ERROR = 2
 
 # The module that answers -> its request, which asks for sockets in no state: family, protocol, and zeros.
 _DIAGNOSTICS = {
@@ -132,13 +127,12 @@ def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
 
 
 def _answers(request: bytes) -> bool:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as channel:
-        channel.sendto(
-            struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0)
-        )
-        answer = channel.recv(65536)
-    _, kind, _, _, _, code = struct.unpack_from("=IHHIIi", answer)
-    return kind != _NLMSG_ERROR or -code not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
+    try:
+        for _ in answers(request):
+            break
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
+    return True
 
 
 def _can_load(modules: list[str]) -> bool:

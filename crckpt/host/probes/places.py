@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 from crckpt.host import room, run
@@ -28,20 +29,20 @@ def run_directory() -> Outcome:
 
 
 def store(path: Path) -> Outcome:
-    """The store's owner and mode, its file system and its room."""
-    above = _nearest(path)
-    if above != path:
-        make = run.spelled(["install", "-d", "-m", "0700", str(path)])
-        if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-            return missing(f"{path} is not there, and we may not write to {above}", "nothing can be stored", _ANOTHER)
-        return limited(f"{path} is not there; {_room(above)}", "the first dump makes it", make, safe=True)
-    if refused := _refused(path):
+    """The store's owner and mode, its file system and its room; of one that is not made yet, whether it can be."""
+    there = _nearest(path)
+    if there != path:
+        prefix = f"{path} is not there yet, the first dump makes it: "
+        refused = _unmakable(path, there)
+    else:
+        prefix, refused = "", _refused(path)
+    if refused:
         return refused
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
-        return limited(f"{path} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
-    if _file_system(path) in ("tmpfs", "ramfs"):
-        return limited(f"{path}: {_room(path)}", "checkpoints are gone after a reboot", _ANOTHER)
-    return _spacious(path, "crckpt gc, or --store DIR on a larger disk")
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
+    if _file_system(there) in ("tmpfs", "ramfs"):
+        return limited(f"{prefix}{_room(there)}", "checkpoints are gone after a reboot", _ANOTHER)
+    return _spacious(there, "crckpt gc, or --store DIR on a larger disk", prefix)
 
 
 def staging(path: Path | None, in_store: Path) -> Outcome:
@@ -61,6 +62,16 @@ def cgroups() -> Outcome:
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
     layout = "hybrid: v1 and v2" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
     return ok(layout, "crckpt leaves a tree in the groups of the command that restores it")
+
+
+def _unmakable(path: Path, above: Path) -> Outcome | None:
+    """Why no directory can be made there."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
+    except OSError as error:
+        found = f"{path} is not there and cannot be made below {above}: {error.strerror}"
+        return missing(found, "nothing can be stored", _ANOTHER)
+    return None
 
 
 def _refused(path: Path) -> Outcome | None:

@@ -22,14 +22,40 @@ DUMP = """\
 (00.04) 812 fdinfo 7: pos:                0 flags:                2/0
 """
 DEVICE = "(00.05) Error (criu/files-ext.c:94): Can't dump file 7 of that type [20600] (chr 10:229)\n"
+MAPPED = (
+    DUMP[: DUMP.index("(00.02) Dumping opened")] + "(00.02) Dumping path for -3 fd via self 16 [/usr/lib/libm.so.6]\n"
+)
+UNREADABLE = "(00.05) Error (criu/proc_parse.c:502): Unknown shit 100600 (/secretmem (deleted))\n"
+HIDDEN = "(00.05) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:27, need 65024:28\n"
 LOCKS = "(00.07) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks!\n"
+MISSING = "(00.02)    812: Error (criu/files-reg.c:2353): Can't open file srv/x on restore: No such file or directory\n"
 SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size 5 (expect 1)\n"
+
+PLACES = {
+    "address": "process 4711, fd 7",
+    "bad-size": "process 4711, fd 3",
+    "cannot-trace": "None",
+    "capabilities": "process 4711",
+    "file-hidden": "process 4711 (python3), fd 3 (/srv/program/file)",
+    "foreign-user-namespace": "None",
+    "fork-pid": "None",
+    "freeze-timeout": "None",
+    "groups": "None",
+    "killed": "None",
+    "open-failed": "process 4711, fd 3",
+    "page-server": "None",
+    "secretmem": "process 4711 (python3)",
+    "tcp-in-flight": "process 4711 (python3), fd 3",
+    "thread-leader-gone": "None",
+}
+"""Where CRIU was in each whole log."""
 
 
 def test_there_are_enough_and_each_has_a_line() -> None:
     from_log = {entry.key for entry in CATALOGUE if entry.pattern}
     assert len(from_log) >= 150
     assert {key for key, _ in LINES} == from_log
+    assert {log.stem for log in LOGS.glob("*.log")} == set(PLACES)
 
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
@@ -62,6 +88,12 @@ def test_what_the_kernel_answered_counts_only_where_no_line_has_a_cause_of_its_o
         (DUMP + "(00.06) Dumping file-locks\n" + LOCKS, "None"),
         (DEVICE, "None"),
         (SIZE, "process 812"),
+        (
+            MISSING + SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n",
+            "process 812, fd 3",
+        ),
+        (MAPPED + UNREADABLE, "process 812 (postgres)"),
+        (MAPPED + HIDDEN, "process 812 (postgres) (/usr/lib/libm.so.6)"),
         (SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812, fd 3"),
         (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
     ],
@@ -75,3 +107,12 @@ def test_where_criu_was(log: str, place: str) -> None:
 def test_a_place_that_is_not_known_is_none() -> None:
     assert explain("").place is None
     assert str(Place(5)) == "process 5"
+
+
+@pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
+def test_a_whole_log_tells_its_cause(log: Path) -> None:
+    """Logs of tests/integration/test_explained.py, each named for its cause; only names and PIDs are others."""
+    told = explain(log.read_text())
+    assert told.finding is not None
+    assert told.finding.key == log.stem
+    assert str(told.place) == PLACES[log.stem]

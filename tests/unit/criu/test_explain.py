@@ -120,6 +120,17 @@ def test_a_warning_can_be_the_cause() -> None:
     assert told.lines == ("(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.",)
 
 
+def test_a_warning_is_the_cause_only_where_nothing_else_was_said() -> None:
+    """Of a main thread that has ended, its process is in the way, not that it cannot be stopped."""
+    told = explain(
+        "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
+        "(00.02) Error (criu/seize.c:882): Zombies with threads are not supported\n"
+        "(00.03) Error (compel/src/lib/infect.c:417): Unable to detach from 41: No such process\n"
+    )
+    assert told.finding is not None
+    assert told.finding.key == "thread-leader-gone"
+
+
 def test_the_first_known_cause_counts() -> None:
     told = explain(
         "(00.01) Error (criu/x.c:1): something new\n"
@@ -135,6 +146,8 @@ def test_the_first_known_cause_counts() -> None:
     "text",
     [
         "(00.00) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted",
+        'Error (criu/util.c:642): execvp("iptables-save", ...) failed: No such file or directory',
+        "(00.04) Error (criu/util.c:1723): ip6tables-legacy-restore -V failed",
         "(00.00) Error (criu/tun.c:1): tun: Unable to create tun: No such file or directory",
         "(00.00) Dumping file Can't fork for 5: File exists",
         "",
@@ -161,3 +174,13 @@ def test_the_id_of_the_run() -> None:
     log = "(00.000) Version: 4.2.1\n(00.001) CRIU run id = 4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2\n"
     assert run_id(log) == "4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2"
     assert run_id("") is None
+
+
+def test_the_outside_end_of_a_unix_socket_is_told_by_its_inode() -> None:
+    extern = "(00.038925) unix: \tDumped extern: id 0xe ino 4555832 peer 0 type 2 state 10 name 26 bytes\n"
+    refused = (
+        "(00.038928) Error (criu/sk-unix.c:874): unix: External socket is used. Consider using --ext-unix-sk option."
+    )
+    told = explain(extern + refused)
+    assert (told.place, told.outside_end) == (None, 4555832)
+    assert explain(refused).outside_end == 0

@@ -36,6 +36,18 @@ def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
         assert (left.fd, left.status) == (client.fileno(), "CLOSE_WAIT")
 
 
+def test_sockets_are_called_by_their_addresses(loopback: socket.socket, tmp_path: Path) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(path := f"{tmp_path}/two words")
+        titles = network.socket_titles(os.getpid())
+        assert [titles[os.fstat(found.fileno()).st_ino] for found in (loopback, udp, unix)] == [
+            f"tcp 127.0.0.1:{loopback.getsockname()[1]} (listen)",
+            f"udp 127.0.0.1:{udp.getsockname()[1]} (close)",
+            f"unix datagram {path}",
+        ]
+
+
 def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]
@@ -80,12 +92,26 @@ def test_a_taken_port(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
-        assert not network.can_listen(address, port)
-    assert network.can_listen(address, port)
+        assert network.refusal(address, port, "listen") == "taken"
+        assert network.refusal(address, port, "connection") is None
+    assert network.refusal(address, port, "listen") is None
 
 
-def test_an_address_that_is_not_ours_is_not_taken() -> None:
-    assert network.can_listen("192.0.2.1", 80)
+@pytest.mark.parametrize("use", ["listen", "datagram", "connection"])
+def test_an_address_that_is_not_ours(use: network.Binding) -> None:
+    assert network.refusal("192.0.2.1", 80, use) == "missing"
+    assert network.refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_taken_datagram_port(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as holder:
+        holder.bind((address, 0))
+        port = holder.getsockname()[1]
+        assert network.refusal(address, port, "datagram") == "taken"
+        assert network.refusal(address, port, "listen") is None
+    assert network.refusal(address, port, "datagram") is None
 
 
 def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.socket) -> None:
@@ -93,7 +119,9 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     with socket.create_connection(("127.0.0.1", port)):
         loopback.accept()[0].close()
         loopback.close()
-    assert network.can_listen("127.0.0.1", port), "a connection in TIME_WAIT must not stand against a restore"
+    assert network.refusal("127.0.0.1", port, "listen") is None, (
+        "a connection in TIME_WAIT must not stand against a restore"
+    )
 
 
 @pytest.mark.parametrize("name", ["", "\0plain", "\0with a space", "\0line\nfeed", "\0a\n0: 2 0 0 0002 01 nonsense x"])

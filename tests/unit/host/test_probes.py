@@ -275,8 +275,9 @@ def test_sockets_are_listed_where_ss_lists_them(facts: dict[str, Fact]) -> None:
 
 def test_the_store(tmp_path: Path) -> None:
     absent = places.store(tmp_path / "a b/store")
-    assert (absent.state, absent.safe) == ("limited", True)
-    assert absent.fix == f"install -d -m 0700 '{tmp_path}/a b/store'"
+    assert absent.state == "ok"
+    assert absent.found.startswith(f"{tmp_path}/a b/store is not there yet, the first dump makes it: ")
+    assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o755)
     assert places.store(tmp_path).state == "ok"
     (tmp_path / "store.json").touch()
@@ -298,16 +299,16 @@ def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
         "-c",
         'mount -t "$1" none "$0" && shift && exec "$@"',
     ]
-    script = "from crckpt.host.probes import places; print(places.store(Path(sys.argv[1])))"
+    script = "from crckpt.host.probes import places; print(*map(places.store, map(Path, sys.argv[1:])))"
     for kind, state in (("tmpfs", "limited"), ("ramfs", "limited")):
         program = f"import sys; from pathlib import Path\n{script}"
         done = subprocess.run(
-            [*mounted, str(tmp_path), kind, sys.executable, "-c", program, str(tmp_path)],
+            [*mounted, str(tmp_path), kind, sys.executable, "-c", program, str(tmp_path), f"{tmp_path}/new"],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert f"state='{state}'" in done.stdout
+        assert done.stdout.count(f"state='{state}'") == 2
         assert f" {kind} " in done.stdout
 
 
@@ -321,6 +322,14 @@ def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
     finally:
         os.seteuid(0)
     assert (outcome.state, outcome.safe) == ("missing", False)
+
+
+def test_a_store_where_nothing_can_be_made() -> None:
+    """Whatever the modes of /proc and of a file say."""
+    for below in (Path("/proc"), Path(__file__)):
+        outcome = places.store(below / "store")
+        assert outcome.state == "missing"
+        assert f"{below}/store is not there and cannot be made below {below}: " in outcome.found
 
 
 def test_the_staging_directory(tmp_path: Path) -> None:

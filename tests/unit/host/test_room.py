@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import psutil
-import pytest
 
 from crckpt.host import proc, room
 
@@ -24,17 +23,6 @@ def test_disk(tmp_path: Path) -> None:
 
 def test_memory_is_at_most_what_is_available() -> None:
     assert 0 < room.free_memory() <= psutil.virtual_memory().available + (1 << 28)
-
-
-def test_a_limited_group_has_what_is_left_and_its_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_CGROUPS", tmp_path)
-    for name, content in (
-        ("max", "2000"),
-        ("current", "1900"),
-        ("stat", "anon 1000\nactive_file 500\ninactive_file 300\n"),
-    ):
-        (tmp_path / f"memory.{name}").write_text(content)
-    assert room.free_memory() == 900
 
 
 def test_what_lies_in_memory() -> None:

@@ -14,6 +14,7 @@ from crckpt.images import magics, wire
 from crckpt.images.core import read_core
 from crckpt.images.files import read_files
 from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import read_mm
 from crckpt.images.regular import GHOST, LINKED, PROCESS, Remap, read_ghost, read_remaps
 from crckpt.images.special import OtherFile
@@ -127,6 +128,13 @@ def test_a_tree_without_processes_is_refused(images: dict[str, bytes]) -> None:
     empty = images | {"pstree.img": write_image(Image(magics.PSTREE, ()))}
     with pytest.raises(IntegrityError, match=r"pstree\.img: names no process"):
         read_tree(empty.__getitem__, empty)
+
+
+def test_a_newer_format_is_refused_by_its_number(images: dict[str, bytes]) -> None:
+    image = read_image(images["inventory.img"], "inventory.img")
+    newer = Record(image.records[0].payload + wire.encode([(1, wire.VARINT, 3)]))
+    with pytest.raises(IntegrityError, match=r"of CRIU's format 3, this crckpt knows up to 2"):
+        read_inventory(write_image(Image(image.magic, (newer,))))
 
 
 def test_an_unknown_type_of_file_is_kept() -> None:

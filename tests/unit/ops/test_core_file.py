@@ -6,7 +6,7 @@ import shutil
 import signal
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from image_sets import opened, store
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
-from crckpt.images.registers import read_registers
+from crckpt.images.registers import features_in_use, read_registers
 from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE
 from crckpt.ops import elf_core
@@ -61,8 +61,7 @@ def notes(content: bytes) -> Iterator[tuple[int, bytes]]:
     at = place.offset
     while at < place.offset + place.file_size:
         name, size, kind = struct.unpack_from("<III", content, at)
-        assert content[at + 12 : at + 20] == b"CORE\0\0\0\0"
-        assert name == 5
+        assert content[at + 12 : at + 12 + name] == (b"LINUX\0" if kind == 0x202 else b"CORE\0")
         yield kind, content[at + 20 : at + 20 + size]
         at += 20 + -(-size // 4) * 4
 
@@ -178,7 +177,7 @@ def test_threads_and_the_process_in_the_kernels_order(
     context, _, checkpoint = whole
     root = recorded.RECORDED.root
     found = list(notes(core(context, checkpoint.id, None, tmp_path / "core").path.read_bytes()))
-    assert [kind for kind, _ in found] == [1, 3, 6, 0x46494C45, 2, 1, 2]
+    assert [kind for kind, _ in found] == [1, 3, 6, 0x46494C45, 2, 0x202, 1, 2, 0x202]
     leader, other = (content for kind, content in found if kind == 1)
     assert [struct.unpack_from("<i", content, 32)[0] for content in (leader, other)] == [
         thread.tid for thread in root.threads
@@ -192,16 +191,60 @@ def test_threads_and_the_process_in_the_kernels_order(
     assert set(maps) == {"private file", "stack"}
 
 
-def test_damaged_registers() -> None:
-    """A register too few is damage."""
-    name = f"core-{recorded.RECORDED.root.pid}.img"
-    image = read_image(recorded.IMAGES[name], name)
-    thread = image.records[0].payload
-    assert read_registers(recorded.IMAGES[name], name).is_native
-    kept = [(number, kind, value) for number, kind, value in fields(thread) if number != 2]
-    damaged = write_image(Image(image.magic, (Record(encode(kept)),)))
-    with pytest.raises(IntegrityError, match="field 1 is missing"):
-        read_registers(damaged, name)
+def test_extended_registers() -> None:
+    """Each component where Intel's CPUs have it, and the two masks before them: what there is, and what is in use."""
+    extended = ((2, b"y" * 256), (5, b"k" * 64), (9, b"p" * 8))
+    area = elf_core.xstate(bytes(range(256)) * 2, extended, 0xFFFF)
+    assert (area[:464], len(area)) == ((bytes(range(256)) * 2)[:464], 2696)
+    there = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 5 | 1 << 9
+    assert (struct.unpack_from("<Q", area, 464), struct.unpack_from("<8Q", area, 512)) == ((there,), (there, *[0] * 7))
+    assert [area[at : at + len(content)] for at, (_, content) in zip((576, 1088, 2688), extended, strict=True)] == [
+        content for _, content in extended
+    ]
+
+
+NAME = f"core-{recorded.RECORDED.root.pid}.img"
+
+
+def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
+    """The message with the first field of a path of field numbers changed."""
+    items = list(fields(content))
+    spot = next(at for at, (number, _, _) in enumerate(items) if number == path[0])
+    number, kind, value = items[spot]
+    assert isinstance(value, bytes)
+    items[spot] = number, kind, changed(value, *path[1:], by=by) if len(path) > 1 else by(value)
+    return encode(items)
+
+
+@pytest.mark.parametrize(
+    ("path", "lost", "why"),
+    [
+        ((2, 2), 1, "field 1 is missing"),
+        ((2, 3), 9, "the floating-point registers make no sense"),
+        ((2, 3, 13), 2, "the floating-point registers make no sense"),
+    ],
+)
+def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
+    """A register too few is damage: a general one, a floating-point one, an upper half of a vector."""
+    image = read_image(recorded.IMAGES[NAME], NAME)
+    assert read_registers(recorded.IMAGES[NAME], NAME).is_native
+
+    def without_first(content: bytes) -> bytes:
+        items = list(fields(content))
+        items.remove(next(item for item in items if item[0] == lost))
+        return encode(items)
+
+    damaged = Image(image.magic, (Record(changed(image.records[0].payload, *path, by=without_first)),))
+    with pytest.raises(IntegrityError, match=why):
+        read_registers(write_image(damaged), NAME)
+
+
+def test_registers_in_use_tell_of_their_cpu() -> None:
+    """Those images come from a CPU with AVX-512, whose C library uses its mask registers; a zombie uses none."""
+    root = f"core-{recorded.RECORDED.root.pid}.img"
+    (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)
+    assert features_in_use(recorded.IMAGES[root], root) == {"avx512f"}
+    assert features_in_use(recorded.IMAGES[zombie], zombie) == set()
 
 
 def test_a_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:

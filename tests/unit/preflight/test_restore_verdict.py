@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from crckpt.host.packages import Package
 from crckpt.host.proc import Owner
+from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds
 from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
-from crckpt.images.sockets import Address
+from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.special import Pipe, TerminalInfo
 from crckpt.images.tree import ImageTree, read_tree
+from crckpt.preflight.needs import Disk, Here
 from crckpt.preflight.restore import (
     FileNow,
     Now,
@@ -24,6 +27,8 @@ from crckpt.preflight.restore import (
     Rewind,
     Verdict,
     Wanted,
+    bound,
+    changed,
     epoch,
     judge,
     numbers,
@@ -36,6 +41,18 @@ IMAGES = Path(__file__).parents[2] / "data/images/tree"
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RUN = "/tmp/crckpt-images/run"
 LOG, PLAIN = f"{RUN}/log", f"{RUN}/plain"
+CHANGED_AFTER = timedelta(seconds=50)
+CHANGED = f"{(CREATED + CHANGED_AFTER).astimezone():%Y-%m-%d %H:%M:%S}"
+HERE = Here(
+    arch="x86_64",
+    cpu_features=frozenset({"avx2", "sse2", "hypervisor"}),
+    missing=(),
+    pid_limit=1 << 22,
+    tasks=None,
+    memory=1 << 20,
+    free_memory=1 << 30,
+    disks=(Disk("/srv", 1 << 20, 1 << 30),),
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +67,8 @@ def wanted(tree: ImageTree) -> Wanted:
     return Wanted(
         tree=tree,
         created=CREATED,
+        cpu_features=("avx2", "sse2"),
+        keeps_connections=False,
         append_sizes={LOG: 11},
         grown="refuse",
         new_pid_namespace=False,
@@ -67,19 +86,25 @@ def now(tree: ImageTree) -> Now:
                 size=file.size if file.size is not None else 11,
                 mode=file.mode if file.mode is not None else stat.S_IFREG | 0o644,
                 written=CREATED - timedelta(hours=1),
+                changed=CREATED + CHANGED_AFTER,
                 build_id=file.build_id,
             )
             for file in paths(tree)
         },
-        taken_addresses=frozenset(),
+        refused={},
+        here=HERE,
     )
 
 
-def changed(now: Now, path: str, **changes: object) -> Now:
+def with_changed(now: Now, path: str, **changes: object) -> Now:
     """This host with one file changed."""
     file = now.files[path]
     assert file is not None
     return replace(now, files=now.files | {path: replace(file, **changes)})
+
+
+def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
+    return tuple(file for file in tree.files if not isinstance(file, InetSocket))
 
 
 def file_of(tree: ImageTree, path: str) -> RegularFile:
@@ -195,8 +220,10 @@ def test_a_file_that_shrank(wanted: Wanted, now: Now, grown: str, path: str) -> 
     assert grown in ("refuse", "keep", "rewind")
     chosen = replace(wanted, grown=grown)
     size = 11 if path == LOG else 100
-    told = only_blocker(judge(chosen, changed(now, path, size=size - 1)))
-    assert told.startswith(f"file-shrunk: {path} has {size - 1} bytes, at the checkpoint it had {size} (fd ")
+    told = only_blocker(judge(chosen, with_changed(now, path, size=size - 1)))
+    assert told.startswith(
+        f"file-shrunk: {path} has {size - 1} bytes since {CHANGED}, at the checkpoint it had {size} (fd "
+    )
     assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in told
 
 
@@ -220,12 +247,13 @@ def test_files_that_grew(
     warnings: list[str],
     rewinds: tuple[Rewind, ...],
 ) -> None:
-    verdict = judge(replace(wanted, grown=grown), changed(now, path, size=500))
+    verdict = judge(replace(wanted, grown=grown), with_changed(now, path, size=500))
     assert [finding.key for finding in verdict.blockers] == blockers
     assert [finding.key for finding in verdict.warnings] == warnings
     assert verdict.rewinds == rewinds
     (finding,) = (*verdict.blockers, *verdict.warnings)
     assert "to 500 bytes" in finding.what
+    assert (f"last at {CHANGED}" in finding.what) == bool(verdict.blockers)
     assert "?" not in str(finding)
 
 
@@ -233,44 +261,48 @@ def test_a_log_of_which_only_its_position_is_known_to_be_later(wanted: Wanted, n
     """The size was seen before the freeze; what was appended until then moved the position."""
     early = replace(wanted, append_sizes={LOG: 4})
     assert judge(early, now).blockers == ()
-    (grown,) = judge(early, changed(now, LOG, size=12)).blockers
+    (grown,) = judge(early, with_changed(now, LOG, size=12)).blockers
     assert "from 11 to 12 bytes" in grown.what
 
 
 def test_a_log_whose_size_nobody_saw_is_taken_as_it_is(wanted: Wanted, now: Now) -> None:
-    assert judge(replace(wanted, append_sizes={}), changed(now, LOG, size=5000)).blockers == ()
+    assert judge(replace(wanted, append_sizes={}), with_changed(now, LOG, size=5000)).blockers == ()
 
 
 def test_a_program_of_another_build(wanted: Wanted, now: Now) -> None:
     libc = next(path for path in now.files if path.endswith("/libc.so.6"))
-    told = only_blocker(judge(wanted, changed(now, libc, build_id="00ff")))
-    assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint (mapped by")
+    told = only_blocker(judge(wanted, with_changed(now, libc, build_id="00ff")))
+    assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by")
     assert file_of(wanted.tree, libc).build_id in told
-    assert judge(wanted, changed(now, libc, build_id="")).blockers == (), "CRIU compares only where there are two"
+    assert judge(wanted, with_changed(now, libc, build_id="")).blockers == (), "CRIU compares only where there are two"
 
 
 def test_another_mode(wanted: Wanted, now: Now) -> None:
-    told = only_blocker(judge(wanted, changed(now, PLAIN, mode=stat.S_IFREG | 0o4600)))
-    assert told.startswith(f"file-mode: {PLAIN} has mode 4600, at the checkpoint it had 06")
+    told = only_blocker(judge(wanted, with_changed(now, PLAIN, mode=stat.S_IFREG | 0o4600)))
+    assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}, at the checkpoint it had 06")
     assert told.endswith(PLAIN)
-    told = only_blocker(judge(wanted, changed(now, RUN, mode=stat.S_IFDIR | 0o123)))
+    told = only_blocker(judge(wanted, with_changed(now, RUN, mode=stat.S_IFDIR | 0o123)))
     assert "has mode 0123" in told
 
 
 def test_another_kind_of_file(wanted: Wanted, now: Now) -> None:
-    told = only_blocker(judge(wanted, changed(now, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
-    assert told.startswith(f"file-kind: {PLAIN} is a directory now, at the checkpoint it was a regular file (fd ")
-    assert "file of another kind" in only_blocker(judge(wanted, changed(now, PLAIN, mode=0)))
+    told = only_blocker(judge(wanted, with_changed(now, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
+    assert told.startswith(
+        f"file-kind: {PLAIN} is a directory since {CHANGED}, at the checkpoint it was a regular file (fd "
+    )
+    assert "file of another kind" in only_blocker(judge(wanted, with_changed(now, PLAIN, mode=0)))
 
 
 def test_written_after_the_checkpoint(wanted: Wanted, now: Now) -> None:
-    verdict = judge(wanted, changed(now, PLAIN, written=CREATED + timedelta(seconds=1)))
+    verdict = judge(wanted, with_changed(now, PLAIN, written=CREATED + timedelta(seconds=1)))
     assert (verdict.blockers, verdict.rewinds) == ((), ())
     (warning,) = verdict.warnings
     assert warning.key == "file-written"
     assert f"at {(CREATED + timedelta(seconds=1)).astimezone():%Y-%m-%d %H:%M:%S}" in warning.what
-    assert judge(wanted, changed(now, PLAIN, written=CREATED)).warnings == ()
-    assert judge(wanted, changed(now, RUN, written=CREATED + timedelta(days=1))).warnings == (), "directories change"
+    assert judge(wanted, with_changed(now, PLAIN, written=CREATED)).warnings == ()
+    assert judge(wanted, with_changed(now, RUN, written=CREATED + timedelta(days=1))).warnings == (), (
+        "directories change"
+    )
 
 
 def test_a_link_that_criu_left_is_compared_like_the_file(wanted: Wanted, now: Now) -> None:
@@ -284,9 +316,82 @@ def test_a_link_that_criu_left_is_compared_like_the_file(wanted: Wanted, now: No
 
 
 def test_a_port_that_is_taken(wanted: Wanted, now: Now) -> None:
-    taken = frozenset({Address("::1", 47002), Address("192.0.2.1", 80)})
-    told = only_blocker(judge(wanted, replace(now, taken_addresses=taken)))
+    (listener,) = (socket for socket in wanted.tree.listening if socket.source == Address("::1", 47002))
+    told = only_blocker(judge(wanted, replace(now, refused={listener.id: "taken"})))
     assert told == "port-taken: TCP port [::1]:47002 is taken by another program: end it: ss -ltnp 'sport = :47002'"
+
+
+def test_a_datagram_port_that_is_taken(wanted: Wanted, now: Now) -> None:
+    (listener,) = (socket for socket in wanted.tree.listening if socket.source == Address("::1", 47002))
+    datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
+    alone = replace(wanted, tree=replace(wanted.tree, files=(*without_sockets(wanted.tree), datagram)))
+    assert [(socket.id, use) for socket, use in bound(alone)] == [(listener.id, "datagram")]
+    told = only_blocker(judge(alone, replace(now, refused={listener.id: "taken"})))
+    assert told == "port-taken: UDP port 127.0.0.1:53 is taken by another program: end it: ss -lunp 'sport = :53'"
+
+
+def test_an_address_that_this_host_does_not_have(wanted: Wanted, now: Now) -> None:
+    (listener,) = (socket for socket in wanted.tree.listening if socket.source == Address("::1", 47002))
+    elsewhere = replace(listener, source=Address("192.0.2.1", 80))
+    moved = replace(wanted, tree=replace(wanted.tree, files=(*without_sockets(wanted.tree), elsewhere)))
+    told = only_blocker(judge(moved, replace(now, refused={listener.id: "missing"})))
+    assert told.startswith("address-missing: TCP address 192.0.2.1:80 is not one of this host's")
+    assert told.endswith("ip addr add 192.0.2.1 dev INTERFACE")
+
+
+def test_connections_need_their_address_only_if_they_go_on(wanted: Wanted) -> None:
+    established = {socket.id for socket in wanted.tree.established}
+    assert established
+    assert not established & {socket.id for socket, _ in bound(wanted)}
+    kept = {socket.id: use for socket, use in bound(replace(wanted, keeps_connections=True))}
+    assert {kept[socket] for socket in established} == {"connection"}
+
+
+def test_a_tree_with_its_own_network_binds_nothing_here(wanted: Wanted) -> None:
+    ids = wanted.tree.root.ids
+    assert ids is not None
+    other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))
+    apart = replace(wanted.tree, processes=(replace(wanted.tree.root, ids=other), *wanted.tree.processes[1:]))
+    assert list(bound(wanted))
+    assert list(bound(replace(wanted, tree=apart))) == []
+
+
+UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-4")
+
+
+@pytest.mark.parametrize("grown", ["refuse", "rewind"])
+@pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
+def test_a_file_of_a_package_that_was_upgraded(wanted: Wanted, now: Now, grown: str, change: dict[str, object]) -> None:
+    """Whatever became of it: it is not cut back, and the version that it had is named."""
+    assert grown in ("refuse", "rewind")
+    chosen = replace(wanted, grown=grown)
+    libc = next(path for path in now.files if path.endswith("/libc.so.6"))
+    host = with_changed(now, libc, **change)
+    assert changed(chosen, host) == (libc,)
+    told = only_blocker(judge(chosen, replace(host, packages={libc: UPGRADED})))
+    when = f"{UPGRADED.since.astimezone():%Y-%m-%d %H:%M:%S}"
+    assert told.startswith(
+        f"file-upgraded: {libc} is not what it was at the checkpoint: package libc6 became 2.42-1 at "
+    )
+    assert f" at {when} (mapped by " in told
+    assert told.endswith("install libc6 2.41-4 again")
+    nameless = replace(UPGRADED, before="")
+    assert only_blocker(judge(chosen, replace(host, packages={libc: nameless}))).endswith(
+        "install libc6 as it was at the checkpoint again"
+    )
+
+
+def test_a_file_of_a_package_that_is_older_was_changed_by_somebody_else(wanted: Wanted, now: Now) -> None:
+    libc = next(path for path in now.files if path.endswith("/libc.so.6"))
+    older = replace(UPGRADED, since=CREATED - timedelta(days=1))
+    told = only_blocker(judge(wanted, replace(with_changed(now, libc, build_id="00ff"), packages={libc: older})))
+    assert told.startswith("file-replaced: ")
+
+
+def test_packages_are_asked_for_only_where_something_changed(wanted: Wanted, now: Now) -> None:
+    assert changed(wanted, now) == ()
+    assert changed(wanted, with_changed(now, PLAIN, written=CREATED + timedelta(days=1))) == ()
+    assert changed(wanted, replace(now, files=now.files | {PLAIN: None})) == (PLAIN,)
 
 
 def test_a_terminal_of_somebody_else_is_needed(wanted: Wanted, now: Now) -> None:
@@ -318,7 +423,7 @@ def test_pipes_to_somebody_outside(wanted: Wanted, now: Now) -> None:
 
 
 def test_all_that_is_wrong_is_told_at_once(wanted: Wanted, now: Now) -> None:
-    worse = changed(changed(now, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
+    worse = with_changed(with_changed(now, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
     worse = replace(worse, owners=(Owner(7993, "PID", 7993, 1, "x", "running"),))
     told = [finding.key for finding in judge(wanted, worse).blockers]
     assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]

@@ -1,0 +1,84 @@
+"""What the limits of our control groups leave us. Version 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+_OURS = Path("/proc/self/cgroup")
+_MOUNTS = Path("/sys/fs/cgroup")
+_NOT_MOUNTED_ALONE = "unified"
+
+# Version 2 and 1: the limit, what is used of it, and the lines of memory.stat that tell of files.
+_MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+_MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+
+
+class TasksLeft(Struct, frozen=True):
+    """How many more tasks (processes and threads) may be started in a control group and those below it."""
+
+    group: str
+    left: int
+
+
+def groups(controller: str) -> Iterator[Path]:
+    """Our group and those above it, where the limits of a controller stand. Source: cgroups(7), /proc/PID/cgroup."""
+    for line in _OURS.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for mount in (_MOUNTS / names,) if names else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
+            if mount.is_dir():
+                own = mount / path.lstrip("/")
+                yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
+                break
+
+
+def memory_left(*, swap: int = 0) -> Iterator[int]:
+    """Bytes that each group with a limit leaves us. What it holds of files counts: the kernel takes that back first.
+
+    `swap` bytes of the system are free, of which a group gets what its own limit allows.
+    """
+    for group in groups("memory"):
+        limit, used, cached = _MEMORY if (group / _MEMORY[0]).exists() else _MEMORY_1
+        try:
+            most = _number(group / limit)
+            if most is not None:
+                files = _counted(group / "memory.stat", cached)
+                yield most - int((group / used).read_text()) + files + min(swap, _swap_left(group, swap))
+        except OSError:
+            continue
+
+
+def tasks_left() -> TasksLeft | None:
+    """The group with a limit that leaves the fewest; None if there is no limit."""
+    found = []
+    for group in groups("pids"):
+        try:
+            most = _number(group / "pids.max")
+            if most is not None:
+                found.append(TasksLeft(str(group), most - int((group / "pids.current").read_text())))
+        except OSError:
+            continue
+    return min(found, key=lambda group: group.left, default=None)
+
+
+def _number(file: Path) -> int | None:
+    said = file.read_text().strip()
+    return None if said == "max" else int(said)
+
+
+def _counted(file: Path, names: tuple[str, ...]) -> int:
+    words = (line.split() for line in file.read_text().splitlines())
+    return sum(int(number) for name, number in words if name in names)
+
+
+def _swap_left(group: Path, most: int) -> int:
+    """Version 1 has memory and swap together in a limit that need not be set: what the system has is taken for it."""
+    try:
+        limit = _number(group / "memory.swap.max")
+        return most if limit is None else max(0, limit - int((group / "memory.swap.current").read_text()))
+    except OSError:
+        return most

@@ -1,0 +1,87 @@
+"""What processes share, as the kernel says by kcmp(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from crckpt.host.proc import Descriptor
+
+_NUMBERS: Final = {"x86_64": 312, "aarch64": 272}
+# linux/kcmp.h
+_KCMP_FILE: Final = 0
+_KCMP_VM: Final = 1
+_KCMP_EPOLL_TFD: Final = 7
+_TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def share_memory(one: int, other: int) -> bool:
+    """Whether two processes have all of their memory in common; False if one has ended or the kernel does not say."""
+    return _same(one, other, _KCMP_VM, 0, 0)
+
+
+def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
+    """The epolls that watch what their process has not open any more. Of one that several have, the first counts."""
+    by_process: dict[int, list[int]] = {}
+    for found in descriptors:
+        by_process.setdefault(found.pid, []).append(found.fd)
+    epolls = [found for found in descriptors if found.target == "anon_inode:[eventpoll]"]
+    suspects = [found for found in epolls if not set(_targets(found)) <= set(by_process[found.pid])]
+    return tuple(
+        found
+        for found in suspects
+        if not any(_same(found.pid, other.pid, _KCMP_FILE, found.fd, other.fd) for other in _before(found, epolls))
+        and any(
+            not any(_watches(found, target, at, fd) for fd in by_process[found.pid])
+            for target, at in _numbered(_targets(found))
+        )
+    )
+
+
+def sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
+    """PIDs of processes, but for those `inside`, that have that very open file too (inherited, or handed over)."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        pid = int(name)
+        if pid not in inside and any(_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _named(pid, held.target)):
+            found.append(pid)
+    return tuple(found)
+
+
+def _named(pid: int, target: str) -> Iterator[int]:
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{name}") == target:
+                    yield int(name)
+
+
+def _targets(epoll: Descriptor) -> list[int]:
+    return [int(target) for target in _TARGET.findall(epoll.info)]
+
+
+def _numbered(targets: list[int]) -> Iterator[tuple[int, int]]:
+    """Each with the number of its like before it: one number may have stood for several files."""
+    return ((target, targets[:at].count(target)) for at, target in enumerate(targets))
+
+
+def _before(found: Descriptor, epolls: list[Descriptor]) -> Iterator[Descriptor]:
+    return (other for other in itertools.takewhile(lambda one: one is not found, epolls))
+
+
+def _watches(epoll: Descriptor, target: int, at: int, fd: int) -> bool:
+    slot = struct.pack("=III", epoll.fd, target, at)
+    return _same(epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
+
+
+def _same(one: int, other: int, kind: int, this: object, that: object) -> bool:
+    number = _NUMBERS.get(os.uname().machine)
+    return number is not None and _LIBC.syscall(number, one, other, kind, this, that) == 0

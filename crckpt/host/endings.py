@@ -1,0 +1,96 @@
+"""How processes end that are not our children. Source: pidfd_open(2), linux/pidfd.h, proc_pid_stat(5)."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host import proc
+
+_INFO: Final = struct.Struct("<QQ11Ii")
+_GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+_EXIT: Final = 1 << 3
+"""PIDFD_GET_INFO and PIDFD_INFO_EXIT, Linux 6.15: told once the parent has reaped it."""
+
+
+class _Watched(Struct, frozen=True):
+    inside: int
+    outside: int
+    pidfd: int
+
+
+class Watch:
+    """Processes of a pid namespace, by their PIDs there."""
+
+    def __init__(self, watched: Iterable[_Watched]) -> None:
+        self._left = {each.pidfd: each for each in watched}
+        self._ended: dict[int, int | None] = {}
+
+    def wait(self, pid: int, seconds: float) -> float:
+        """Wait that long, or until one of them has ended; the seconds that it took."""
+        began = time.monotonic()
+        while pid not in self._ended and (rest := began + seconds - time.monotonic()) > 0:
+            self._note(rest)
+        return time.monotonic() - began
+
+    def ended(self) -> dict[int, int | None]:
+        """PID -> exit status or minus the signal, of those that have ended; None where the kernel does not tell."""
+        self._note(0)
+        return self._ended
+
+    def _note(self, seconds: float) -> None:
+        poll = select.poll()
+        for pidfd in self._left:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _ in poll.poll(math.ceil(seconds * 1000)):
+            each = self._left.pop(pidfd)
+            self._ended[each.inside] = _status(each)
+
+
+@contextmanager
+def watched(init: int, wanted: Iterable[int]) -> Iterator[Watch]:
+    """Watch those of the wanted PIDs that there are in the pid namespace of the process `init`."""
+    pids = frozenset(wanted)
+    found: list[_Watched] = []
+    try:
+        for process in _in_namespace(proc.namespace(init, "pid")):
+            if process.ns_pids[-1] in pids:
+                found.append(_Watched(process.ns_pids[-1], process.pid, os.pidfd_open(process.pid)))
+        yield Watch(found)
+    finally:
+        for each in found:
+            os.close(each.pidfd)
+
+
+def _in_namespace(namespace: int) -> Iterator[proc.Process]:
+    for path in Path("/proc").iterdir():
+        with suppress(OSError):
+            if path.name.isdigit() and proc.namespace(path.name, "pid") == namespace:
+                process = proc.read_process(int(path.name))
+                if process is not None:
+                    yield process
+
+
+def _status(each: _Watched) -> int | None:
+    """While it is not reaped, /proc tells; afterwards the kernel, if it is new enough."""
+    with suppress(OSError):
+        status = int(Path(f"/proc/{each.outside}/stat").read_text(errors="replace").split()[-1])
+        signal.pidfd_send_signal(each.pidfd, 0)  # it is not reaped: what was read is its own
+        return os.waitstatus_to_exitcode(status)
+    asked = bytearray(_INFO.pack(_EXIT, *[0] * 13))
+    with suppress(OSError):
+        fcntl.ioctl(each.pidfd, _GET_INFO, asked)
+        mask, *_, status = _INFO.unpack(asked)
+        return os.waitstatus_to_exitcode(status) if mask & _EXIT else None
+    return None

@@ -1,0 +1,79 @@
+"""What this kernel and its CPU can, looked up in a moment: nothing is started or changed, and no right is needed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
+_CLOCKS = Path("/proc/self/ns/time")
+_PID_MAX = Path("/proc/sys/kernel/pid_max")
+_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+_SELINUX = Path("/sys/fs/selinux/enforce")
+
+_ONE_CPU = 16384
+"""Bytes that are enough for the kernel's words on a CPU."""
+
+_MADV_GUARD_INSTALL = 102  # linux/mman.h, Linux 6.13
+
+
+def has_family(family: int) -> bool:
+    """Whether there are sockets of an address family, by making one."""
+    try:
+        socket.socket(family, socket.SOCK_DGRAM).close()
+    except OSError as error:
+        return error.errno != errno.EAFNOSUPPORT
+    return True
+
+
+def has_seccomp_filters() -> bool:
+    """Whether programs can have seccomp filters (CONFIG_SECCOMP_FILTER)."""
+    return _SECCOMP.exists()
+
+
+def has_guard_pages() -> bool:
+    """Whether pages can be guarded, by guarding one of ours."""
+    import mmap  # for few trees
+
+    with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
+        try:
+            page.madvise(_MADV_GUARD_INSTALL)
+        except OSError:
+            return False
+    return True
+
+
+def has_clocks() -> bool:
+    """Whether monotonic clocks can be set for a tree (time namespaces, CONFIG_TIME_NS)."""
+    return _CLOCKS.exists()
+
+
+def has_security_module(name: str) -> bool:
+    """Whether `apparmor` or `selinux` is in force."""
+    if name == "apparmor":
+        return _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y"
+    return _SELINUX.exists()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """What the first CPU can do, in the kernel's words, sorted. Source: /proc/cpuinfo."""
+    # Its first part has the first CPU whole: a machine with hundreds of them takes its time to describe all.
+    with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
+        first = file.read(_ONE_CPU).decode(errors="replace")
+    for line in first.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(sorted(value.split()))
+    return ()
+
+
+def arch() -> str:
+    """What kind of machine this is, in the kernel's word."""
+    return os.uname().machine
+
+
+def pid_limit() -> int:
+    """PIDs are below it."""
+    return int(_PID_MAX.read_text())

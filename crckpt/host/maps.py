@@ -1,0 +1,59 @@
+"""Pieces of a live process's memory that CRIU cannot save as they are. Nothing is stopped or changed by looking."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
+
+_PROC: Final = Path("/proc")
+_ODD: Final = re.compile(r"/secretmem|anon_inode:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
+_PIECE: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
+_SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
+"""Looked for where ` sl` is: of every piece it would take its time."""
+
+Kind = Literal["device", "sealed", "sysv", "unknown", "uprobes"]
+
+
+class Mapping(Struct, frozen=True):
+    """A piece of memory, `start` is its address."""
+
+    pid: int
+    start: int
+    path: str
+    kind: Kind
+
+
+def odd_mappings(pid: int) -> tuple[Mapping, ...]:
+    """Those that need a word, by address; none if the process has ended. Source: proc_pid_smaps(5)."""
+    with suppress(OSError):
+        said = (_PROC / str(pid) / "smaps").read_text(errors="replace")
+        return tuple(found for piece in _PIECE.finditer(said) for found in _odd(pid, *piece.groups()))
+    return ()
+
+
+def _odd(pid: int, addresses: str, path: str, details: str) -> Iterator[Mapping]:
+    start = int(addresses.partition("-")[0], 16)
+    if _ODD.match(path) and (kind := _kind(_PROC / str(pid) / "map_files" / addresses, path)):
+        yield Mapping(pid, start, path, kind)
+    # What the kernel maps itself it may seal itself.
+    if " sl" in details and _SEALED.search(details) and not path.startswith(("[v", "[uprobes]")):
+        yield Mapping(pid, start, path, "sealed")
+
+
+def _kind(link: Path, path: str) -> Kind | None:
+    if path.startswith("/dev/"):
+        return "device" if _is_device(link) else None
+    return "sysv" if path.startswith("/SYSV") else "uprobes" if path == "[uprobes]" else "unknown"
+
+
+def _is_device(link: Path) -> bool:
+    with suppress(OSError):
+        mode = link.stat().st_mode
+        return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    return False

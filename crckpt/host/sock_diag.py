@@ -1,0 +1,44 @@
+"""sock_diag(7): what the kernel says of its sockets. Numbers: linux/{netlink,sock_diag}.h."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_ERROR: Final = 2
+_DONE: Final = 3
+_REQUEST_DUMP: Final = 0x301
+_ANSWER_BYTES: Final = 1 << 18
+
+_HEADER: Final = struct.Struct("=IHHII")
+
+
+def answers(request: bytes) -> Iterator[memoryview]:
+    """What the kernel answers to a request for all sockets of a kind in our network namespace: a message each.
+
+    Raises OSError where it refuses; ENOENT if the module that knows such sockets is not there.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
+        size = _HEADER.size + len(request)
+        asked.sendto(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0))
+        while True:
+            answer = memoryview(asked.recv(_ANSWER_BYTES))
+            while answer:
+                size, kind, *_ = _HEADER.unpack_from(answer)
+                content, answer = answer[_HEADER.size : size], answer[aligned(size) :]
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    error = -struct.unpack_from("=i", content)[0]
+                    raise OSError(error, os.strerror(error))
+                yield content
+
+
+def aligned(size: int) -> int:
+    """Where the next message or attribute begins behind one of that many bytes."""
+    return (size + 3) & ~3

@@ -1,0 +1,157 @@
+"""What a tree needs of a host beside its files and numbers: its CPU, its kernel, room. Pure.
+
+Control groups are not among it: a dump leaves them out (`--manage-cgroups=ignore`), and a restored tree is in those of
+the command that restores it, whose limits count.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.host.cgroups import TasksLeft
+from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
+from crckpt.images.sockets import PacketSocket
+from crckpt.images.special import OtherFile
+from crckpt.images.tree import ImageTree, Thread
+
+_MEBIBYTE = 1 << 20
+_MODULES = {1: "selinux", 2: "apparmor"}
+"""Of `Inventory.lsm` (images/inventory.proto)."""
+
+_CLOCKS_IMAGE = "timens-0.img"
+
+_INSTRUCTIONS = (
+    "3dnow 3dnowext abm adx aes amx_bf16 amx_complex amx_fp16 amx_int8 amx_tile avx avx2 avx512_4fmaps avx512_4vnniw "
+    "avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni avx512_vp2intersect avx512_vpopcntdq avx512bw "
+    "avx512cd avx512dq avx512er avx512f avx512ifma avx512pf avx512vbmi avx512vl avx_ifma avx_ne_convert avx_vnni "
+    "avx_vnni_int16 avx_vnni_int8 bmi1 bmi2 clflush clflushopt clwb clzero cmov cmpccxadd cx16 cx8 f16c "
+    "fma fma4 fpu fsgsbase fxsr gfni lahf_lm mmx mmxext movbe movdir64b movdiri ospke pclmulqdq pni popcnt "
+    "raoint rdpid rdrand rdseed rdtscp rtm serialize sha512 sha_ni sm3 sm4 sse sse2 sse4_1 sse4_2 sse4a ssse3 "
+    "syscall tbm vaes vpclmulqdq waitpkg xgetbv1 xop xsave xsavec xsaveopt"
+)
+"""Words of /proc/cpuinfo for what programs may use, and choose by when they start. The others are of the kernel, and
+come and go with its version and its options. Source: arch/x86/include/asm/cpufeatures.h.
+"""
+
+
+class Need(Struct, frozen=True):
+    """Something that the kernel must do for this tree. `key` is the cause that is told where it does not."""
+
+    key: str
+    name: str = ""
+    number: int = 0
+
+
+class Disk(Struct, frozen=True):
+    """A file system to which a restore writes: bytes that are needed and free; `directory` lies on it."""
+
+    directory: str
+    needed: int
+    free: int
+
+
+class Here(Struct, frozen=True):
+    """What this host has. `missing` are the needs that it does not meet, `memory` and `free_memory` bytes.
+
+    `memory` is what the tree will take; `tasks` is None where no control group limits them.
+    """
+
+    arch: str
+    cpu_features: frozenset[str]
+    missing: tuple[Need, ...]
+    pid_limit: int
+    tasks: TasksLeft | None
+    memory: int
+    free_memory: int
+    disks: tuple[Disk, ...]
+
+
+def needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:
+    """What these images, whose files have these `names`, ask of a kernel."""
+    return tuple(dict.fromkeys(_needs(tree, frozenset(names), keeps_connections=keeps_connections)))
+
+
+def tasks(tree: ImageTree) -> int:
+    """How many tasks the tree has."""
+    return sum(len(process.threads) for process in tree.processes)
+
+
+def lacking(tree: ImageTree, recorded: Iterable[str], largest: int, here: Here) -> Iterator[Finding]:
+    """What this host lacks. `recorded` are features of the CPU of the dump, `largest` is the tree's highest number."""
+    strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != here.arch), None)
+    if strange is not None:
+        yield cause("images-arch").told(machine=f"{strange}, and this machine is {here.arch}")
+        return
+    features = needed_features(tree, recorded) - here.cpu_features
+    if features and here.cpu_features:
+        yield cause("cpu").told(features=", ".join(sorted(features)))
+    if largest >= here.pid_limit:
+        yield cause("pid-limit").told(number=f"process number {largest}")
+    yield from (cause(need.key).told(name=need.name) for need in here.missing if need.key not in HARMLESS)
+    yield from _shortages(tree, here)
+
+
+def warnings(here: Here) -> Iterator[Finding]:
+    """What a restore does without, and should be said."""
+    yield from (cause(need.key).told(name=need.name) for need in here.missing if need.key in HARMLESS)
+
+
+HARMLESS = ("clocks-jump",)
+"""Needs without which a tree runs on, and notices."""
+
+
+def needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
+    """Features of the CPU without which a program of this tree may die.
+
+    What it uses is not known: it may use all that its CPU had.
+    """
+    shadowed = any(vma.status & SHADOW_STACK for vma in _vmas(tree))
+    return frozenset(_INSTRUCTIONS.split()) & frozenset(recorded) | ({"user_shstk"} if shadowed else set())
+
+
+def _needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: bool) -> Iterator[Need]:
+    if any(found.family == socket.AF_INET6 for found in tree.inet_sockets):
+        yield Need("no-address-family", "IPv6", socket.AF_INET6)
+    if any(isinstance(file, PacketSocket) for file in tree.files):
+        yield Need("no-address-family", "packet", socket.AF_PACKET)
+    if keeps_connections and tree.established:
+        yield Need("no-tcp-repair")
+    if any(isinstance(file, OtherFile) and file.kind == "tun device" for file in tree.files):
+        yield Need("no-tun")
+    if any(thread.core.has_seccomp_filter for thread in _threads(tree)):
+        yield Need("seccomp-again")
+    if any(vma.status & GUARD for vma in _vmas(tree)):
+        yield Need("no-guard-pages")
+    module = _MODULES.get(tree.inventory.lsm)
+    if module and any(thread.core.security_profile for thread in _threads(tree)):
+        yield Need("security-module", module)
+    if _CLOCKS_IMAGE in names:
+        yield Need("clocks-jump")
+
+
+def _shortages(tree: ImageTree, here: Here) -> Iterator[Finding]:
+    if here.tasks is not None and tasks(tree) > here.tasks.left:
+        yield cause("tasks-limit").told(group=here.tasks.group, left=max(0, here.tasks.left), needed=tasks(tree))
+    if here.memory > here.free_memory:
+        yield cause("tree-memory").told(needed=_said(here.memory), free=_said(max(0, here.free_memory)))
+    for disk in here.disks:
+        if disk.needed > disk.free:
+            yield cause("restore-space").told(
+                needed=_said(disk.needed), free=_said(disk.free), directory=disk.directory
+            )
+
+
+def _threads(tree: ImageTree) -> Iterator[Thread]:
+    yield from (thread for process in tree.processes for thread in process.threads)
+
+
+def _vmas(tree: ImageTree) -> Iterator[Vma]:
+    yield from (vma for process in tree.processes if process.memory for vma in process.memory.vmas)
+
+
+def _said(size: int) -> str:
+    return f"{size / _MEBIBYTE:,.0f} MiB" if size >= 10 * _MEBIBYTE else f"{size / _MEBIBYTE:,.1f} MiB"

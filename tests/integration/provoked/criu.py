@@ -1,0 +1,169 @@
+"""CRIU by itself, called as crckpt calls it, with programs of tests/programs/provoking.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psutil
+import pytest
+from command import PROGRAM
+from trees import PROGRAMS, PYTHON, wait_for
+
+from crckpt.criu.command import Paths, dump_command, restore_command
+from crckpt.model import Options
+
+WITHIN_S: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A CRIU that has ended, and its log with what it said before there was one."""
+
+    status: int
+    log: str
+
+    @property
+    def complaints(self) -> str:
+        """For whoever reads why a test failed."""
+        return "\n".join(line for line in self.log.splitlines() if re.search("Error|Warn|an't", line))
+
+
+class Target:
+    """A program that holds something; `depth` generations below what was started, as `unshare --fork` forks."""
+
+    def __init__(
+        self, kind: str, workdir: Path, within: Sequence[str] = (), depth: int = 0, python: Path = Path(PYTHON)
+    ) -> None:
+        """Start it, `within` something else; the test is skipped where the machine has no such thing."""
+        self.workdir = workdir
+        argv = (*within, str(python), "-S", "-B", str(PROGRAMS / "provoking.py"), kind, str(workdir))
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            argv, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session="setsid" not in within
+        )
+        try:
+            wait_for(self._is_ready, WITHIN_S, f"{kind} to be ready")
+            self.pid = self._process.pid
+            for _ in range(depth):
+                self.pid = psutil.Process(self.pid).children()[0].pid
+        except BaseException:
+            self.end()
+            raise
+
+    def _is_ready(self) -> bool:
+        cannot = self.workdir / "cannot"
+        if self._process.poll() is not None and cannot.exists():
+            pytest.skip(f"this machine cannot do that: {cannot.read_text()}")
+        assert self._process.poll() is None, "the program ended"
+        return (self.workdir / "ready").exists()
+
+    def lives_on(self) -> None:
+        """Nothing of it is stopped or traced, by us or by CRIU, and it answers."""
+        processes = (psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True))
+        for process in processes:
+            assert process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP), f"{process} stands"
+        answers = self.workdir / "answers"
+        before = answers.stat().st_size if answers.exists() else 0
+        os.kill(self.pid, signal.SIGUSR1)
+        wait_for(lambda: answers.exists() and answers.stat().st_size > before, WITHIN_S, "an answer")
+
+    def wait_ended(self) -> None:
+        """After a dump that ends it: until its numbers are free."""
+        self._process.wait(WITHIN_S)
+
+    def end(self) -> None:
+        """End all of it, if it runs."""
+        if self._process.poll() is not None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            for process in reversed(psutil.Process(self._process.pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+@contextmanager
+def fresh_directory() -> Iterator[Path]:
+    """One that everybody may enter, gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="crckpt-provoked-"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def dump(pid: int, images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
+    """`criu dump` as crckpt calls it, with more `options`, started by `under`."""
+    return _ended(dump_command(criu(), pid, _paths(images), Options(), leave_running=False), images, options, under)
+
+
+def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
+    """`criu restore` as crckpt calls it, likewise."""
+    return _ended(restore_command(criu(), _paths(images), Options(), sibling=False), images, options, under)
+
+
+def end_restored(pid: int) -> None:
+    """End and reap what a restore has left; who adopts orphans only. A stranger who has the number by now is spared."""
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def explained(log: str) -> dict[str, Any]:
+    """What `crckpt explain` says of a log, as its document says it."""
+    said = subprocess.run(
+        [str(PROGRAM), "explain", "-", "--json"], input=log, capture_output=True, text=True, check=True
+    ).stdout
+    result: dict[str, Any] = json.loads(said)["result"]
+    return result
+
+
+@cache
+def criu() -> Path:
+    """The CRIU that crckpt takes."""
+    shown = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"CRIU \S+ \((.+)\)", shown)
+    assert found, shown
+    return Path(found[1])
+
+
+def _paths(images: Path) -> Paths:
+    images.mkdir(exist_ok=True)
+    work = images.with_name(f"{images.name}-work")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    return Paths(images, work)
+
+
+def _ended(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> Ended:
+    done = subprocess.run(
+        [*under, *command, *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    (log, *_) = (*images.with_name(f"{images.name}-work").glob("*.log"), None)
+    return Ended(done.returncode, done.stdout + done.stderr + (log.read_text() if log else ""))

@@ -1,0 +1,163 @@
+"""What stands against a dump: `doctor` names it beforehand, and a dump by force is explained with the same words."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import foreground
+from trees import PYTHON, Case, Tree, open_workdir, wait_for
+
+from crckpt.causes import cause
+
+REFUSED: Final = 24
+FAILED: Final = 21
+MNT_DETACH: Final = 2
+LIBC: Final = ctypes.CDLL(None)
+
+KINDS: Final = {
+    "block_device": "device",
+    "character_device": "device",
+    "corked": "corked",
+    "detached": "mount-lookup",
+    "device_map": "device-map",
+    "epoll_of_closed": "epoll-closed",
+    "foreign_namespace": "namespace-outside",
+    "hidden_directory": "file-hidden",
+    "hidden_file": "file-hidden",
+    "hidden_map": "file-hidden",
+    "io_uring_map": "io-uring",
+    "message_queue": "mount-lookup",
+    "nested_cgroup": "nested-namespace",
+    "netlink_groups": "netlink-groups",
+    "netlink_unbound": "netlink-groups",
+    "netlink_unread": "netlink-data",
+    "overmounted": "file-hidden",
+    "packet_pipe": "packet-pipe",
+    "perf_map": "unknown-mapping",
+    "pidfd_outside": "pidfd-outside",
+    "pidfd_thread": "pidfd-thread",
+    "secret_memory": "secretmem",
+    "shared_memory": "memory-in-common",
+    "system_v_memory": "sysv-shm",
+    "terminals": "terminal-outside",
+    "thread_leader_gone": "thread-leader-gone",
+    "time_namespace": "nested-namespace",
+    "trapped": "breakpoint",
+    "tunnel": "tun",
+    "unaccepted": "tcp-in-flight",
+    "unix_nameless": "unix-outside",
+    "vfork": "freeze-timeout",
+    "watch": "watch",
+}
+
+
+@pytest.mark.parametrize(("kind", "key"), KINDS.items(), ids=KINDS)
+def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str, key: str) -> None:
+    """CRIU may name less: then its words are those for what is not known."""
+    with held(kind) as tree:
+        before = tree.counters()
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        (told,) = result["blockers"]
+        assert told["key"] == key
+        error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
+        assert told["what"] in error["message"] or cause(key).told().what in error["message"]
+        assert error["hint"] == told["remedy"]
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("kind", ["nested_mount", "nested_network"])
+def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, kind: str) -> None:
+    with held(kind) as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        (told,) = result["blockers"]
+        assert told["key"] == "nested-unmade"
+        assert told["what"].endswith(
+            "(python3) has a mount or network namespace of its own, which no restore makes again"
+        )
+        crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--stop")
+        tree.wait_gone()
+        error = crckpt.run("restore", "job", "--detach", "--json", status=23).document["error"]
+        assert cause("nested-unmade").told().what in error["message"]
+        assert error["hint"] == told["remedy"]
+
+
+def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
+    with held("harmless") as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert result["blockers"] == []
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), "job")
+        tree.wait_growth(before)
+
+
+def test_a_traced_thread_is_as_good_as_a_traced_process(crckpt: Crckpt) -> None:
+    with held("thread_traced") as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        (told,) = result["blockers"]
+        assert told["key"] == "traced"
+        assert "(python3), and only one can trace at a time" in told["what"]
+        error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
+        assert "cannot be stopped: Operation not permitted" in error["message"]
+
+
+def test_a_seal_is_lost_and_said_to_be(crckpt: Crckpt) -> None:
+    with held("sealed") as tree:
+        assert tree.facts()[""]["sealed"]
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        (told,) = result["warnings"]
+        assert told["key"] == "sealed"
+        assert f"PID {tree.pid} has sealed memory" in told["what"]
+        assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--stop").out
+        tree.wait_gone()
+        before = tree.counters()
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_growth(before)
+        assert not tree.facts()[""]["sealed"]
+
+
+def test_a_lock_shared_with_the_outside_delays_a_restore_and_is_said_to(crckpt: Crckpt) -> None:
+    with held("shared_lock") as tree:
+        other = int((tree.workdir / "outside").read_text())
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        (told,) = result["warnings"]
+        assert told["key"] == "lock-shared"
+        assert f"is held by process {other} outside the tree, too" in told["what"]
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        before = tree.counters()
+        with foreground(crckpt) as restore:
+            wait_for(lambda: _waits_for_lock(tree.pid), 20, "the restore to wait for the lock")
+            os.kill(other, signal.SIGKILL)
+            tree.wait_growth(before)
+            assert restore.poll() is None
+
+
+def _waits_for_lock(pid: int) -> bool:
+    """Who is blocked stands below the holder, after an arrow (proc_locks(5))."""
+    blocked = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(fields[5] == str(pid) for fields in blocked)
+
+
+@contextmanager
+def held(kind: str) -> Iterator[Tree]:
+    """A tree that has it; the test is skipped where the machine lacks what it takes."""
+    case = Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))
+    with open_workdir() as workdir:
+        try:
+            with Tree(case, workdir) as tree:
+                yield tree
+        except AssertionError as error:
+            if str(error) == f"{kind} ended with 77":
+                pytest.skip(f"this machine has no {kind}")
+            raise
+        finally:
+            while LIBC.umount2(os.fsencode(workdir / "mount"), MNT_DETACH) == 0:
+                pass

@@ -1,0 +1,343 @@
+"""What crckpt reads of a real checkpoint's images is what CRIU's own tool `crit` reads of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import quopri
+import re
+import shutil
+import subprocess
+from base64 import b64decode
+from collections.abc import Callable, Iterable
+from fcntl import FD_CLOEXEC
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pytest
+from command import PROGRAM
+from msgspec import Struct
+
+from crckpt.images import core, sockets, special
+from crckpt.images.core import read_core
+from crckpt.images.descriptors import Descriptor, Directories, read_descriptors, read_directories
+from crckpt.images.files import OpenFile, read_files
+from crckpt.images.framing import read_image
+from crckpt.images.ids import KernelIds, Namespaces, read_ids
+from crckpt.images.inventory import read_inventory
+from crckpt.images.mm import AddressSpace, Vma, read_mm
+from crckpt.images.pagemap import Entry, PageMap, read_pagemap
+from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.registers import read_registers
+from crckpt.images.regular import Ghost, RegularFile, Remap, read_ghost, read_remaps
+from crckpt.images.stats import DumpStats, read_dump_stats
+
+SUBJECT: Final = Path(__file__).resolve().parent.parent / "data/images"
+Record: TypeAlias = dict[str, Any]
+Made = TypeVar("Made", bound=Struct)
+
+
+@pytest.fixture(scope="module")
+def criu() -> Path:
+    """The CRIU in use."""
+    said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"CRIU \S+ \((.+)\)", said)
+    assert found
+    return Path(found[1])
+
+
+@pytest.fixture(scope="module")
+def crit(criu: Path) -> Path:
+    """CRIU's tool, on PATH or beside CRIU; without it, or where it does not run, the tests are skipped."""
+    found = shutil.which("crit") or shutil.which("crit", path=criu.parent)
+    if found is None:
+        pytest.skip("crit is not installed (Debian: python3-pycriu)")
+    tried = subprocess.run([found, "decode", "-i", SUBJECT / "tree/inventory.img"], capture_output=True, text=True)
+    if '"INVENTORY"' not in tried.stdout:
+        pytest.skip(f"{found} does not work: {(tried.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
+    return Path(found)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory, network_namespace: int, criu: Path, crit: Path) -> Path:
+    """A dump of a tree that has one of everything, by the CRIU in use."""
+    directory = tmp_path_factory.mktemp("crit")
+    for name in ("make", "program.py"):
+        shutil.copy(SUBJECT / name, directory)
+    environment = os.environ | {"CRCKPT_CRIU": str(criu), "TMPDIR": str(directory)}
+    subprocess.run(["sh", directory / "make"], env=environment, check=True)
+    return directory / "tree"
+
+
+def test_every_image(images: Path, crit: Path) -> None:
+    """Records and the raw bytes behind them, and every value that crckpt reads."""
+    kinds = set()
+    for path in images.iterdir():
+        entries = decoded(crit, path)
+        data = path.read_bytes()
+        records = read_image(data, path.name).records
+        assert len(records) == len(entries), path.name
+        assert [record.extra for record in records] == [*map(extra, entries)], path.name
+        kind = re.split(r"-(?=[0-9a-f]+\.)|-shmem|\.", path.name)[0]
+        if kind in READ:
+            kinds.add(kind)
+            ours, theirs = READ[kind]
+            assert ours(data) == theirs(entries), path.name
+    assert kinds == set(READ)
+
+
+def decoded(crit: Path, image: Path) -> list[Record]:
+    """The records of an image, as crit has them."""
+    done = subprocess.run([crit, "decode", "-i", image], capture_output=True, check=True)
+    entries: list[Record] = json.loads(done.stdout)["entries"]
+    return entries
+
+
+def extra(record: Record) -> bytes:
+    """The bytes behind a record; of a TCP connection both of its queues."""
+    found = record.get("extra", "")
+    return b"".join(map(b64decode, found.values() if isinstance(found, dict) else (found,)))
+
+
+def made(kind: type[Made], record: Record, names: str, /, **others: object) -> Made:
+    """One of our values: of what crit names so, in the order of our fields (0 where it is absent), and of `others`."""
+    values = (record.get(name, 0) for name in names.split())
+    return kind(**dict(zip(kind.__struct_fields__, values, strict=False)) | others)
+
+
+def words(values: Iterable[int], size: int) -> bytes:
+    """Numbers of that many bytes each."""
+    return b"".join(value.to_bytes(size, "little") for value in values)
+
+
+def inventory(records: list[Record]) -> tuple[object, ...]:
+    """Version, ids, run, lock, uptime, and whether connections were closed."""
+    (record,) = records
+    run, lock, uptime = (record.get(name) for name in ("dump_criu_run_id", "network_lock_method", "dump_uptime"))
+    return record["img_version"], ids(record["root_ids"]), run, lock, uptime, record.get("tcp_close", False)
+
+
+def our_inventory(data: bytes) -> tuple[object, ...]:
+    """The same of ours."""
+    found = read_inventory(data)
+    return found.version, found.root_ids, found.run_id, found.network_lock_method, found.dump_uptime, found.tcp_close
+
+
+def ids(record: Record) -> KernelIds:
+    """What a task shares with others."""
+    namespaces = made(Namespaces, record, " ".join(f"{kind}_ns_id" for kind in Namespaces.__struct_fields__))
+    return made(KernelIds, record, "vm_id files_id fs_id sighand_id", namespaces=namespaces)
+
+
+def thread(records: list[Record]) -> tuple[object, ...]:
+    """A thread's state, and its registers if it has any."""
+    (record,) = records
+    task, own = record.get("tc", {}), record.get("thread_core", {})
+    mask = own.get("blk_sigset", task.get("blk_sigset", 0))
+    owner = own.get("creds")
+    state = core.Core(
+        is_leader="tc" in record,
+        arch=record["mtype"].lower(),
+        comm=own.get("comm", task.get("comm", "")),
+        state={1: core.ALIVE, 2: core.ZOMBIE, 3: core.STOPPED}[task.get("task_state", 1)],
+        exit_code=task.get("exit_code", 0),
+        blocked=tuple(number for number in range(1, 65) if mask >> number - 1 & 1),
+        pending=signals(own.get("signals_p", {})),
+        pending_shared=signals(task.get("signals_s", {})),
+        credentials=owner and made(core.Credentials, owner, "uid gid euid egid", groups=tuple(owner.get("groups", ()))),
+        posix_timers=len(task.get("timers", {}).get("posix", ())),
+        has_seccomp_filter=own.get("seccomp_mode") in ("filter", 2),
+    )
+    return state, *(registers(record["thread_info"]) if "thread_info" in record else ())
+
+
+def signals(queue: Record) -> tuple[int, ...]:
+    """Their numbers."""
+    return tuple(b64decode(record["siginfo"])[0] for record in queue.get("signals", ()))
+
+
+def registers(record: Record) -> tuple[object, ...]:
+    """General, floating-point and extended ones, and which of these are in use."""
+    general, floating = dict(record["gpregs"]), record["fpregs"]
+    assert general.pop("mode") == "NATIVE"
+    xsave = floating["xsave"]
+    parts = ((2, "ymmh_space", 4), (5, "opmask_reg", 8), (6, "zmm_upper", 8), (7, "hi16_zmm", 8), (9, "pkru", 4))
+    extended = {number: words(xsave[name], size) for number, name, size in parts if name in xsave}
+    small = words((floating[name] for name in ("cwd", "swd", "twd", "fop")), 2)
+    places = words((floating[name] for name in ("rip", "rdp")), 8)
+    rest = words((floating["mxcsr"], floating["mxcsr_mask"], *floating["st_space"], *floating["xmm_space"]), 4)
+    return tuple(general.values()), (small + places + rest).ljust(512, b"\0"), extended, xsave["xstate_bv"]
+
+
+def our_thread(data: bytes) -> tuple[object, ...]:
+    """The same of ours."""
+    state = read_core(data)
+    if state.state == core.ZOMBIE:
+        return (state,)
+    found = read_registers(data)
+    return state, found.general, found.floating, dict(found.extended), found.in_use
+
+
+def memory(records: list[Record]) -> AddressSpace:
+    """Maps, vector and places of a process."""
+    (record,) = records
+    vmas = tuple(made(Vma, vma, "start end pgoff shmid prot flags status") for vma in record["vmas"])
+    places = {name: record[f"mm_{name}"] for name in AddressSpace.__struct_fields__[3:]}
+    return AddressSpace(vmas, tuple(record["mm_saved_auxv"]), record["exe_file_id"], **places)
+
+
+def pages(records: list[Record]) -> PageMap:
+    """Which pages there are."""
+    head, *rest = records
+    return PageMap(head["pages_id"], tuple(Entry(one["vaddr"], one["nr_pages"], one["flags"]) for one in rest))
+
+
+def ghost(records: list[Record]) -> Ghost:
+    """A deleted file."""
+    stored = sum(map(len, map(extra, records)))
+    return made(Ghost, records[0], "uid gid mode", size=records[0].get("size", stored), stored=stored)
+
+
+def statistics(records: list[Record]) -> DumpStats:
+    """Of the dump."""
+    return made(DumpStats, records[0]["dump"], " ".join(DumpStats.__struct_fields__).replace("shared_pages", "shpages"))
+
+
+def terminal(record: Record) -> special.TerminalInfo:
+    """A terminal as such."""
+    names = {"kind": record["type"].lower(), "session": record["sid"], "group": record["pgrp"], "rdev": record["rdev"]}
+    return made(special.TerminalInfo, record, "id", index=record.get("pty", {}).get("index"), **names)
+
+
+def open_file(record: Record) -> object:
+    """A record of files.img; of kinds of which nothing more is read, type and id."""
+    field, read = FILES.get(record["type"], ("", None))
+    return read(record[field]) if read else record["id"]
+
+
+def our_file(file: OpenFile) -> object:
+    """The same of ours."""
+    return file.id if isinstance(file, special.OtherFile) else file
+
+
+def regular(record: Record) -> RegularFile:
+    """A file with a path."""
+    return made(
+        RegularFile,
+        record,
+        "id",
+        path=path(record["name"]),
+        flags=record["flags"],
+        pos=record["pos"],
+        size=record.get("size"),
+        mode=record.get("mode"),
+        build_id=words(record.get("build_id", ()), 4).hex(),
+        mnt_id=record.get("mnt_id"),
+        external=record.get("ext", False),
+    )
+
+
+def path(name: str) -> str:
+    """A name that is no UTF-8 crit writes as Python does bytes."""
+    found = re.fullmatch(r"b'(.*)'", name)
+    return os.fsdecode(found[1].encode().decode("unicode_escape").encode("latin-1")) if found else name
+
+
+def inet(record: Record) -> sockets.InetSocket:
+    """An internet socket."""
+    ends = (
+        sockets.Address(str(ip_address(words(record[f"{end}_addr"], 4))), record[f"{end}_port"])
+        for end in ("src", "dst")
+    )
+    return made(
+        sockets.InetSocket,
+        record,
+        "id ino family",
+        type=TYPES[record["type"]],
+        protocol={6: "tcp", 17: "udp"}[record["proto"]],
+        state=STATES[record["state"]],
+        flags=record["flags"],
+        backlog=record["backlog"],
+        interface=record.get("ifname", ""),
+        namespace=record["ns_id"],
+        **dict(zip(("source", "destination"), ends, strict=True)),
+    )
+
+
+def unix(record: Record) -> sockets.UnixSocket:
+    """A unix socket."""
+    name = quopri.decodestring(record["name"])
+    return made(
+        sockets.UnixSocket,
+        record,
+        "id ino",
+        type=TYPES[record["type"]],
+        state=STATES[record["state"]],
+        name=os.fsdecode(b"@" + name[1:] if name[:1] == b"\0" else name.rstrip(b"\0")),
+        directory=record.get("name_dir", ""),
+        peer=record["peer"],
+        flags=record["flags"],
+        backlog=record["backlog"],
+        external=False,
+        deleted=record.get("deleted", False),
+    )
+
+
+def epoll(record: Record) -> special.EventPoll:
+    """What is waited for."""
+    return made(special.EventPoll, record, "id flags", watched=tuple(one["tfd"] for one in record["tfd"]))
+
+
+def each(read: Callable[[Record], object]) -> Callable[[list[Record]], object]:
+    """Every record."""
+    return lambda records: tuple(map(read, records))
+
+
+def descriptor(record: Record) -> Descriptor:
+    """Where it leads to."""
+    return made(Descriptor, record, "fd id", close_on_exec=bool(record["flags"] & FD_CLOEXEC))
+
+
+TYPES: Final = {1: "stream", 2: "datagram"}
+STATES: Final = {1: "established", 7: "close", 10: "listen"}
+FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
+    "REG": ("reg", regular),
+    "PIPE": ("pipe", lambda record: made(special.Pipe, record, "id pipe_id flags")),
+    "FIFO": ("fifo", lambda record: made(special.Fifo, record, "id pipe_id regf_id")),
+    "TTY": ("tty", lambda record: made(special.Terminal, record, "id tty_info_id flags regf_id")),
+    "MEMFD": ("memfd", lambda record: made(special.MemFd, record, "id flags pos inode_id")),
+    "INETSK": ("isk", inet),
+    "UNIXSK": ("usk", unix),
+    "NETLINKSK": ("nlsk", lambda record: made(sockets.NetlinkSocket, record, "id ino protocol portid flags")),
+    "EVENTPOLL": ("epfd", epoll),
+    "PIDFD": ("pidfd", lambda record: made(special.PidFd, record, "id flags nspid")),
+    "INOTIFY": ("ify", lambda record: special.Watch(record["id"], "inotify", record["flags"], len(record["wd"]))),
+}
+"""Type of a file -> where its record is, and how it is read."""
+READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], object]]]] = {
+    "inventory": (our_inventory, inventory),
+    "pstree": (
+        read_pstree,
+        each(lambda record: made(ProcessEntry, record, "pid ppid pgid sid", threads=tuple(record["threads"]))),
+    ),
+    "core": (our_thread, thread),
+    "ids": (read_ids, lambda records: ids(records[0])),
+    "fs": (read_directories, lambda records: made(Directories, records[0], "cwd_id root_id umask")),
+    "mm": (read_mm, memory),
+    "fdinfo": (read_descriptors, each(descriptor)),
+    "files": (lambda data: tuple(map(our_file, read_files(data))), each(open_file)),
+    "remap-fpath": (
+        lambda data: tuple(read_remaps(data).items()),
+        each(lambda record: (record["orig_id"], Remap(record["remap_type"].lower(), record["remap_id"]))),
+    ),
+    "ghost-file": (read_ghost, ghost),
+    "memfd": (
+        special.read_memfd_inodes,
+        each(lambda record: made(special.MemFdInode, record, "inode_id name size shmid")),
+    ),
+    "tty-info": (special.read_terminals, each(terminal)),
+    "pagemap": (read_pagemap, pages),
+    "stats-dump": (read_dump_stats, statistics),
+}
+"""Kind of image -> what crckpt makes of its bytes, and what it must be by crit's records."""

@@ -1,0 +1,72 @@
+"""`crckpt explain` against reality: CRIU is made to fail in each way of the tables, and the cause told is that one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+from provoked.criu import Target, dump, end_restored, explained, fresh_directory, restore
+from provoked.dumps import DUMPS, Dump
+from provoked.restores import RESTORES, Restore
+from provoked.workshop import Workshop
+
+from crckpt.causes.catalogue import BY_KEY
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Iterator[Workshop]:
+    """Closed with the module."""
+    with ExitStack() as stack:
+        yield Workshop(stack)
+
+
+@pytest.mark.parametrize("row", DUMPS, ids=[row.name for row in DUMPS])
+def test_a_dump_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
+    """The tree lives on."""
+    if row.unless():
+        pytest.skip(f"{row.unless.__doc__}")
+    with ExitStack() as stack:
+        if row.is_plain:
+            target = workshop.plain()
+        else:
+            workdir = stack.enter_context(fresh_directory())
+            stack.enter_context(row.beside(workdir))
+            target = stack.enter_context(Target(row.kind, workdir, row.within, row.depth))
+        names = {"pid": target.pid, "workdir": target.workdir, "images": tmp_path / "images"}
+        under = [word.format(**names) for word in row.under]
+        ended = dump(target.pid, tmp_path / "images", row.options, under)
+        assert ended.status != 0
+        told = explained(ended.log)
+        assert told["cause"] == row.cause, ended.complaints
+        assert row.says.format(**names) in told["what"]
+        assert told["remedy"]
+        if row.answers:
+            target.lives_on()
+
+
+@pytest.mark.parametrize("row", RESTORES, ids=[row.name for row in RESTORES])
+def test_a_restore_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
+    """Nothing of the tree is left."""
+    with ExitStack() as stack:
+        world = workshop.checkpoint(row).world(tmp_path)
+        changed = row.change(world)
+        if isinstance(changed, AbstractContextManager):
+            stack.enter_context(changed)
+        stack.callback(end_restored, world.pid)
+        ended = restore(world.images, row.options, row.under)
+        told = explained(ended.log)
+    assert ended.status != 0
+    assert told["cause"] == row.cause, ended.complaints
+    assert row.says.format(pid=world.pid, workdir=world.workdir) in told["what"]
+    assert told["remedy"]
+
+
+def test_enough_causes_are_provoked() -> None:
+    """Of those that CRIU's log tells; tests/data/logs has a line for each of the others."""
+    provoked = {row.cause for row in (*DUMPS, *RESTORES)}
+    assert len(provoked) >= 60
+    assert all(BY_KEY[key].pattern for key in provoked)

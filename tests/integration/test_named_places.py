@@ -1,0 +1,94 @@
+"""A failed dump or restore names the socket that CRIU was at, as a person knows it: by its addresses."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from command import Crckpt
+from stopped import BY_NAME
+from trees import PYTHON, started
+
+LISTENS = """
+import os, signal, socket, sys
+taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]
+line = socket.socket(socket.AF_UNIX)
+line.bind(sys.argv[1])
+line.listen()
+os.write(1, b"%d" % line.fileno())
+os.dup2(0, 1)
+signal.pause()
+"""
+CONNECTS = """
+import os, signal, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+os.write(1, b"%d" % line.fileno())
+os.dup2(0, 1)
+signal.pause()
+"""
+
+
+@contextmanager
+def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
+    """A program that waits: its PID, and the numbers that it said."""
+    argv = [PYTHON, "-c", program, *words]
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    process = subprocess.Popen(argv, cwd="/", stdin=null, stdout=pipe, stderr=null, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        with process.stdout as said:
+            numbers = [int(word) for word in said.read().split()]
+        yield process.pid, numbers
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_connection_that_a_dump_cannot_save(crckpt: Crckpt) -> None:
+    """Both of its ends are in the tree: that of the descriptor that is named comes first."""
+    with started(BY_NAME["tcp-pair"]) as tree:
+        said = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
+        found = re.search(
+            r"\(process (\d+) \(\S+\), fd (\d+) \(tcp (\S+):(\d+) -> (\S+):(\d+) \(established\)\)\)", said["message"]
+        )
+        assert found, said
+        pid, fd, *ends = found.groups()
+        ours, theirs = socket_ends(int(pid), int(fd))
+        assert ends == [*ours, *theirs]
+
+
+def socket_ends(pid: int, fd: int) -> tuple[list[str], list[str]]:
+    """Local and remote address of an IPv4 connection, as `ss` has them."""
+    inode = str(Path(f"/proc/{pid}/fd/{fd}").readlink()).strip("socket:[]")
+    shown = subprocess.run(["ss", "-Htne", "state", "established"], capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in shown.splitlines() if f" ino:{inode} " in line)
+    _, _, ours, theirs, *_ = line.split()
+    return ours.rsplit(":", 1), theirs.rsplit(":", 1)
+
+
+def test_a_unix_socket_with_its_other_end_outside(crckpt: Crckpt) -> None:
+    """CRIU tells the inode of the outside socket alone: it is named, and the descriptor that is connected to it."""
+    path = crckpt.store.parent / "peer.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with waiting(CONNECTS, str(path)) as (pid, (fd,)), listening.accept()[0]:
+            said = crckpt.run("dump", str(pid), "job", "--no-preflight", status=21).err
+    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", said), said
+
+
+def test_a_socket_that_a_restore_cannot_make(crckpt: Crckpt) -> None:
+    """The images tell what the descriptor was: where its name was, there is no directory any more."""
+    path = crckpt.store.parent / "gone/peer.sock"
+    path.parent.mkdir()
+    with waiting(LISTENS, str(path)) as (pid, (fd,)):
+        crckpt.run("dump", str(pid), "job", "--stop")
+    shutil.rmtree(path.parent)
+    said = crckpt.run("restore", "job", "--detach", status=23).err
+    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream {path} \(listen\)\)\)", said), said

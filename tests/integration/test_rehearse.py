@@ -1,0 +1,345 @@
+"""A rehearsal really restores, beside the original, and the host notices nothing."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from command import Crckpt, network_locks
+from stopped import BY_NAME, JOB, ObstructedCriu, program, staging
+from trees import PYTHON, Case, Tree, runs, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 25
+REFUSED: Final = 24
+INTERRUPTED: Final = 130
+WITHIN_S: Final = 20
+BRIEFLY: Final = ("--seconds", "0.4")
+ADDRESS: Final = "10.77.1.2"
+
+PROBE: Final = "sleep 61.5"
+
+GREETED: Final = """
+import socket, sys
+from pathlib import Path
+for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text().split()):
+    assert socket.create_connection((host, int(port)), timeout=5).recv(100).startswith(b"hello ")
+"""
+"""Only for who is in the same network: asked by the probe, the tree of the rehearsal answers."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["family", "growing-log", "unix-sockets", "tcp-pair", "events", "maps", "sysv-ipc", "locks", "tmux", "redis"],
+)
+def test_it_comes_up_beside_the_original(crckpt: Crckpt, name: str) -> None:
+    """Whose PIDs, ports, locks and sockets are in use; and it goes on."""
+    case = BY_NAME[name]
+    if case.missing():
+        pytest.skip(f"not installed: {', '.join(case.missing())}")
+    with dumped(crckpt, case) as tree:
+        before = tree.counters()
+        with traceless(crckpt):
+            result = rehearsed(crckpt)
+        assert result["passed"]
+        assert result["ended"] == []
+        assert result["ran_s"] >= 0.4
+        assert result["closed_connections"] == (4 if name == "tcp-pair" else 0)
+        tree.wait_growth(before)
+        tree.case.probe(tree.workdir)
+
+
+def test_what_it_writes_is_written_nowhere(crckpt: Crckpt) -> None:
+    """Files keep their bytes, times and modes; none comes, none goes; the rehearsed tree sees its own."""
+    with dumped(crckpt, elsewhere("write")) as tree:
+        shared = Path("/dev/shm/crckpt-elsewhere")
+        assert not shared.exists()
+        before = files(tree.workdir)
+        look = f"sh -c 'cat {tree.workdir}/held.txt {tree.workdir}/new.txt {shared}; ls {tree.workdir}'"
+        with traceless(crckpt):
+            probe = rehearsed(crckpt, "--probe", look)["probe"]
+        assert probe["status"] == 0
+        assert probe["output"].startswith("changed\n")
+        assert "kept.txt" not in probe["output"]
+        assert files(tree.workdir) == before
+        assert not shared.exists()
+
+
+def test_its_ports_are_its_own(crckpt: Crckpt) -> None:
+    """Those of the original are listened to all the time, and answer; the probe reaches those of the rehearsal."""
+    with dumped(crckpt, BY_NAME["tcp-listen"]) as tree:
+        script = tree.workdir / "greeted.py"
+        script.write_text(GREETED)
+        words = ("--probe", f"{PYTHON} {script} {tree.workdir}", "--json", "--seconds", "1")
+        with crckpt.start("rehearse", JOB, *words) as rehearsal:
+            while rehearsal.poll() is None:
+                tree.case.probe(tree.workdir)
+            assert rehearsal.returncode == 0
+        # The original is stopped: whoever answers now is not it.
+        os.kill(tree.pid, signal.SIGSTOP)
+        try:
+            assert rehearsed(crckpt, *words[:2])["probe"]["status"] == 0
+        finally:
+            os.kill(tree.pid, signal.SIGCONT)
+
+
+def test_addresses_of_the_host_are_its_own_too(crckpt: Crckpt) -> None:
+    """Those that sockets of the tree use, and no link leads out."""
+    subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"], check=True)
+    try:
+        with dumped(crckpt, elsewhere("stay", host=ADDRESS)):
+            probe = rehearsed(crckpt, "--probe", "ip -o address")["probe"]
+    finally:
+        subprocess.run(["ip", "address", "del", f"{ADDRESS}/24", "dev", "lo"], check=True)
+    assert f"inet {ADDRESS}/32" in probe["output"]
+    assert {line.split()[1] for line in probe["output"].splitlines()} == {"lo"}
+
+
+def test_a_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
+    """In the rehearsal it is closed, and that is said."""
+    with started(program("echo_server")) as tree, connected(tree) as client:
+        assert echoed(client)
+        crckpt.run("dump", str(tree.pid), JOB, "--tcp", "keep")
+        with traceless(crckpt):
+            said = crckpt.run("rehearse", JOB, *BRIEFLY).out
+        assert "1 TCP connection closed" in said
+        assert echoed(client)
+
+
+def test_a_socket_of_others_that_it_was_connected_to(crckpt: Crckpt) -> None:
+    """Like that of the system's log: it is within reach, and is named."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.settimeout(WITHIN_S)
+
+        def listen(workdir: Path) -> None:
+            log.bind(str(workdir / "log.sock"))
+            log.recv(100)
+
+        with dumped(crckpt, dataclasses.replace(elsewhere("stay"), settle=listen)) as tree:
+            before = files(tree.workdir)
+            home = log.recv(100)
+            with crckpt.start("rehearse", JOB, "--json", "--seconds", "1") as rehearsal:
+                wait_for(lambda: log.recv(100) != home, WITHIN_S, "the rehearsed tree to speak")
+                result = json.loads(rehearsal.communicate(timeout=WITHIN_S)[0])["result"]
+            assert result["not_isolated"]["sockets"] == [str(tree.workdir / "log.sock")]
+            assert files(tree.workdir) == before
+
+
+@pytest.mark.parametrize(
+    ("what", "argument", "ended", "fails"),
+    [
+        ("exit", 0, 0, False),
+        ("exit", 7, 7, True),
+        ("signal", signal.SIGSEGV, -signal.SIGSEGV, True),
+        ("child", signal.SIGKILL, -signal.SIGKILL, True),
+    ],
+)
+def test_processes_that_end_early_are_named(crckpt: Crckpt, what: str, argument: int, ended: int, fails: bool) -> None:
+    """With status or signal; a signal is a failure, and so is a root that ends with another status than 0."""
+    with dumped(crckpt, elsewhere(what, argument)) as tree:
+        who = tree.pids()[1 if what == "child" else 0]
+        seconds = "1" if what == "child" else "60"
+        with traceless(crckpt):
+            result = rehearsed(crckpt, "--seconds", seconds, status=FAILED if fails else 0)
+        assert what == "child" or result["ran_s"] < 60
+        (found,) = [each for each in result["ended"] if each["pid"] == who]
+        assert found["status"] == ended
+        assert result["passed"] is not fails
+        assert any(f"process {who} " in failure for failure in result["failures"]) is fails
+        assert runs(who)
+
+
+def test_memory_is_limited(crckpt: Crckpt) -> None:
+    """A tree that takes more is ended, and not the host's programs."""
+    with dumped(crckpt, elsewhere("memory")) as tree:
+        with traceless(crckpt):
+            if rehearsed(crckpt, "--seconds", "0")["memory_limit"] is None:
+                pytest.skip("this host lets us make no control group")
+            result = rehearsed(crckpt, "--seconds", "60", status=FAILED)
+        assert any("memory" in failure for failure in result["failures"])
+        tree.wait_growth(tree.counters())
+
+
+@pytest.mark.parametrize(("probe", "status"), [("sh -c 'exit 5'", 5), ("no-such-program", 127)])
+def test_a_probe_that_fails(crckpt: Crckpt, probe: str, status: int) -> None:
+    with dumped(crckpt, BY_NAME["counter"]):
+        with traceless(crckpt):
+            result = rehearsed(crckpt, "--probe", probe, status=FAILED)
+        assert result["probe"]["status"] == status
+        assert result["failures"] == [f"the probe ended with status {status}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("running", [False, True])
+def test_one_that_is_cut_short_leaves_nothing(
+    crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, running: bool
+) -> None:
+    """While CRIU builds the tree, and while the tree runs. What the kernel does not remove, the next one does."""
+
+    def wait_for_command(command: str) -> None:
+        wait_for(lambda: any(command in words for words in commands(crckpt)), WITHIN_S, command)
+
+    with dumped(crckpt, BY_NAME["family"]) as tree:
+        before = tree.counters()
+        with traceless(crckpt):
+            if running:
+                cut_short(crckpt, number, lambda: wait_for_command(PROBE), "--probe", PROBE)
+            else:
+                with obstructed.waits(committed=False) as obstacle:
+                    words = ("--criu", str(obstructed.path), "--seconds", "60")
+                    cut_short(crckpt, number, lambda: wait_for_command(str(obstacle.path)), *words)
+            assert rehearsed(crckpt)["passed"]
+            crckpt.run("gc")
+        tree.wait_growth(before)
+
+
+def test_what_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
+    """By name, before anything is begun."""
+    library = tmp_path / "libanswer.so"
+    subprocess.run(
+        ["cc", "-shared", "-o", library, "-x", "c", "-"], input=b"int answer(void) { return 42; }", check=True
+    )
+    crckpt.run("rehearse", "nobody", status=10)
+    with dumped(crckpt, program("held_files", str(library))) as tree:
+        assert rehearsed(crckpt)["passed"]
+        crckpt.run("rehearse", "nobody", status=12)
+        crckpt.run("rehearse", JOB, "--probe", "'", status=2)
+        crckpt.run("rehearse", JOB, "--seconds", "-1", status=2)
+        # A new file: the program has the old one mapped.
+        library.rename(tmp_path / "old.so")
+        shutil.copy(tmp_path / "old.so", library)
+        os.truncate(library, 4096)
+        with traceless(crckpt):
+            said = crckpt.run("rehearse", JOB, status=REFUSED).err
+        assert str(library) in said
+        tree.wait_growth(tree.counters())
+
+
+def test_a_damaged_checkpoint(crckpt: Crckpt) -> None:
+    """Its pages are read while CRIU restores: nothing is left behind."""
+    with dumped(crckpt, BY_NAME["counter"]):
+        (pack,) = crckpt.store.glob("packs/*/*.pack")
+        content = bytearray(pack.read_bytes())
+        content[len(content) // 3] ^= 1
+        pack.chmod(0o600)
+        pack.write_bytes(content)
+        with traceless(crckpt):
+            crckpt.run("rehearse", JOB, status=13)
+
+
+def test_a_criu_that_fails(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """Before crckpt looked at the tree, and when it had said that all is well."""
+    with dumped(crckpt, BY_NAME["counter"]):
+        for committed in (False, True):
+            with obstructed.fails(committed=committed), traceless(crckpt):
+                said = crckpt.run("rehearse", JOB, "--criu", str(obstructed.path), "--json", status=FAILED)
+            assert "nothing is left behind" in said.document["error"]["message"]
+
+
+def elsewhere(what: str, argument: int = 0, host: str = "127.0.0.1") -> Case:
+    """The program that acts where it is rehearsed."""
+    return program("elsewhere", host, what, str(int(argument)))
+
+
+@contextmanager
+def dumped(crckpt: Crckpt, case: Case) -> Iterator[Tree]:
+    """A tree that was checkpointed and goes on."""
+    with started(case) as tree:
+        crckpt.run("dump", str(tree.pid), JOB, *(("--tcp", case.tcp) if case.tcp else ()))
+        yield tree
+
+
+def rehearsed(crckpt: Crckpt, *words: str, status: int = 0) -> dict[str, Any]:
+    """The result's document."""
+    seconds = () if "--seconds" in words else BRIEFLY
+    result: dict[str, Any] = crckpt.run("rehearse", JOB, "--json", *seconds, *words, status=status).document["result"]
+    return result
+
+
+def cut_short(crckpt: Crckpt, number: signal.Signals, reached: Callable[[], None], *words: str) -> None:
+    """Send a signal to a rehearsal once something is reached; all of it ends."""
+    rehearsal = crckpt.start("rehearse", JOB, *words)
+    try:
+        reached()
+        inside = inmates(crckpt)
+        assert len(inside) > 1
+        rehearsal.send_signal(number)
+        said = rehearsal.communicate(timeout=WITHIN_S)[1]
+        assert rehearsal.returncode == (INTERRUPTED if number == signal.SIGINT else -number), said
+    finally:
+        rehearsal.kill()
+        rehearsal.communicate()
+    wait_for(lambda: not any(map(runs, inside)), WITHIN_S, f"{inside} to end")
+
+
+@contextmanager
+def traceless(crckpt: Crckpt) -> Iterator[None]:
+    """Nothing on the host is other than it was: processes, groups, mounts, packet filters, the store."""
+    groups, *others = traces(crckpt)
+    yield
+    assert not inmates(crckpt)
+    assert traces(crckpt) == ([], *others), groups
+
+
+def traces(crckpt: Crckpt) -> tuple[object, ...]:
+    """What a rehearsal could leave. Control groups of one that still runs are not left."""
+    groups = [
+        path for path in Path("/sys/fs/cgroup").rglob("crckpt-rehearsal-*") if not runs(int(path.name.split("-")[2]))
+    ]
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(crckpt.store) in line]
+    return groups, mounts, network_locks(), staging(crckpt)
+
+
+def inmates(crckpt: Crckpt) -> tuple[int, ...]:
+    """PIDs of all that are in the namespaces of a rehearsal from this test's store."""
+    ours = space_of("self")
+    spaces: dict[int, str] = {}
+    inits: set[str] = set()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            spaces[process.pid] = space_of(str(process.pid))
+            if any(str(crckpt.store) in word for word in process.cmdline()):
+                inits.add(spaces[process.pid])
+    return tuple(pid for pid, space in spaces.items() if space in inits - {ours})
+
+
+def space_of(pid: str) -> str:
+    """What names the pid namespace of a process."""
+    return str(Path(f"/proc/{pid}/ns/pid").readlink())
+
+
+def commands(crckpt: Crckpt) -> Iterator[str]:
+    """The command lines of all that are in there."""
+    for pid in inmates(crckpt):
+        with suppress(psutil.Error):
+            yield " ".join(psutil.Process(pid).cmdline())
+
+
+def files(directory: Path) -> dict[str, tuple[object, ...]]:
+    """What lies there but the status that the original writes itself: names, bytes, times, modes."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in directory.iterdir():
+        if not path.name.startswith("status"):
+            status = path.stat()
+            content = path.read_bytes() if path.is_file() else b""
+            found[path.name] = (content, status.st_mtime_ns, status.st_mode, status.st_ino)
+    return found
+
+
+def connected(tree: Tree) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=5)
+
+
+def echoed(client: socket.socket) -> bool:
+    client.sendall(b"are you there?")
+    return client.recv(100) == b"are you there?"

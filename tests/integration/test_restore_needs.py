@@ -1,0 +1,277 @@
+"""What a host lacks for a restore is said before CRIU gets anything, and with the numbers; where it is there, it works.
+
+Packages, CPUs, control groups, file systems and addresses are real, in namespaces and groups of the tests' own.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import PROGRAM, Crckpt, Said
+from stopped import BY_NAME, JOB, program, stopped
+from trees import open_workdir
+
+from crckpt.host.kernel import has_guard_pages
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED: Final = 24
+MEBIBYTE: Final = 1 << 20
+ADDRESS: Final = "192.0.2.7"
+PRIVATELY: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
+GROUPS: Final = Path("/sys/fs/cgroup")
+CONTROL: Final = """Package: crckpt-held
+Version: {version}
+Architecture: all
+Maintainer: nobody <nobody@example.invalid>
+Description: a library
+"""
+
+
+def test_a_package_that_was_upgraded(crckpt: Crckpt) -> None:
+    """It is named with both versions; when the old one is back, the restore works."""
+    for tool in ("dpkg", "dpkg-deb", "gcc"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    with open_workdir() as place:
+        library = place / "root/libheld.so"
+        old, new = (_package(place, library, version) for version in ("1.0", "2.0"))
+        database = Database(place / "database")
+        database.install(old)
+        with stopped(crckpt, program("held_files", str(library))) as tree:
+            before = tree.counters()
+            database.forget_the_past()
+            database.install(new)
+            said = _said(database.do(crckpt, str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+            assert f"{library} is not what it was at the checkpoint: package crckpt-held became 2.0 at " in said.err
+            assert f"(mapped by python3, PID {tree.pid})" in said.err
+            assert "install crckpt-held 1.0 again" in said.err
+            assert f"{library} is another build" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            database.install(old)
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
+
+
+def test_a_cpu_that_lacks_an_instruction(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Programs chose by what their CPU could when they started."""
+    listed = Path("/proc/cpuinfo").read_text()
+    flags = next(line.split(":", 1)[1].split() for line in listed.splitlines() if line.startswith("flags"))
+    if "sse4_2" not in flags:
+        pytest.skip("this CPU has no sse4_2 to be without")
+    lesser = tmp_path / "cpuinfo"
+    lesser.write_text(listed.replace(" sse4_2", ""))
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        script = f'mount --bind {lesser} /proc/cpuinfo; exec "$@"'
+        restore = (*PRIVATELY, script, "-", str(PROGRAM), "restore", JOB, "--detach")
+        assert "this CPU lacks sse4_2" in _said(_run(crckpt, *restore), REFUSED).err
+        # Who knows that the program does without may say so.
+        _said(_run(crckpt, *restore, "--no-preflight"), 0)
+        tree.wait_growth(before)
+
+
+def test_memory_that_the_group_does_not_have(crckpt: Crckpt) -> None:
+    """Both numbers are told, and nothing is told where the limit is no limit."""
+    with stopped(crckpt, program("counter", "--mib", "100")), _group("memory") as group:
+        limit = group / ("memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes")
+        if limit.name != "memory.max" and "SwapFree:              0" not in Path("/proc/meminfo").read_text():
+            pytest.skip("this host could swap, which version 1 of control groups does not limit")
+        limit.write_text(str(96 * MEBIBYTE))
+        with suppress(OSError):
+            (group / "memory.swap.max").write_text("0")
+        said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
+        assert " MiB of memory, and " in said.err
+        needed = int(said.err.split("the tree takes ")[1].split()[0])
+        assert 100 < needed < 130
+        limit.write_text(str(1024 * MEBIBYTE))
+        assert "nothing stands against" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
+
+
+def test_tasks_that_the_group_does_not_let_in(crckpt: Crckpt) -> None:
+    """Threads count as much as processes."""
+    with stopped(crckpt, BY_NAME["threads"]), _group("pids") as group:
+        (group / "pids.max").write_text("12")
+        said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
+        assert f"the tree has 17 processes and threads, and control group {group} lets in " in said.err
+        (group / "pids.max").write_text("100")
+        assert "nothing stands against" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
+
+
+def test_room_for_deleted_files(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come back where they were: a file system that has been filled meanwhile is named."""
+    with _small_disk(16 * MEBIBYTE) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
+            before = tree.counters()
+            filler = disk / "filler"
+            filler.write_bytes(bytes(12 * MEBIBYTE))
+            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert "a restore writes 8.1 MiB to the file system of " in said
+            assert f"{disk}/crckpt-tree-" in said
+            filler.unlink()
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
+
+
+def test_an_address_that_is_gone(crckpt: Crckpt) -> None:
+    """The command that brings it back is told; then the restore works."""
+    with _address(), stopped(crckpt, program("tcp_listen", ADDRESS)) as tree:
+        before = tree.counters()
+        _ip("del")
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert f"TCP address {ADDRESS}:" in said
+        assert f"ip addr add {ADDRESS} dev INTERFACE" in said
+        _ip("add")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_connections_without_the_right_to_repair_them(crckpt: Crckpt) -> None:
+    """The same checkpoint restores without them."""
+    with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
+        before = tree.counters()
+        less = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", str(PROGRAM), "restore", JOB)
+        said = _said(_run(crckpt, *less, "--dry-run"), REFUSED)
+        assert "TCP connections cannot be set up here as they were" in said.err
+        assert "--tcp close" in said.err
+        assert "nothing stands against" in _said(_run(crckpt, *less, "--dry-run", "--tcp", "close"), 0).out
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
+    """In a namespace whose PIDs end below the tree's."""
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 14):
+        pytest.skip("before Linux 6.14 the limit is that of the whole host")
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        if tree.pid < 400:
+            pytest.skip("this host was booted a moment ago")
+        apart = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-ec")
+        script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
+        said = _said(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
+        assert f"process number {tree.pid} is above the limit of this host" in said.err
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_what_a_kernel_cannot_do_and_a_port_that_is_taken(crckpt: Crckpt) -> None:
+    """Whatever lacks is told; where the kernel has it, as this one does, nothing is."""
+    if not has_guard_pages():
+        pytest.skip("this kernel cannot guard pages")
+    with stopped(crckpt, program("needy")) as tree:
+        before = tree.counters()
+        port = int((tree.workdir / "port").read_text())
+        without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'
+        said = _said(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+        assert "a seccomp filter of the tree cannot be set again" in said.err
+        assert "CONFIG_SECCOMP_FILTER" in said.err
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(("127.0.0.1", port))
+            said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"UDP port 127.0.0.1:{port} is taken" in said.err
+        assert f"ss -lunp 'sport = :{port}'" in said.err
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+class Database:
+    """dpkg's own records, of nothing but what a test installs. They are seen only by what runs in here."""
+
+    def __init__(self, directory: Path) -> None:
+        """Without any package."""
+        self._known, self._log = directory / "dpkg", directory / "log"
+        for path in (self._known / "info", self._known / "updates", self._log):
+            path.mkdir(parents=True)
+        (self._known / "status").touch()
+
+    def install(self, package: Path) -> None:
+        """Put its files where they belong."""
+        done = self.do(None, "dpkg", "--install", str(package))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def forget_the_past(self) -> None:
+        """As when its log is rotated away."""
+        (self._log / "dpkg.log").unlink()
+
+    def do(self, crckpt: Crckpt | None, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a program that sees these records for the system's."""
+        script = f'mount --bind {self._known} /var/lib/dpkg; mount --bind {self._log} /var/log; exec "$@"'
+        return _run(crckpt, *PRIVATELY, script, "-", *words)
+
+
+def _package(place: Path, library: Path, version: str) -> Path:
+    tree = place / version
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN/control").write_text(CONTROL.format(version=version))
+    inside = tree / library.relative_to("/")
+    inside.parent.mkdir(parents=True)
+    source = place / "held.c"
+    source.write_text(f"int answer(void) {{ return {version[0]}; }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(inside), str(source)], check=True)
+    package = place / f"{version}.deb"
+    subprocess.run(["dpkg-deb", "--build", str(tree), str(package)], check=True, capture_output=True)
+    return package
+
+
+def _run(crckpt: Crckpt | None, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = crckpt.environment if crckpt else dict(os.environ)
+    return subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+
+
+def _said(done: subprocess.CompletedProcess[str], status: int) -> Said:
+    assert done.returncode == status, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def _in_group(crckpt: Crckpt, group: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return _run(crckpt, "sh", "-ec", f'echo $$ > {group}/cgroup.procs; exec "$@"', "-", str(PROGRAM), *words)
+
+
+@contextmanager
+def _group(controller: str) -> Iterator[Path]:
+    """A control group of the test's own."""
+    above = GROUPS / controller if (GROUPS / controller).is_dir() else GROUPS
+    group = above / f"crckpt-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        if not any((group / f"{controller}.{name}").exists() for name in ("max", "limit_in_bytes")):
+            pytest.skip(f"control groups do not limit {controller} here")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@contextmanager
+def _small_disk(size: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "crckpt-test", place], check=True)
+        try:
+            yield Path(place)
+        finally:
+            subprocess.run(["umount", place], check=True)
+
+
+@contextmanager
+def _address() -> Iterator[None]:
+    _ip("add")
+    try:
+        yield
+    finally:
+        _ip("del")
+
+
+def _ip(verb: str) -> None:
+    subprocess.run(["ip", "address", verb, f"{ADDRESS}/32", "dev", "lo"], check=True)

@@ -1,0 +1,448 @@
+"""A counter that holds what CRIU cannot save, or saves only in part: `blocked.py WORKDIR KIND`.
+
+Each kind is a function; what it returns is held. Where it needs a process outside the tree, that ends with WORKDIR.
+Mounts lie on WORKDIR/mount. A kernel or machine that lacks what a kind needs is told by exit status 77.
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+from oddities import LIBC, PAGE, answered, called, checked, mapped, mounted, outside, pause, unshared, wait
+from selfcheck import Program, fork
+
+LACKING: Final = 77
+# asm/unistd_64.h: x86-64, aarch64; from number 424 on, all machines count alike.
+EXIT, CLONE, PERF_EVENT_OPEN = {"x86_64": (60, 56, 298), "aarch64": (93, 220, 241)}[os.uname().machine]
+IO_URING_SETUP: Final = 425
+OPEN_TREE: Final = 428
+PIDFD_OPEN: Final = 434
+MEMFD_SECRET: Final = 447
+MSEAL: Final = 462
+# linux/sched.h
+CLONE_NEWTIME: Final = 0x80
+CLONE_VM: Final = 0x100
+CLONE_VFORK: Final = 0x4000
+CLONE_NEWNS: Final = 0x20000
+CLONE_NEWCGROUP: Final = 0x2000000
+CLONE_NEWNET: Final = 0x40000000
+AT_FDCWD: Final = -100
+IN_CREATE: Final = 0x100
+MNT_DETACH: Final = 2
+NETLINK_ADD_MEMBERSHIP: Final = 1
+PTRACE_SEIZE: Final = 0x4206
+SOL_NETLINK: Final = 270
+TUNSETIFF: Final = 0x400454CA
+IFF_TUN: Final = 0x1001  # with IFF_NO_PI
+UDP_CORK: Final = 1
+
+
+def main() -> None:
+    """Open it and count."""
+    workdir, kind = Path(sys.argv[1]), sys.argv[2]
+    try:
+        held = KINDS[kind](workdir)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+            sys.exit(LACKING)
+        raise
+    program = Program(workdir)
+
+    def step() -> None:
+        program.facts["held"] = held is not None
+        if kind == "sealed":
+            program.facts["sealed"] = " sl" in Path("/proc/self/smaps").read_text()
+
+    program.run(step)
+
+
+def block_device(_: Path) -> int:
+    """A disk."""
+    return os.open("/dev/loop0", os.O_RDONLY)
+
+
+def character_device(_: Path) -> int:
+    """Which CRIU does not know."""
+    return os.open("/dev/fuse", os.O_RDWR)
+
+
+def corked(_: Path) -> socket.socket:
+    """A UDP socket that holds data back."""
+    sock = socket.socket(type=socket.SOCK_DGRAM)
+    sock.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 1)
+    return sock
+
+
+def detached(workdir: Path) -> int:
+    """A file on a mount that hangs nowhere."""
+    (workdir / "there").touch()
+    tree = called(OPEN_TREE, AT_FDCWD, os.fsencode(workdir), 1)
+    fd = os.open("there", os.O_RDONLY, dir_fd=tree)
+    os.close(tree)
+    return fd
+
+
+def device_map(_: Path) -> int:
+    """Memory of a disk."""
+    fd = os.open("/dev/loop0", os.O_RDONLY)
+    address = mapped(fd, prot=mmap.PROT_READ)
+    os.close(fd)
+    return address
+
+
+def epoll_of_closed(workdir: Path) -> object:
+    """An epoll that watches what is closed here and lives on outside."""
+    one, other = os.pipe()
+    watching = select.epoll()
+    watching.register(one, select.EPOLLIN)
+    outside(workdir, lambda: one)
+    os.close(one)
+    return watching, other
+
+
+def foreign_namespace(workdir: Path) -> int:
+    """A namespace of somebody else."""
+    return os.open(f"/proc/{outside(workdir, lambda: unshared(CLONE_NEWNET))}/ns/net", os.O_RDONLY)
+
+
+def harmless(workdir: Path) -> object:
+    """What looks like a kind of this program, and CRIU saves it."""
+    one, other = os.pipe()
+    watching = select.epoll()
+    watching.register(one, select.EPOLLIN)
+    kept = os.dup(one)
+    os.close(one)
+    ended = fork(lambda: os._exit(0))
+    corpse = called(PIDFD_OPEN, ended, 0)
+    os.waitpid(ended, 0)
+    (workdir / "symlink").symlink_to("nowhere")
+    (workdir / "renamed").touch()
+    renamed = os.open(workdir / "renamed", os.O_RDONLY)
+    (workdir / "renamed").rename(workdir / "name (deleted)")
+    notes = checked(LIBC.inotify_init1(os.O_CLOEXEC))
+    for watched in (workdir, Path("/dev")):
+        checked(LIBC.inotify_add_watch(notes, os.fsencode(watched), IN_CREATE))
+    return (
+        *(watching, other, kept, corpse, renamed, notes),
+        *(os.open(path, os.O_RDONLY) for path in ("/proc/self/ns/net", "/proc/1/status", "/dev/kmsg", "/dev/null")),
+        os.open(workdir / "symlink", os.O_PATH | os.O_NOFOLLOW),
+        called(PIDFD_OPEN, os.getpid(), 0),
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, 89),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+        netlink_groups(workdir, group=1),
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        mmap.mmap(-1, PAGE),
+    )
+
+
+def hidden_directory(workdir: Path) -> bool:
+    """A working directory under a mount."""
+    (workdir / "mount").mkdir()
+    os.chdir(workdir / "mount")
+    return mounted(workdir / "mount")
+
+
+def hidden_file(workdir: Path) -> int:
+    """A file under a mount, with another of its name above it."""
+    path = workdir / "mount/file"
+    path.parent.mkdir()
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    mounted(path.parent)
+    path.touch()
+    return fd
+
+
+def hidden_map(workdir: Path) -> int:
+    """A mapped file of that kind."""
+    fd = hidden_file(workdir)
+    os.ftruncate(fd, PAGE)
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def io_uring_map(_: Path) -> int:
+    """A ring without a descriptor."""
+    fd = called(IO_URING_SETUP, 8, ctypes.create_string_buffer(120))
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def message_queue(workdir: Path) -> int:
+    """Of POSIX: its file system is mounted nowhere."""
+    name = f"/{workdir.name}".encode()
+    fd = int(LIBC.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
+    LIBC.mq_unlink(name)
+    return fd
+
+
+def nested(namespace: int) -> Callable[[Path], int]:
+    """A kind: a child in a namespace of its own."""
+
+    def kind(_: Path) -> int:
+        told, tell = os.pipe()
+
+        def child() -> NoReturn:
+            unshared(namespace)
+            pause(tell)
+
+        return answered(child, told, tell)
+
+    return kind
+
+
+def netlink_groups(_: Path, group: int = 33) -> socket.socket:
+    """Of number 33 on."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.bind((0, 0))
+    sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+    return sock
+
+
+def netlink_unbound(_: Path) -> socket.socket:
+    """In a group, but bound to no port."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, 1)
+    return sock
+
+
+def netlink_unread(_: Path) -> socket.socket:
+    """The answer to a request for all links (RTM_GETLINK, a dump)."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    sock.bind((0, 0))
+    sock.send(struct.pack("=IHHIIBxHiII", 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0))
+    return sock
+
+
+def overmounted(workdir: Path) -> int:
+    """A file on a mount under another."""
+    path = workdir / "mount/file"
+    path.parent.mkdir()
+    mounted(path.parent)
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    mounted(path.parent)
+    return fd
+
+
+def packet_pipe(_: Path) -> object:
+    """In which each write is a packet of its own."""
+    return os.pipe2(os.O_DIRECT)
+
+
+def perf_map(_: Path) -> int:
+    """The ring of a software counter (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK)."""
+    attributes = ctypes.create_string_buffer(struct.pack("<IIQ", 1, 112, 0), 112)
+    fd = called(PERF_EVENT_OPEN, attributes, 0, -1, -1, 0)
+    address = mapped(fd, 2 * PAGE)
+    os.close(fd)
+    return address
+
+
+def pidfd_outside(workdir: Path) -> int:
+    """Of a process outside the tree."""
+    return called(PIDFD_OPEN, outside(workdir, lambda: True), 0)
+
+
+def pidfd_thread(_: Path) -> int:
+    """Of one thread."""
+    return called(PIDFD_OPEN, os.getpid(), os.O_EXCL)
+
+
+def sealed(_: Path) -> int:
+    """Memory that nobody can change any more."""
+    address = mapped(-1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    called(MSEAL, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), 0)
+    return address
+
+
+def secret_memory(_: Path) -> int:
+    """Which nobody else can read."""
+    fd = called(MEMFD_SECRET, 0)
+    os.ftruncate(fd, PAGE)
+    address = mapped(fd)
+    os.close(fd)
+    return address
+
+
+def shared_lock(workdir: Path) -> int:
+    """Of a file that somebody outside has from us."""
+    fd = os.open(workdir / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    (workdir / "outside").write_text(str(outside(workdir, lambda: fd)))
+    return fd
+
+
+def shared_memory(_: Path) -> int:
+    """A process with all of its parent's memory (CLONE_VM) and a stack of its own, in which it waits for ever."""
+    stack = mapped(-1, 16 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return checked(LIBC.clone(LIBC.pause, ctypes.c_void_p(stack + 16 * PAGE), CLONE_VM | signal.SIGCHLD, None))
+
+
+def system_v_memory(_: Path) -> int:
+    """Of the host; it goes with the last who has it."""
+    segment = checked(LIBC.shmget(0, 4 * PAGE, 0o1600))
+    address = int(LIBC.shmat(segment, None, 0))
+    LIBC.shmctl(segment, 0, None)
+    return address
+
+
+def terminals(workdir: Path) -> object:
+    """Two, of which somebody else holds the other sides."""
+    pairs = [os.openpty() for _ in range(2)]
+    outside(workdir, lambda: pairs)
+    for master, _ in pairs:
+        os.close(master)
+    return pairs
+
+
+def thread_leader_gone(_: Path) -> int:
+    """A child of which the first thread has ended, and another goes on."""
+    told, tell = os.pipe()
+
+    def child() -> NoReturn:
+        leader = Path(f"/proc/self/task/{os.getpid()}/stat")
+
+        def other() -> None:
+            wait(lambda: ") Z " in leader.read_text())
+            pause(tell)
+
+        threading.Thread(target=other).start()
+        called(EXIT, 0)
+        os._exit(1)
+
+    return answered(child, told, tell)
+
+
+def thread_traced(_: Path) -> int:
+    """A child of which a second thread is traced by another child."""
+    told, tell = os.pipe()
+
+    def threads() -> NoReturn:
+        threading.Thread(target=lambda: pause(tell, threading.get_native_id())).start()
+        time.sleep(60)
+        os._exit(1)
+
+    thread = answered(threads, told, tell)
+    told, tell = os.pipe()
+
+    def tracer() -> NoReturn:
+        LIBC.ptrace(PTRACE_SEIZE, thread, None, None)
+        pause(tell)
+
+    return answered(tracer, told, tell)
+
+
+def time_namespace(_: Path) -> bool:
+    """Another one for those to be born."""
+    return unshared(CLONE_NEWTIME)
+
+
+def trapped(_: Path) -> bool:
+    """A SIGTRAP that waits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTRAP])
+    os.kill(os.getpid(), signal.SIGTRAP)
+    return True
+
+
+def tunnel(_: Path) -> int:
+    """A network device of the program's own."""
+    fd = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", b"", IFF_TUN))
+    return fd
+
+
+def unaccepted(workdir: Path) -> socket.socket:
+    """A TCP connection that nobody takes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+
+    def connect() -> socket.socket:
+        listener.close()
+        return socket.create_connection(address)
+
+    outside(workdir, connect)
+    return listener
+
+
+def unix_nameless(workdir: Path) -> socket.socket:
+    """A datagram socket whose peer is outside and has no name."""
+    one, other = socket.socketpair(type=socket.SOCK_DGRAM)
+
+    def keep() -> socket.socket:
+        one.close()
+        return other
+
+    outside(workdir, keep)
+    other.close()
+    return one
+
+
+def vfork(_: Path) -> int:
+    """A child that waits for its own to start a program, which it never does."""
+    told, tell = os.pipe()
+
+    def child() -> NoReturn:
+        # Both run in one memory: the child of the child must not return from here, nor the child wake up.
+        called(CLONE, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0)
+        pause(tell)
+
+    return answered(child, told, tell)
+
+
+def watch(_: Path) -> int:
+    """Of a directory on a file system without handles."""
+    fd = checked(LIBC.inotify_init1(os.O_CLOEXEC))
+    checked(LIBC.inotify_add_watch(fd, b"/proc/self", IN_CREATE))
+    return fd
+
+
+KINDS: Final[dict[str, Callable[[Path], object]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(block_device, character_device, corked, detached, device_map, epoll_of_closed, foreign_namespace),
+        *(
+            harmless,
+            hidden_directory,
+            hidden_file,
+            hidden_map,
+            io_uring_map,
+            message_queue,
+            netlink_groups,
+            netlink_unbound,
+        ),
+        *(netlink_unread, overmounted, packet_pipe, perf_map, pidfd_outside, pidfd_thread, sealed, secret_memory),
+        *(
+            shared_lock,
+            shared_memory,
+            system_v_memory,
+            terminals,
+            thread_leader_gone,
+            thread_traced,
+            time_namespace,
+            trapped,
+        ),
+        *(tunnel, unaccepted, unix_nameless, vfork, watch),
+    )
+} | {
+    "nested_cgroup": nested(CLONE_NEWCGROUP),
+    "nested_mount": nested(CLONE_NEWNS),
+    "nested_network": nested(CLONE_NEWNET),
+}
+
+
+if __name__ == "__main__":
+    main()

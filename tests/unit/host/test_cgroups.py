@@ -1,0 +1,77 @@
+"""What limits of control groups leave, in directories written by hand as version 1 and 2 have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import cgroups, room
+
+BOTH = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
+TWO = "0::/outer/inner\n"
+
+
+def write(directory: Path, **files: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name.replace("_", ".", 1)).write_text(content)
+
+
+@pytest.fixture(params=["memory", ""], ids=["v1", "v2"])
+def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of our group, without any limit yet."""
+    ours = tmp_path / "ours"
+    ours.write_text(BOTH if request.param else TWO)
+    monkeypatch.setattr(cgroups, "_OURS", ours)
+    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path / "fs")
+    directory = tmp_path / "fs" / str(request.param) / "outer/inner"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def limit_memory(group: Path, most: str, used: str) -> None:
+    stat = "anon 1000\nactive_file 500\ninactive_file 300\n"
+    if "fs/memory" in str(group):
+        totals = stat.replace("active", "total_active").replace("intotal_active", "total_inactive")
+        write(group, memory_limit_in_bytes=most.replace("max", str(1 << 62)), memory_usage_in_bytes=used)
+        write(group, memory_stat=stat.replace("500", "7") + totals)
+    else:
+        write(group, memory_max=most, memory_current=used, memory_stat=stat)
+
+
+def test_without_limits(inner: Path) -> None:
+    assert list(cgroups.memory_left()) == []
+    assert cgroups.tasks_left() is None
+    assert room.free_memory() > 1 << 20
+
+
+def test_memory_and_what_is_held_of_files(inner: Path) -> None:
+    limit_memory(inner, "2000", "1900")
+    assert list(cgroups.memory_left()) == [900]
+    assert room.free_memory() == 900
+
+
+def test_the_tightest_group_counts(inner: Path) -> None:
+    limit_memory(inner, "9000", "1900")
+    limit_memory(inner.parent, "3000", "2900")
+    assert room.free_memory() == 900
+
+
+def test_a_group_gets_the_swap_that_it_may_use(inner: Path) -> None:
+    limit_memory(inner, "2000", "1900")
+    assert list(cgroups.memory_left(swap=5000)) == [5900]
+    (inner / "memory.swap.max").write_text("100\n")
+    (inner / "memory.swap.current").write_text("30\n")
+    assert list(cgroups.memory_left(swap=5000)) == [970]
+
+
+def test_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = tmp_path / "ours"
+    ours.write_text(BOTH)
+    monkeypatch.setattr(cgroups, "_OURS", ours)
+    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path)
+    write(tmp_path / "pids", pids_max="max", pids_current="70")
+    write(tmp_path / "pids/outer", pids_max="100", pids_current="60")
+    write(tmp_path / "pids/outer/inner", pids_max="90", pids_current="40")
+    assert cgroups.tasks_left() == cgroups.TasksLeft(str(tmp_path / "pids/outer"), 40)

@@ -1,0 +1,55 @@
+"""What this kernel can, as the kernel itself says it in other places."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import kernel
+
+
+def test_address_families() -> None:
+    assert kernel.has_family(socket.AF_INET)
+    assert kernel.has_family(socket.AF_INET6) == Path("/proc/net/if_inet6").exists()
+    assert not kernel.has_family(250)
+
+
+def test_a_family_that_we_may_not_use_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise PermissionError(1, "no")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert kernel.has_family(socket.AF_PACKET)
+
+
+def test_guard_pages() -> None:
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    assert kernel.has_guard_pages() == ((major, minor) >= (6, 13))
+
+
+def test_seccomp_and_clocks() -> None:
+    assert kernel.has_seccomp_filters() == ("Seccomp_filters:" in Path("/proc/self/status").read_text())
+    assert kernel.has_clocks() == Path("/proc/self/ns/time_for_children").exists()
+
+
+def test_security_modules() -> None:
+    loaded = Path("/sys/kernel/security/lsm")
+    names = loaded.read_text().split(",") if loaded.exists() else []
+    if not names:
+        pytest.skip("the kernel does not list its security modules here")
+    assert kernel.has_security_module("apparmor") == ("apparmor" in names)
+
+
+def test_numbers_and_machine() -> None:
+    assert os.getpid() < kernel.pid_limit()
+    assert kernel.arch() == os.uname().machine
+
+
+def test_the_first_cpu_is_described_whole() -> None:
+    line = next(
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+    )
+    assert kernel.cpu_features() == tuple(sorted(line.partition(":")[2].split()))

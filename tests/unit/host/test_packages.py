@@ -1,0 +1,57 @@
+"""Packages of this system's own files, and a log of dpkg as it wrote one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import packages
+
+LOG = """2026-01-02 03:04:05 startup archives unpack
+2026-01-02 03:04:05 upgrade libc6:amd64 2.41-4 2.41-5
+2026-01-02 03:04:06 status half-configured libc6:amd64 2.41-4
+2026-01-02 03:04:07 upgrade libc6-dev:amd64 2.40 2.41-5
+2026-01-03 10:00:00 install nginx:amd64 <none> 1.26
+2026-01-04 10:00:00 upgrade libc6:amd64 2.41-5 2.42-1
+2026-01-05 10:00:00 remove nginx:amd64 1.26 <none>
+"""
+
+
+def local(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
+    return datetime(2026, 1, day, hour, minute, second).astimezone(UTC)
+
+
+def test_the_first_change_after_a_moment_counts() -> None:
+    """The version before it is the one that the program had mapped."""
+    assert packages.first_change(LOG, "libc6:amd64", local(1)) == (local(2, 3, 4, 5), "2.41-4")
+    assert packages.first_change(LOG, "libc6", local(3)) == (local(4, 10), "2.41-5")
+    assert packages.first_change(LOG, "libc6:amd64", local(5)) is None
+    assert packages.first_change(LOG, "nginx:amd64", local(1)) == (local(3, 10), "")
+    assert packages.first_change("", "libc6", local(1)) is None
+
+
+def test_a_moment_within_the_same_second_is_before() -> None:
+    """The log has no fractions; who is asked knows that the file did change after that moment."""
+    half = local(2, 3, 4, 5) + timedelta(milliseconds=500)
+    found = packages.first_change(LOG, "libc6", half)
+    assert found is not None
+    assert found[1] == "2.41-4"
+    assert packages.first_change(LOG, "libc6", half + timedelta(seconds=1)) == (local(4, 10), "2.41-5")
+
+
+@pytest.mark.skipif(shutil.which("dpkg") is None, reason="no dpkg here")
+def test_files_of_this_system() -> None:
+    """Under the name by which programs map them, which a package may know without /usr."""
+    maps = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    libc = next(words[5] for words in maps if words[-1].endswith("/libc.so.6"))
+    nobodys = "/usr/lib/of-no-package"
+    found = packages.owners([libc, "/usr/bin/dpkg", nobodys], datetime.now(UTC))
+    assert {path: package.name for path, package in found.items()} == {libc: "libc6", "/usr/bin/dpkg": "dpkg"}
+    shown = subprocess.run(["dpkg-query", "-W", "-f=${Version}", "libc6"], capture_output=True, text=True, check=True)
+    assert found[libc].version == shown.stdout
+    assert found[libc].since < datetime.now(UTC)
+    assert found[libc].before == ""

@@ -1,0 +1,96 @@
+"""A look at memory of live processes: what is found, how much of it, and that no page comes in by it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crckpt.host import proc
+from crckpt.host.resident import maps, sample
+
+PAGE = 4096
+PAGES = 2000
+MARK = b"a page of the sample's test"
+
+
+@contextmanager
+def sleepers(count: int = 1, flags: int = mmap.MAP_PRIVATE) -> Iterator[list[int]]:
+    """Children with so many marked pages in every second half of 32 of a map; each page is another one."""
+    pids = []
+    for _ in range(count):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                memory = mmap.mmap(-1, 2 * PAGES * PAGE, flags)
+                for number in range(PAGES):
+                    at = (number // 16 * 32 + number % 16) * PAGE
+                    memory[at : at + PAGE] = (MARK + number.to_bytes(4, "big")).ljust(PAGE, b".")
+                os.write(writing, b"1")
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(writing)
+        assert os.read(reading, 1) == b"1"
+        os.close(reading)
+        pids.append(pid)
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def marked(pids: list[int], most: int) -> list[int]:
+    """The numbers of the marked pages of a sample."""
+    memory = sum(proc.memory(pid) for pid in pids)
+    found = []
+    for run in sample(pids, memory, most):
+        assert run.pid in pids
+        for at in range(0, len(run.content), PAGE):
+            page = run.content[at : at + PAGE]
+            if page.startswith(MARK):
+                found.append(int.from_bytes(page[len(MARK) : len(MARK) + 4], "big"))
+    return found
+
+
+def test_all_is_taken_where_all_is_wanted() -> None:
+    with sleepers() as pids:
+        assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
+
+
+def test_memory_that_is_shared_is_taken_too() -> None:
+    with sleepers(flags=mmap.MAP_SHARED) as pids:
+        assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
+
+
+def test_a_part_is_taken_from_everywhere() -> None:
+    with sleepers() as pids:
+        found = marked(pids, proc.memory(pids[0]) // 8)
+        assert PAGES // 16 < len(found) < PAGES // 4
+        assert min(found) < PAGES // 4
+        assert max(found) > PAGES * 3 // 4
+
+
+def test_the_same_places_are_taken_of_processes_that_are_alike() -> None:
+    with sleepers(3) as pids:
+        found = marked(pids, sum(proc.memory(pid) for pid in pids) // 8)
+        assert len(found) == 3 * len(set(found)) > 0
+
+
+def test_no_page_comes_in() -> None:
+    with sleepers() as pids:
+        before = proc.memory(pids[0])
+        marked(pids, 1 << 30)
+        assert proc.memory(pids[0]) == before
+
+
+def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+    with sleepers() as pids:
+        pass
+    assert maps(pids[0]) == (0, ())
+    assert list(sample(pids, PAGE, PAGE)) == []

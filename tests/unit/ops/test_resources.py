@@ -1,0 +1,66 @@
+"""Places by name, of this very process: what may not be the same any more has none."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from crckpt.criu.explain import Explanation, Place
+from crckpt.host import proc
+from crckpt.host.observe import Observed, observe
+from crckpt.ops.resources import in_live_tree
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+@pytest.fixture
+def seen(listening: socket.socket) -> Observed:
+    own = proc.read_process(os.getpid())
+    assert own is not None
+    return observe(own, own)
+
+
+def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
+    told = Explanation(None, (), place=Place(pid or os.getpid(), fd=fd))
+    place = in_live_tree(seen, inside=False)(told)
+    assert place is not None
+    return place.path
+
+
+def test_a_socket_that_is_there_still(seen: Observed, listening: socket.socket) -> None:
+    assert _path(seen, listening.fileno()) == f"tcp 127.0.0.1:{listening.getsockname()[1]} (listen)"
+
+
+def test_one_that_came_since(seen: Observed) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as new:
+        assert _path(seen, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
+
+
+def test_a_number_that_is_another_socket_now(seen: Observed, listening: socket.socket) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        os.dup2(other.fileno(), listening.fileno())
+        assert _path(seen, listening.fileno()) == ""
+
+
+def test_processes_that_are_gone_and_those_nobody_looked_at(seen: Observed, listening: socket.socket) -> None:
+    replaced = replace(seen.tree.root, start=seen.tree.root.start + 1)
+    tree = proc.Tree(replaced, (replaced,))
+    assert _path(replace(seen, tree=tree), listening.fileno()) == ""
+    assert _path(seen, listening.fileno(), os.getppid()) == ""
+
+
+def test_what_is_no_socket_is_called_as_proc_has_it(seen: Observed) -> None:
+    reads, writes = os.pipe()
+    try:
+        assert _path(seen, reads).startswith("pipe:[")
+    finally:
+        os.close(reads)
+        os.close(writes)

@@ -1,0 +1,137 @@
+"""What is no blocker though it looks like one, and what counts only in places."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+from msgspec.structs import replace
+
+from crckpt.host.maps import Mapping
+from crckpt.host.observe import Observed, Passing, TracedThread
+from crckpt.host.proc import Descriptor, Process, Tree
+from crckpt.preflight.blockers import blockers
+
+SPACES = (("pid", 1), ("mnt", 2), ("net", 3), ("ipc", 4), ("time", 8), ("time_for_children", 8))
+ROOT = Process(
+    pid=100,
+    ppid=1,
+    pgid=100,
+    sid=100,
+    comm="trainer",
+    state="sleeping",
+    start=1000,
+    threads=(100, 102),
+    ns_pids=(100,),
+    tracer=0,
+    uids=(0, 0, 0, 0),
+    gids=(0, 0, 0, 0),
+    namespaces=SPACES,
+    is_kernel_thread=False,
+)
+PLAIN = Observed(
+    tree=Tree(ROOT, (ROOT,)),
+    descriptors=(),
+    deleted_maps=(),
+    connections=(),
+    datagram_sockets=frozenset(),
+    own_namespaces=SPACES,
+    own_capabilities=frozenset(range(41)),
+    memory=0,
+)
+
+
+def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Descriptor:
+    return Descriptor(100, 7, target, kind, 0, 1, os.O_RDWR, 0, "pos:\t0\n", os.makedev(major, minor))
+
+
+def found(seen: Observed) -> list[str]:
+    return [finding.key for finding in blockers(seen, None, {900: "gdb"}, locks_by_nftables=True)]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        device("/dev/null", 1, 3),
+        device("/dev/kmsg", 1, 11),
+        device("/dev/tty", 5, 0),
+        device("/dev/console", 5, 1),
+        device("/dev/ptmx", 5, 2),
+        device("/dev/tty1", 4, 1),
+        device("/dev/pts/3", 136, 3),
+        device("/dev/ttyUSB0", 188, 0),
+        device("/dev/autofs", 10, 235),
+        device("/dev/nvidia0", 195, 0),
+        device("/dev/dri/renderD128", 226, 128),
+    ],
+    ids=lambda held: held.target,
+)
+def test_devices_that_criu_knows(held: Descriptor) -> None:
+    assert found(replace(PLAIN, descriptors=(held,))) == []
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        device("/dev/kvm", 10, 232),
+        device("/dev/ttyS0", 4, 64),
+        device("/dev/tty0", 4, 0),
+        device("/dev/sda", 8, 0, stat.S_IFBLK),
+    ],
+    ids=lambda held: held.target,
+)
+def test_devices_that_it_does_not(held: Descriptor) -> None:
+    assert found(replace(PLAIN, descriptors=(held,))) == ["device"]
+
+
+def test_what_lies_in_a_namespace_of_the_tree_goes_with_it() -> None:
+    """CRIU saves the network devices and the System V memory of a namespace that is not its own."""
+    held = replace(
+        PLAIN,
+        descriptors=(device("/dev/net/tun", 10, 200),),
+        mappings=(Mapping(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
+    )
+    assert found(held) == ["tun", "sysv-shm"]
+    elsewhere = (("pid", 1), ("mnt", 2), ("net", 33), ("ipc", 44), ("time", 8))
+    assert found(replace(held, own_namespaces=elsewhere)) == []
+
+
+def test_a_namespace_is_known_if_anybody_here_is_in_it() -> None:
+    known, strange = (replace(device(f"net:[{inode}]", 0, 0, stat.S_IFREG), fd=inode) for inode in (3, 77))
+    assert found(replace(PLAIN, descriptors=(known,))) == []
+    assert found(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]
+
+
+def test_a_network_namespace_in_another_is_made_again() -> None:
+    """As long as the root's is not ours, which CRIU takes as it is."""
+    child = replace(ROOT, pid=101, namespaces=(("net", 33),))
+    seen = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
+    assert found(seen) == ["nested-unmade"]
+    assert found(replace(seen, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
+
+
+def test_sealed_memory_stands_against_nothing() -> None:
+    assert found(replace(PLAIN, mappings=(Mapping(100, 0x1000, "", "sealed"),))) == []
+
+
+def test_who_traces_a_thread_is_named() -> None:
+    seen = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
+    (told,) = blockers(seen, None, {900: "gdb"}, locks_by_nftables=True)
+    assert told.key == "traced"
+    assert "traced by process 900 (gdb)" in told.what
+    assert seen.tracers == {900}
+
+
+def test_what_passes_does_not_count() -> None:
+    """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
+    queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
+    first = Passing(queue, message, pair, frozenset({100}))
+    assert first.stayed(Passing()) == Passing()
+    assert found(replace(PLAIN, passing=first.stayed(first))) == ["freeze-timeout", "netlink-data", "tcp-in-flight"]
+    assert found(replace(PLAIN, passing=first.stayed(Passing(shared=pair)))) == ["memory-in-common"]
+
+
+def test_another_time_namespace_for_children_is_one() -> None:
+    other = replace(ROOT, namespaces=(*SPACES[:-1], ("time_for_children", 9)))
+    assert found(replace(PLAIN, tree=Tree(other, (other,)))) == ["nested-namespace"]

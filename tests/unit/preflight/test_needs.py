@@ -1,0 +1,173 @@
+"""What a tree needs of CPU, kernel, groups and room, from a real tree's images and hosts written by hand."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from crckpt.host.cgroups import TasksLeft
+from crckpt.images.core import Core
+from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
+from crckpt.images.sockets import INET, InetSocket, PacketSocket
+from crckpt.images.special import OtherFile
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.preflight.needs import Disk, Here, Need, lacking, needed_features, needs, tasks, warnings
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+NAMES = frozenset(path.name for path in IMAGES.iterdir())
+MEBIBYTE = 1 << 20
+HERE = Here(
+    arch="x86_64",
+    cpu_features=frozenset({"avx2", "sse2", "pti"}),
+    missing=(),
+    pid_limit=1 << 22,
+    tasks=None,
+    memory=40 * MEBIBYTE,
+    free_memory=40 * MEBIBYTE,
+    disks=(Disk("/srv", 40 * MEBIBYTE, 40 * MEBIBYTE),),
+)
+
+
+@pytest.fixture(scope="module")
+def tree() -> ImageTree:
+    """The tree of the test images."""
+    return read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
+
+
+def told(tree: ImageTree, here: Here, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000) -> str:
+    """The only thing that is lacking; empty if nothing is."""
+    found = list(lacking(tree, recorded, largest, here))
+    assert len(found) <= 1
+    assert "?" not in "".join(map(str, found))
+    return "".join(f"{finding.key}: {finding}" for finding in found)
+
+
+def of_core(tree: ImageTree, **changes: object) -> ImageTree:
+    """The tree with the last thread of its last process changed."""
+    last = tree.processes[-1]
+    core: Core = replace(last.threads[-1].core, **changes)
+    threads = (*last.threads[:-1], replace(last.threads[-1], core=core))
+    return replace(tree, processes=(*tree.processes[:-1], replace(last, threads=threads)))
+
+
+def with_vma(tree: ImageTree, status: int) -> ImageTree:
+    """The tree with one more mapping in its root."""
+    memory = tree.root.memory
+    assert memory is not None
+    more = replace(memory, vmas=(*memory.vmas, Vma(4096, 8192, 0, 0, 0, 0, status)))
+    return replace(tree, processes=(replace(tree.root, memory=more), *tree.processes[1:]))
+
+
+def test_where_nothing_lacks(tree: ImageTree) -> None:
+    assert told(tree, HERE) == ""
+    assert list(warnings(HERE)) == []
+
+
+def test_instructions_that_this_cpu_lacks_are_named(tree: ImageTree) -> None:
+    said = told(tree, HERE, recorded=("sse2", "avx512f", "amx_tile", "nopl", "retpoline"))
+    assert said.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
+
+
+def test_words_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
+    """They come and go with versions and options of the same machine's kernel."""
+    assert needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk")) == frozenset()
+
+
+def test_a_cpu_of_which_nothing_is_known_lacks_nothing(tree: ImageTree) -> None:
+    assert told(tree, replace(HERE, cpu_features=frozenset())) == ""
+    assert told(tree, HERE, recorded=()) == ""
+
+
+def test_shadow_stacks_need_a_cpu_with_them(tree: ImageTree) -> None:
+    assert told(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
+
+
+def test_images_of_another_machine(tree: ImageTree) -> None:
+    said = told(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
+    assert said.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
+
+
+def test_a_number_above_the_limit(tree: ImageTree) -> None:
+    assert told(tree, replace(HERE, pid_limit=9001)) == ""
+    said = told(tree, replace(HERE, pid_limit=9000))
+    assert said.startswith("pid-limit: process number 9000 is above the limit of this host: sysctl -w kernel.pid_max=")
+
+
+def test_tasks_that_the_group_does_not_let_in(tree: ImageTree) -> None:
+    count = tasks(tree)
+    assert count > len(tree.processes)
+    assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
+    said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
+    assert f"has {count} processes and threads, and control group /sys/fs/cgroup/a lets in {count - 1} more" in said
+
+
+def test_memory_and_space_with_their_numbers(tree: ImageTree) -> None:
+    said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
+    assert said.startswith("tree-memory: the tree takes 40 MiB of memory, and 39 MiB are free: ")
+    assert "and 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
+    said = told(tree, replace(HERE, disks=(*HERE.disks, Disk("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
+    assert said.startswith(
+        "restore-space: a restore writes 3.0 MiB to the file system of /run/x, and it has 0.5 MiB free"
+    )
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        Need("no-address-family", "IPv6", socket.AF_INET6),
+        Need("no-tcp-repair"),
+        Need("no-tun"),
+        Need("seccomp-again"),
+        Need("no-guard-pages"),
+        Need("security-module", "apparmor"),
+    ],
+    ids=lambda need: need.key,
+)
+def test_what_the_kernel_cannot_do_is_told(tree: ImageTree, need: Need) -> None:
+    here = replace(HERE, missing=(need,))
+    assert told(tree, here).startswith(f"{need.key}: ")
+    assert list(warnings(here)) == []
+
+
+def test_clocks_that_jump_are_no_obstacle(tree: ImageTree) -> None:
+    here = replace(HERE, missing=(Need("clocks-jump"),))
+    assert told(tree, here) == ""
+    assert [finding.key for finding in warnings(here)] == ["clocks-jump"]
+
+
+def asked(tree: ImageTree, *, names: frozenset[str] = frozenset(), keeps: bool = False) -> set[str]:
+    found = needs(tree, names, keeps_connections=keeps)
+    assert len(found) == len(set(found))
+    return {need.key for need in found}
+
+
+def test_a_kernel_is_asked_for_what_these_images_hold(tree: ImageTree) -> None:
+    assert tree.inet_sockets
+    plain = replace(tree, files=tuple(file for file in tree.files if not isinstance(file, InetSocket)))
+    assert asked(plain, keeps=True) == set()
+    assert asked(of_core(plain, has_seccomp_filter=True)) == {"seccomp-again"}
+    assert asked(with_vma(plain, GUARD)) == {"no-guard-pages"}
+    assert asked(plain, names=NAMES | {"timens-0.img"}) == {"clocks-jump"}
+    assert asked(replace(plain, files=(*plain.files, OtherFile(999, "tun device", 0)))) == {"no-tun"}
+    packet = PacketSocket(999, "raw", 3, 0, 0)
+    assert asked(replace(plain, files=(*plain.files, packet))) == {"no-address-family"}
+
+
+def test_ipv6_and_repair_are_for_sockets_that_need_them(tree: ImageTree) -> None:
+    four = tuple(file for file in tree.files if not isinstance(file, InetSocket) or file.family == INET)
+    assert asked(tree) == {"no-address-family"}
+    assert asked(replace(tree, files=four)) == set()
+    assert asked(replace(tree, files=four), keeps=True) <= {"no-tcp-repair"}
+    assert "no-tcp-repair" in asked(tree, keeps=True)
+
+
+def test_a_profile_needs_its_module(tree: ImageTree) -> None:
+    confined = of_core(tree, security_profile="usr.sbin.mysqld")
+    assert asked(confined) == asked(tree), "the images say that there was no module"
+    with_module = replace(confined, inventory=replace(tree.inventory, lsm=2))
+    (need,) = set(needs(with_module, (), keeps_connections=False)) - set(needs(tree, (), keeps_connections=False))
+    assert (need.key, need.name) == ("security-module", "apparmor")
+    assert asked(replace(tree, inventory=replace(tree.inventory, lsm=2))) == asked(tree), "nobody was confined"

@@ -1,0 +1,111 @@
+"""What a rehearsal needs and cannot give, from a real tree's images."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from crckpt.causes import cause
+from crckpt.images.regular import RegularFile
+from crckpt.images.sockets import Address, InetSocket
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
+from crckpt.preflight.restore import FileNow, Rewind, Verdict, paths, required_path
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+SIZE = 1000
+
+
+@pytest.fixture(scope="module")
+def tree() -> ImageTree:
+    """The tree of the test images."""
+    return read_tree(lambda name: (IMAGES / name).read_bytes(), [path.name for path in IMAGES.iterdir()])
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted"),
+    [
+        ("127.0.0.9", ()),
+        (str(IPv4Address(0)), ()),
+        ("::", ()),
+        ("::1", ()),
+        ("224.0.0.251", ()),
+        ("ff02::fb", ()),
+        ("255.255.255.255", ()),
+        ("10.1.2.3", ("10.1.2.3",)),
+        ("::ffff:10.1.2.3", ("10.1.2.3",)),
+        ("fd00::7", ("fd00::7",)),
+    ],
+)
+def test_addresses_that_a_loopback_interface_lacks(tree: ImageTree, host: str, wanted: tuple[str, ...]) -> None:
+    """Whether a socket is bound or connected to them."""
+    (first, *_) = tree.inet_sockets
+    here, there = Address("127.0.0.1", 1), Address(host, 2)
+    for socket in (replace(first, source=here, destination=there), replace(first, source=there, destination=here)):
+        assert addresses(replace(tree, files=(socket,))) == wanted
+
+
+def test_each_address_once(tree: ImageTree) -> None:
+    (first, *_) = tree.inet_sockets
+    sockets = [replace(first, source=Address(host, 1)) for host in ("10.0.0.2", "10.0.0.1", "10.0.0.2")]
+    assert addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
+
+
+def test_only_what_can_be_written_is_copied(tree: ImageTree) -> None:
+    now: dict[str, FileNow | None] = {required_path(file): there() for file in paths(tree)}
+    before = copied_bytes(tree, now)
+    (file, *_) = (one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and required_path(one))
+    alone = [one for one in tree.files if not (isinstance(one, RegularFile) and one.path == file.path)]
+    for flags, more in ((os.O_RDONLY, 0), (os.O_RDWR, SIZE), (os.O_WRONLY | os.O_APPEND, SIZE)):
+        assert copied_bytes(replace(tree, files=(*alone, replace(file, flags=flags))), now) == before + more
+    assert before > 0
+
+
+def test_a_tree_of_this_host_can_be_rehearsed(tree: ImageTree) -> None:
+    assert list(unrehearsable(tree, needs_terminal=False)) == []
+
+
+@pytest.mark.parametrize("kind", ["mnt", "pid", "user"])
+def test_namespaces_of_its_own(tree: ImageTree, kind: str) -> None:
+    ids = tree.inventory.root_ids
+    spaces = replace(ids.namespaces, **{kind: getattr(ids.namespaces, kind) + 1})
+    other = replace(tree, inventory=replace(tree.inventory, root_ids=replace(ids, namespaces=spaces)))
+    (found,) = unrehearsable(other, needs_terminal=False)
+    assert found.key == "namespace-rehearsed"
+    assert f" {kind} namespace" in found.what
+
+
+def test_a_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
+    def bound(interface: str) -> list[str]:
+        (first, *_) = (file for file in tree.files if isinstance(file, InetSocket))
+        other = replace(tree, files=(replace(first, interface=interface),))
+        return [found.what for found in unrehearsable(other, needs_terminal=False)]
+
+    assert bound("") == bound("lo") == []
+    (said,) = bound("eth7")
+    assert "eth7" in said
+
+
+def test_a_terminal(tree: ImageTree) -> None:
+    (found,) = unrehearsable(tree, needs_terminal=True)
+    assert found.key == "terminal-rehearsed"
+
+
+def test_cut_back_here_is_not_cut_back_there() -> None:
+    """What a restore would say of it does not hold in a rehearsal; other warnings do."""
+    said = cause("file-rewound").told(path="/a", size=1, now=2), cause("file-written").told(path="/b")
+    verdict = Verdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
+    kept, told = cuts_told(verdict)
+    assert kept == said[1]
+    assert told.key == "file-cut-rehearsed"
+    assert "/a" in told.what
+
+
+def there() -> FileNow:
+    then = datetime(2026, 1, 2, tzinfo=UTC)
+    return FileNow(SIZE, 0o100644, then, then, "")
