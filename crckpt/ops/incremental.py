@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -103,10 +102,13 @@ class Way:
             self.told = replace(self.told, base=base.id)
 
     def _say(self, what: Callable[[Session], None]) -> None:
-        """A keeper that has ended meanwhile harms this dump in nothing: the next one is full."""
+        """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full."""
         if self._followed is not None:
-            with suppress(HostCannot):
+            try:
                 what(self._followed)
+            except HostCannot:
+                self.close()
+                self._followed = None
 
     def _give_up(self, why: str) -> None:
         self.close()

@@ -181,7 +181,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
     told = Keeper(os.getpid(), pid, root.comm, choice.tracker.name, choice.why, str(criu), environment)
     path = place(root)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.umask(0o077)
+    os.umask(0o177)
     # One that was killed left its own.
     path.unlink(missing_ok=True)
     try:

@@ -18,6 +18,7 @@ from crckpt.tracking.keeper import Answer, Keeper, Request, directory, place
 from crckpt.tracking.tracker import Round
 
 _PATIENCE_S: Final = 60.0
+_PATIENCE_FROZEN_S: Final = 2.0
 _ENDED: Final = "the process that kept its tracker has ended"
 
 
@@ -51,11 +52,13 @@ class Session:
         return answer.began
 
     def frozen(self) -> None:
-        """As `Tracker.frozen`."""
+        """As `Tracker.frozen`. The tree does not wait for long."""
+        self._connection.settimeout(_PATIENCE_FROZEN_S)
         self._asked(Request("frozen"))
 
     def committed(self, name: str) -> None:
         """As `Tracker.committed`."""
+        self._connection.settimeout(_PATIENCE_S)
         self._asked(Request("committed", name))
 
     def end(self) -> None:

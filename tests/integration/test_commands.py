@@ -40,6 +40,7 @@ KEYS = {
         "reasons",
         "warnings",
         "unreaped",
+        "tracked",
         "checkpoint",
     },
     "restore": {
