@@ -56,7 +56,8 @@ class Way:
         try:
             keeper = self._followed.tell()
             if keeper.criu != str(criu):
-                self._give_up(f"the tracker works with another CRIU, {keeper.criu}")
+                way_out = f"to begin anew: crckpt trackers --end {keeper.root}"
+                self._give_up(f"the tracker works with another CRIU, {keeper.criu}; {way_out}")
                 return
             began = self._followed.begin()
         except HostCannot as error:

@@ -65,6 +65,8 @@ class KnownPages:
 
         The numbers of packs count in `packs`.
         """
+        if not len(wanted):
+            return wanted
         try:
             found, _ = found_in(wanted, self._files.get(key, wanted[:0]))
         except LookupError as missing:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
+from moments import orphans_of, wait_ended
 from rounds import FEW, PAGE, PAGES, Target, built
 from trees import wait_for
 
@@ -258,6 +259,27 @@ def filling(path: Path, filler: Path, full: Path) -> Path:
     path.write_text(f'#!/bin/sh\n{find(None, None).path} "$@"\nstatus=$?\n{fill}\nexit $status\n')
     path.chmod(0o755)
     return path
+
+
+def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: Target) -> None:
+    """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
+    dumped(crckpt, target)
+    target.write()
+    process = crckpt.start("dump", str(target.pid), "job", "--json")
+    while not any(crckpt.store.glob("tmp/*/images/pages-1.img")):
+        assert process.poll() is None
+    wait_ended(orphans_of(process))
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == UNCOMMITTED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    first = dumped(crckpt, target)
+    other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
+    told = dumped(crckpt, target, "--criu", str(other))["tracked"]
+    assert told["why_full"].startswith(f"the tracker works with another CRIU, {first['criu']}")
+    assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 
 @contextmanager
