@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from crckpt.host import cgroups, elf, kernel, network, proc, room
 from crckpt.host.files import status_of
+from crckpt.host.locks import held_locks
 from crckpt.images.regular import ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.needs import Disk, Here, Need, needs
-from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, numbers, paths, required_path
+from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, locked, numbers, paths, required_path
 
 if TYPE_CHECKING:
     from crckpt.store.index import StoredFile
@@ -38,6 +39,7 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
             if (refusal := network.refusal(socket.source.host, socket.source.port, use))
         },
         here=_here(wanted, images, store),
+        locks=held_locks({path for _, path, _ in locked(tree)}),
     )
     suspects = changed(wanted, now)
     if not suspects:
