@@ -167,6 +167,17 @@ def test_another_build_that_is_longer_is_never_cut_back(crckpt: Crckpt, tree: Tr
     crckpt.run("restore", JOB, "--detach")
 
 
+def test_a_symbolic_link_that_is_held_itself(crckpt: Crckpt, tree: Tree) -> None:
+    """That it leads to nothing is no obstacle; that it is gone is one."""
+    before = tree.counters()
+    link = tree.workdir / "link"
+    link.rename(link.with_name("aside"))
+    assert f"{link} is missing (fd " in _refused(crckpt)
+    link.with_name("aside").rename(link)
+    crckpt.run("restore", JOB, "--detach")
+    tree.wait_growth(before)
+
+
 def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
     """Whoever listens there now must end first."""
     with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
