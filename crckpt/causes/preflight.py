@@ -76,8 +76,8 @@ PREFLIGHT = (
     ),
     Cause(
         "lock-shared",
-        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: a restore waits "
-        "until that lets go",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: there is no "
+        "restore until that lets go",
         "",
     ),
     Cause(

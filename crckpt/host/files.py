@@ -243,9 +243,9 @@ def read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def status_of(path: str) -> os.stat_result | None:
-    """stat(2) of a file; None if it is missing or cannot be reached."""
+def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """stat(2) of a file, or of a symbolic link itself; None if it is missing or cannot be reached."""
     try:
-        return Path(path).stat()
+        return Path(path).stat(follow_symlinks=follow)
     except OSError:
         return None

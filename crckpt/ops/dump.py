@@ -300,7 +300,8 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
             from crckpt.ops.resources import in_live_tree
 
             resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
-            raise explained(outcome, DumpFailed, "the dump", resolved, "; TCP connections may be dead" if dead else "")
+            state = "; TCP connections may be dead" if dead else ""
+            raise explained(outcome, DumpFailed, "the dump", resolved, state, subject.planned.blockers)
     return outcome
 
 

@@ -138,8 +138,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         tree = tree_of(repository, checkpoint)
         reading.begin()
         wanted = _wanted(repository, checkpoint, tree)
-        # In a network of its own every port is free.
-        now = replace(survey(wanted, reading.files, context.store), refused={})
+        # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
+        now = replace(survey(wanted, reading.files, context.store), refused={}, locks={})
         verdict = _verdict(wanted, now)
         limit = _memory(tree, now)
         work = stack.enter_context(repository.transaction()).path.resolve()

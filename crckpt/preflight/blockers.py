@@ -89,6 +89,11 @@ def outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
     )
 
 
+def shares(seen: Observed, kind: str) -> bool:
+    """Whether the tree lives in a namespace of ours, and CRIU, which is started there, does too."""
+    return dict(seen.tree.root.namespaces).get(kind) == dict(seen.own_namespaces).get(kind)
+
+
 def _not_frozen(process: Process, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
         yield _traced(process, process.tracer, names)
@@ -119,7 +124,7 @@ def _nested(process: Process, seen: Observed) -> Iterator[Finding]:
     if process.state == "zombie":
         return
     root = dict(seen.tree.root.namespaces)
-    unmade = ("mnt", "net") if _shares(seen, "net") else ("mnt",)
+    unmade = ("mnt", "net") if shares(seen, "net") else ("mnt",)
     for kind, inode in process.namespaces:
         if root.get(kind.removesuffix("_for_children"), inode) == inode:
             continue
@@ -183,17 +188,12 @@ def _unsaved_device(found: Descriptor, seen: Observed) -> Iterator[Finding]:
     major, minor = number
     is_terminal = major in _TERMINALS or minor in _CONSOLES.get(major, ())
     if number == _TUN:
-        if _shares(seen, "net"):
+        if shares(seen, "net"):
             yield cause("tun").told()
     elif (
         major != _MEMORY_DEVICES and number != _AUTOFS and not is_terminal and not found.target.startswith(_OF_PLUGINS)
     ):
         yield cause("device").told(fd=found.fd, what=f"chr {major}:{minor}")
-
-
-def _shares(seen: Observed, kind: str) -> bool:
-    """Whether the tree lives in a namespace of ours, and CRIU, which is started there, does too."""
-    return dict(seen.tree.root.namespaces).get(kind) == dict(seen.own_namespaces).get(kind)
 
 
 def _unmapped(mapping: Mapping, seen: Observed) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def _unmapped(mapping: Mapping, seen: Observed) -> Iterator[Finding]:
     elif mapping.kind == "uprobes":
         yield cause("uprobes").told(pid=mapping.pid)
     elif mapping.kind == "sysv":
-        if _shares(seen, "ipc"):
+        if shares(seen, "ipc"):
             yield cause("sysv-shm").told()
     elif mapping.kind == "unknown":
         special = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}

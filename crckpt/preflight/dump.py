@@ -13,7 +13,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 from crckpt.model import Options
-from crckpt.preflight.blockers import blockers, outside_terminals, user_to_run_as
+from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 
 MEBIBYTE = 1 << 20
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem")
@@ -68,6 +68,8 @@ def plan(
         link_remap="--link-remap" in picked,
         ext_unix_sk="--ext-unix-sk" in picked,
         ghost_limit=_ghost_limit(seen),
+        # CRIU locks all of such a network, and without being told by iptables, which few hosts have.
+        network_lock=None if shares(seen, "net") else "nftables" if locks_by_nftables else "skip",
     )
     return Plan(
         options=options,

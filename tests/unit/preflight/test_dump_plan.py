@@ -189,6 +189,13 @@ def test_a_file_that_lost_one_of_its_names() -> None:
     assert not planned(with_files(GONE)).options.link_remap
 
 
+def test_all_of_a_network_of_its_own_is_locked() -> None:
+    there = with_tree(in_namespaces(ROOT, net=99))
+    assert planned(PLAIN).options.network_lock is None
+    assert planned(there).options.network_lock == "nftables"
+    assert planned(there, nftables=False).options.network_lock == "skip"
+
+
 @pytest.mark.parametrize(
     ("size", "limit"),
     [
