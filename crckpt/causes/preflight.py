@@ -17,6 +17,7 @@ PREFLIGHT = (
         "the images of the tree take about {needed}, and {directory} has {free} free",
         "free space (crckpt rm, crckpt gc), or let them lie elsewhere: --staging DIR",
     ),
+    Cause("store-read-only", "{directory} lies on a read-only mount", "name another place: --store DIR, --staging DIR"),
     Cause(
         "memory",
         "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",

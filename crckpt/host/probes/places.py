@@ -11,7 +11,7 @@ from pathlib import Path
 from crckpt.host import room, run
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
 
-_GIBIBYTE = 1 << 30
+_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _RUN = Path("/run")
 _ANOTHER = "crckpt --store DIR"
 
@@ -38,6 +38,8 @@ def store(path: Path) -> Outcome:
         prefix, refused = "", _refused(path)
     if refused:
         return refused
+    if room.is_read_only(there):
+        return missing(f"{there} lies on a read-only mount", "nothing can be stored", _ANOTHER)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
     if _file_system(there) in ("tmpfs", "ramfs"):
@@ -97,7 +99,8 @@ def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
 
 def _room(path: Path) -> str:
     usage = shutil.disk_usage(path)
-    return f"{usage.free / _GIBIBYTE:.1f} GiB free of {usage.total / _GIBIBYTE:.1f} on {_file_system(path)} ({path})"
+    unit, name = (_GIBIBYTE, "GiB") if usage.total >= _GIBIBYTE else (_MEBIBYTE, "MiB")
+    return f"{usage.free / unit:.1f} {name} free of {usage.total / unit:.1f} on {_file_system(path)} ({path})"
 
 
 def _nearest(path: Path) -> Path:
