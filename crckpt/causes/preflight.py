@@ -36,6 +36,11 @@ PREFLIGHT = (
         "end the debugger or strace first: kill {tracer}",
     ),
     Cause(
+        "traced-by-root",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree itself",
+        "let the program end its tracing first, or give the PID of something else than a debugger",
+    ),
+    Cause(
         "being-dumped",
         "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
         "try again when that is done",
