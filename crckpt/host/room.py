@@ -22,6 +22,11 @@ def free_disk(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def is_read_only(path: Path) -> bool:
+    """Whether the mount on which an existing path lies takes no writes."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def is_in_memory(path: Path) -> bool:
     """Whether what is written to an existing path takes memory."""
     device = path.stat().st_dev

@@ -170,6 +170,7 @@ def _room(context: Context) -> Room:
         memory=room.free_memory(),
         in_memory=room.is_in_memory(directory),
         beside=directory.stat().st_dev == store.stat().st_dev,
+        read_only=next((str(place) for place in (store, directory) if room.is_read_only(place)), ""),
     )
 
 

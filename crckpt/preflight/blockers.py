@@ -40,7 +40,7 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
     if seen.tree.root.ns_pids[-1] == 1:
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
     for process in seen.tree.processes:
-        yield from _not_frozen(process, names)
+        yield from _not_frozen(process, seen, names)
         yield from _nested(process, seen)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
@@ -94,9 +94,9 @@ def shares(seen: Observed, kind: str) -> bool:
     return dict(seen.tree.root.namespaces).get(kind) == dict(seen.own_namespaces).get(kind)
 
 
-def _not_frozen(process: Process, names: dict[int, str]) -> Iterator[Finding]:
+def _not_frozen(process: Process, seen: Observed, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
-        yield _traced(process, process.tracer, names)
+        yield _traced(process, process.tracer, seen, names)
     if process.state == "zombie" and len(process.threads) > 1:
         yield cause("thread-leader-gone").told()
     if process.trapped:
@@ -106,14 +106,14 @@ def _not_frozen(process: Process, names: dict[int, str]) -> Iterator[Finding]:
 def _traced_threads(seen: Observed, names: dict[int, str]) -> Iterator[Finding]:
     processes = {process.pid: process for process in seen.tree.processes}
     for thread in seen.traced_threads:
-        yield _traced(processes[thread.pid], thread.tracer, names)
+        yield _traced(processes[thread.pid], thread.tracer, seen, names)
 
 
-def _traced(process: Process, by: int, names: dict[int, str]) -> Finding:
+def _traced(process: Process, by: int, seen: Observed, names: dict[int, str]) -> Finding:
     tracer = names.get(by, "?")
-    return cause("being-dumped" if tracer == "criu" else "traced").told(
-        pid=process.pid, comm=process.comm, tracer=by, tracer_comm=tracer
-    )
+    # To end the root would end what is to be saved.
+    key = "being-dumped" if tracer == "criu" else "traced-by-root" if by == seen.tree.root.pid else "traced"
+    return cause(key).told(pid=process.pid, comm=process.comm, tracer=by, tracer_comm=tracer)
 
 
 def _nested(process: Process, seen: Observed) -> Iterator[Finding]:

@@ -56,3 +56,13 @@ def test_no_log_at_all() -> None:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
     assert "cannot read the log" in explained(str(tmp_path), status=2)
+
+
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    command = ["sh", "-c", '"$0" -m crckpt explain - <&-', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the log shows no error\n", "")
+
+
+def test_what_never_ends_is_no_log() -> None:
+    assert "longer than 256 MiB" in explained("/dev/zero", status=2)
