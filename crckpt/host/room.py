@@ -48,5 +48,14 @@ def free_memory(*, swap: bool = False) -> int:
     return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
 
 
+def unwritten_limit() -> int:
+    """How many bytes may wait to be written to disks before who writes more has to wait for them.
+
+    Source: Documentation/admin-guide/sysctl/vm.rst.
+    """
+    fixed, share = (int(Path(f"/proc/sys/vm/dirty_{name}").read_text()) for name in ("bytes", "ratio"))
+    return fixed or free_memory() * share // 100
+
+
 def _size(told: dict[str, str], name: str) -> int:
     return int(told.get(name, "0").split()[0]) << 10

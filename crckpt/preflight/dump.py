@@ -143,8 +143,13 @@ def _outside_pipes(seen: Observed) -> Iterator[Descriptor]:
 
 def _ghost_limit(seen: Observed) -> int:
     """Bytes for --ghost-limit, with room for growth until the freeze; 0 where CRIU's default of 1 MiB will do."""
-    largest = max((size for _, size, links in _deleted(seen) if not links), default=0)
+    largest = max((size for _, size in ghosts(seen)), default=0)
     return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE
+
+
+def ghosts(seen: Observed) -> frozenset[tuple[str, int]]:
+    """(path, bytes) of the files in use that have no name any more: CRIU copies them."""
+    return frozenset((path, size) for path, size, links in _deleted(seen) if not links)
 
 
 def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from command import Crckpt
 from stopped import BY_NAME
@@ -78,6 +80,30 @@ def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
         assert second["prediction_assumes"].startswith("as the next checkpoint of ")
         assert second["prediction"]["stored_bytes"] < first["prediction"]["stored_bytes"] / 4, "the store has most"
         assert not list((crckpt.store / "tmp").iterdir()), "nothing is left"
+
+
+DELETED = """
+import os, tempfile, time
+with tempfile.TemporaryFile(buffering=0) as file:
+    file.write(os.urandom(32 << 20))
+    os.write(1, b"1")
+    os.dup2(0, 1)
+    time.sleep(600)
+"""
+
+
+def test_files_that_are_deleted_but_open_count(crckpt: Crckpt) -> None:
+    null = subprocess.DEVNULL
+    argv = (PYTHON, "-S", "-E", "-c", DELETED)
+    with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.read() == b"1"
+            foreseen = crckpt.run("doctor", str(child.pid), "--json").document["result"]["prediction"]
+            took = crckpt.run("dump", str(child.pid), "--json").document["result"]["checkpoint"]["statistics"]
+            assert took["raw_bytes"] / 1.5 < foreseen["raw_bytes"] < took["raw_bytes"] * 1.5
+        finally:
+            child.kill()
 
 
 def test_a_prediction_does_not_stop_the_tree_and_is_said(crckpt: Crckpt) -> None:

@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 from image_sets import ImageSet, area, opened, page, store
 
-from crckpt.host.resident import Run
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Rehearsal, Repository, laid_out
 from crckpt.store.rehearsal import Rehearsed
@@ -16,12 +15,12 @@ NUMBERS = tuple(range(1, 200))
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})
 
 
-def run(address: int, *numbers: int, pid: int = 100) -> Run:
-    """A run of the pages of these numbers; `address` counts in pages."""
-    return Run(pid, address * PAGE_SIZE, b"".join(page(number) for number in numbers))
+def run(*numbers: int) -> bytes:
+    """A run of the pages of these numbers."""
+    return b"".join(page(number) for number in numbers)
 
 
-def rehearse(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: Run) -> Rehearsed:
+def rehearse(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> Rehearsed:
     """Lay them out, and store them."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
         rehearsed = Rehearsal(repository, parent, Path(work), None).store(laid_out(runs, Path(images)))
@@ -31,7 +30,7 @@ def rehearse(tmp_path: Path, repository: Repository, parent: Checkpoint | None, 
 
 def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    rehearsed = rehearse(tmp_path, repository, None, run(10, *NUMBERS), run(500, 0, 0))
+    rehearsed = rehearse(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
     assert repository.checkpoints() == ()
     assert not list(repository.layout.packs.iterdir())
     stored = store(repository, tmp_path, IMAGES).statistics.stored_bytes
@@ -42,13 +41,13 @@ def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) ->
 def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     parent = store(repository, tmp_path, IMAGES)
-    known = run(10, *NUMBERS), run(5000, 7, 8), run(70, 9, pid=3)
+    known = run(*NUMBERS), run(7, 8), run(9)
     assert rehearse(tmp_path, repository, parent, *known).stored == 0
-    assert rehearse(tmp_path, repository, parent, *known, run(6000, 1000, pid=4)).stored > PAGE_SIZE // 4
+    assert rehearse(tmp_path, repository, parent, *known, run(1000)).stored > PAGE_SIZE // 4
 
 
 def test_what_two_processes_have_counts_once(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    alone = rehearse(tmp_path, repository, None, run(10, *NUMBERS))
-    both = rehearse(tmp_path, repository, None, run(10, *NUMBERS), run(10, *NUMBERS, pid=101))
+    alone = rehearse(tmp_path, repository, None, run(*NUMBERS))
+    both = rehearse(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))
     assert both.stored == alone.stored
