@@ -30,7 +30,8 @@ from crckpt.preflight.cost import (
     speed,
 )
 from crckpt.preflight.dump import ghosts
-from crckpt.store import STAGING, NewCheckpoint, Rehearsal, Repository, ingest, laid_out, staged
+from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
+from crckpt.store.on_trial import OnTrial, laid_out
 
 _SAMPLE: Final = 12 << 20
 """Bytes of the tree's memory that are stored on trial: some 50 ms."""
@@ -73,7 +74,7 @@ class _Place(Struct, frozen=True):
     work: Path
     staging: Path
     own: Repository
-    rehearsal: Rehearsal
+    on_trial: OnTrial
     is_next: bool
     assumes: str
 
@@ -89,14 +90,14 @@ def _place(job: JobName, context: Context) -> Iterator[_Place]:
             work = stack.enter_context(staged(store.layout.transactions if store else above))
             own = Repository.open(work / "own", create=True)
             series = store.checkpoints(job) if store else ()
-            rehearsal = Rehearsal(store or own, series[-1] if series else None, work, context.compress)
+            on_trial = OnTrial(store or own, series[-1] if series else None, work, context.compress)
         staging = work
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
             (work / STAGING).symlink_to(staging)
         which = "next" if series else "first"
         assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ', which is to be made'}"
-        yield _Place(work, staging, own, rehearsal, bool(series), assumes)
+        yield _Place(work, staging, own, on_trial, bool(series), assumes)
 
 
 def _beyond(size: int, staging: Path) -> str:
@@ -196,11 +197,11 @@ def _commit_speed(place: _Place, images: list[Path], sample: list[bytes]) -> Com
     page = os.urandom(PAGE_SIZE)
     begun = laid_out([page], _made(place.work / "begun"))
     memory = laid_out([page, *sample], bare)
-    store = place.rehearsal.store
+    store = place.on_trial.store
     little, most = zip(*((store(begun), store(memory)) for _ in _ROUNDS), strict=True)
     spent = min(found.ms for found in most) - min(found.ms for found in little)
     return CommitSpeed(
-        fixed_ms=nothing.commit_ms + place.rehearsal.known_ms,
+        fixed_ms=nothing.commit_ms + place.on_trial.known_ms,
         fixed_stored=nothing.stored_bytes,
         file_ms=max(min(found.commit_ms for found in rounds) - nothing.commit_ms, 0.0) / files,
         file_stored=max(usual.stored_bytes - nothing.stored_bytes, 0) / files,

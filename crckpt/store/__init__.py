@@ -72,7 +72,6 @@ from crckpt.store.materialise import details_of, file_names, materialise, read_f
 from crckpt.store.names import check_name
 from crckpt.store.pending import Pending
 from crckpt.store.refs import Tag
-from crckpt.store.rehearsal import Rehearsal, laid_out
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
@@ -88,7 +87,6 @@ __all__ = [
     "NewCheckpoint",
     "PackUse",
     "Pending",
-    "Rehearsal",
     "Repaired",
     "Repository",
     "Tag",
@@ -100,7 +98,6 @@ __all__ = [
     "details_of",
     "file_names",
     "ingest",
-    "laid_out",
     "load",
     "materialise",
     "read_file",

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from image_sets import ImageSet, area, opened, page, store
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Rehearsal, Repository, laid_out
-from crckpt.store.rehearsal import Rehearsed
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.on_trial import OnTrial, Tried, laid_out
 
 NUMBERS = tuple(range(1, 200))
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})
@@ -20,10 +20,10 @@ def run(*numbers: int) -> bytes:
     return b"".join(page(number) for number in numbers)
 
 
-def rehearse(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> Rehearsed:
+def rehearse(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> Tried:
     """Lay them out, and store them."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
-        rehearsed = Rehearsal(repository, parent, Path(work), None).store(laid_out(runs, Path(images)))
+        rehearsed = OnTrial(repository, parent, Path(work), None).store(laid_out(runs, Path(images)))
         assert not list(Path(work).iterdir())
     return rehearsed
 

@@ -24,14 +24,14 @@ from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
 
 
-class Rehearsed(Struct, frozen=True):
+class Tried(Struct, frozen=True):
     """How long it took to store some memory durably, and the bytes of the packs that came of it."""
 
     ms: float
     stored: int
 
 
-class Rehearsal:
+class OnTrial:
     """Stores memory as a child of `parent` would be; packs are written in `directory`.
 
     `known_ms` is how long it took to read what is known of the parent.
@@ -46,7 +46,7 @@ class Rehearsal:
         self._directory = directory
         self._level = level
 
-    def store(self, source: Source) -> Rehearsed:
+    def store(self, source: Source) -> Tried:
         """Store what `laid_out` has made. Raises OSError."""
         began = time.monotonic()
         met = FingerprintTable(max(1, source.size // PAGE_SIZE))
@@ -57,7 +57,7 @@ class Rehearsal:
         ):
             Packing(self._known, met, packs, self._facts.seed).store((source,), pool)
             written = packs.finish()
-        return Rehearsed((time.monotonic() - began) * 1000, sum(pack.size for pack in written))
+        return Tried((time.monotonic() - began) * 1000, sum(pack.size for pack in written))
 
 
 def laid_out(memory: Sequence[bytes], directory: Path) -> Source:
