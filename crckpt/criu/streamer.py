@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from crckpt.host import pipes
+from crckpt.host.pipes import Lender
 from crckpt.host.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 
@@ -107,20 +107,21 @@ class Streamer:
         return (feeder,)
 
     def _feed(self, image: Iterator[memoryview], pipe: int, *, lent: bool) -> None:
+        lender = Lender(pipe)
         try:
-            pipes.widen(pipe)
             for content in image:
-                put = pipes.lend if lent and not content.readonly else os.write
                 while content:
                     if interrupt_is_waiting():
                         return
-                    content = content[put(pipe, content) :]
+                    borrows = lent and not content.readonly
+                    content = content[lender.lend(content) if borrows else os.write(pipe, content) :]
         except BrokenPipeError:
             pass  # CRIU has what it wants of it, or has failed and says why
         # Whatever it was: CRIU sees a file cut short and undoes its work, and then it is raised.
         except BaseException as error:
             self._failure = self._failure or error
         finally:
+            lender.close()
             os.close(pipe)
 
 
