@@ -104,6 +104,11 @@ PREFLIGHT = (
         "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
     ),
     Cause(
+        "pid-ours",
+        "{kind} {pid}, which the tree had, is by chance that of this command itself",
+        "type it again: it gets another one",
+    ),
+    Cause(
         "pid-unreaped",
         "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
         "end the parent, or use --new-pid-namespace",

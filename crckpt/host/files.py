@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ _AT_ONCE = 64 << 10
 
 def own_name() -> str:
     """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def make_private_directory(path: Path, what: str) -> None:

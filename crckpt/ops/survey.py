@@ -40,6 +40,7 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
             if (refusal := network.refusal(socket.source.host, socket.source.port, use))
         },
         here=_here(wanted, images, store),
+        us=os.getpid(),
         locks=held_locks({path for _, path, _ in locked(tree)}),
     )
     suspects = changed(wanted, now)

@@ -48,7 +48,7 @@ class Now(Struct, frozen=True):
     """What this host says of everything a checkpoint needs. A file that is missing stands as None.
 
     `refused` says of sockets, by id, why their address cannot be had; `packages` by path of files that changed whose
-    they are; `locks` by path who holds which.
+    they are; `locks` by path who holds which; `us` is crckpt's own PID.
     """
 
     owners: tuple[Owner, ...]
@@ -57,6 +57,7 @@ class Now(Struct, frozen=True):
     here: Here
     packages: dict[str, Package] = {}
     locks: dict[str, tuple[Held, ...]] = {}
+    us: int = 0
 
 
 class Rewind(Struct, frozen=True):
@@ -178,7 +179,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
-        blockers.extend(_taken(owner) for owner in _distinct(now.owners))
+        blockers.extend(_taken(owner, now.us) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
         for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
             if rewind is not None:
@@ -213,8 +214,8 @@ def _distinct(owners: tuple[Owner, ...]) -> Iterator[Owner]:
     yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
 
 
-def _taken(owner: Owner) -> Finding:
-    key = "pid-unreaped" if owner.state == "zombie" else "pid-taken"
+def _taken(owner: Owner, us: int) -> Finding:
+    key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
     return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
 
 
