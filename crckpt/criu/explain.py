@@ -75,6 +75,11 @@ class Explanation(Struct, frozen=True):
     outside_end: int = 0
 
 
+def is_log(text: str) -> bool:
+    """Whether any line begins with a time, as CRIU's do, or is one of those that it has before its log is open."""
+    return any(_TIME.match(line) or _TELLING.search(line) for line in text.splitlines())
+
+
 def explain(log: str) -> Explanation:
     """The first known cause in a log of `criu dump` or `criu restore`, and the lines that matter."""
     lines = log.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crckpt.criu.explain import Explanation
+from crckpt.criu.explain import Explanation, is_log
 from crckpt.criu.explain import explain as told_by
 from crckpt.errors import UsageError
 
@@ -27,4 +27,9 @@ def explain(log: Path) -> Explanation:
             f"{log} is longer than {_LOG_BYTES >> 20} MiB: no log of CRIU is",
             hint="give its end: tail -c 64M LOG | crckpt explain -",
         )
-    return told_by(written.decode(errors="replace"))
+    text = written.decode(errors="replace")
+    if not is_log(text):
+        named = "what came on stdin" if standard else str(log)
+        what = "is no log of CRIU" if text.strip() else "is empty"
+        raise UsageError(f"{named} {what}", hint="criu dump or criu restore writes one with: -v4 --log-file LOG")
+    return told_by(text)
