@@ -21,6 +21,7 @@ from crckpt.host.proc import descriptors, memory, read_process
 from crckpt.model import PAGE_SIZE, JobName, Options, Statistics
 from crckpt.ops.context import Context
 from crckpt.ops.dump import Examined
+from crckpt.ops.failures import as_ours
 from crckpt.preflight.cost import (
     CommitSpeed,
     ImageFiles,
@@ -59,10 +60,8 @@ def predict(examined: Examined, context: Context) -> Foreseen:
         with _place(examined.job, context) as place:
             found = _prediction(examined, context, place)
             return Foreseen(found, f"{place.assumes}{_beyond(found.raw_bytes, place.staging)}")
-    except CrckptError as error:
-        return Foreseen(why_not=error.message)
-    except OSError as error:
-        return Foreseen(why_not=str(error))
+    except (CrckptError, OSError) as error:
+        return Foreseen(why_not=as_ours(error, HostCannot, "a trial").message)
 
 
 class _Place(Struct, frozen=True):
