@@ -15,6 +15,8 @@ JobName = NewType("JobName", str)
 PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
+MEBIBYTE = 1 << 20
+
 
 class Task(Struct, frozen=True):
     """One process of a dumped tree, as the manifest remembers it."""

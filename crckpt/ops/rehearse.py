@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import Criu
@@ -192,7 +192,7 @@ def _memory(tree: ImageTree, now: Now) -> int:
     pages, files, free = now.here.memory, copied_bytes(tree, now.files), now.here.free_memory
     if pages + files > free:
         said = {"needed": pages + files, "memory": pages, "files": files, "free": free}
-        in_words = {name: f"{size / (1 << 20):,.0f} MiB" for name, size in said.items()}
+        in_words = {name: mebibytes(size) for name, size in said.items()}
         raise refused((cause("memory-rehearsed").told(**in_words),))
     return min(2 * (pages + files) + _SPARE, free)
 

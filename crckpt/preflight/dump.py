@@ -12,10 +12,9 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
-from crckpt.model import Options
+from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 
-MEBIBYTE = 1 << 20
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem")
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from crckpt.host import room, run
 from crckpt.host.mounts import mounted
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.model import MEBIBYTE
 
-_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
+_GIBIBYTE = 1 << 30
 _RUN = Path("/run")
 _ANOTHER = "crckpt --store DIR"
 
@@ -100,7 +101,7 @@ def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
 
 def _room(path: Path) -> str:
     usage = shutil.disk_usage(path)
-    unit, name = (_GIBIBYTE, "GiB") if usage.total >= _GIBIBYTE else (_MEBIBYTE, "MiB")
+    unit, name = (_GIBIBYTE, "GiB") if usage.total >= _GIBIBYTE else (MEBIBYTE, "MiB")
     return f"{usage.free / unit:.1f} {name} free of {usage.total / unit:.1f} on {_file_system(path)} ({path})"
 
 

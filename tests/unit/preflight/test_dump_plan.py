@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
-from crckpt.model import Options
-from crckpt.preflight.dump import MEBIBYTE, Plan, plan, refusal
+from crckpt.model import MEBIBYTE, Options
+from crckpt.preflight.dump import Plan, plan, refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.preflight.dump import MEBIBYTE
+from crckpt.model import MEBIBYTE
 from crckpt.preflight.room import OWN_MEMORY, Room, shortages
 
 ENOUGH = 1 << 40
