@@ -32,7 +32,7 @@ from crckpt.preflight.cost import (
 )
 from crckpt.preflight.dump import ghosts
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
-from crckpt.store.on_trial import OnTrial, laid_out
+from crckpt.store.on_trial import OnTrial
 
 _SAMPLE: Final = 12 << 20
 """Bytes of the tree's memory that are stored on trial: some 50 ms."""
@@ -194,8 +194,10 @@ def _commit_speed(place: _Place, images: list[Path], sample: list[bytes]) -> Com
     files = len(list(images[0].iterdir()))
     # A page that nobody knows makes a pack of it each time. To begin and to sync costs no byte: the difference counts.
     page = os.urandom(PAGE_SIZE)
-    begun = laid_out([page], _made(place.work / "begun"))
-    memory = laid_out([page, *sample], bare)
+    begun, memory = place.work / "begun", place.work / "memory"
+    for path, content in ((begun, [page]), (memory, [page, *sample])):
+        path.touch(mode=0o600)
+        path.write_bytes(b"".join(content))
     store = place.on_trial.store
     little, most = zip(*((store(begun), store(memory)) for _ in _ROUNDS), strict=True)
     spent = min(found.ms for found in most) - min(found.ms for found in little)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,9 +45,10 @@ class OnTrial:
         self._directory = directory
         self._level = level
 
-    def store(self, source: Source) -> Tried:
-        """Store what `laid_out` has made. Raises OSError."""
+    def store(self, pages: Path) -> Tried:
+        """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
         began = time.monotonic()
+        source = _source(pages)
         met = FingerprintTable(max(1, source.size // PAGE_SIZE))
         with (
             TemporaryDirectory(dir=self._directory) as directory,
@@ -60,13 +60,9 @@ class OnTrial:
         return Tried((time.monotonic() - began) * 1000, sum(pack.size for pack in written))
 
 
-def laid_out(memory: Sequence[bytes], directory: Path) -> Source:
-    """Whole pages as CRIU would leave them in the existing `directory`. Raises OSError."""
-    path = directory / "pages-1.img"
-    with path.open("xb") as file:
-        file.writelines(memory)
-    size = sum(map(len, memory))
+def _source(pages: Path) -> Source:
+    size = pages.stat().st_size
     # At no place that the parent has: what is known is found by its content.
     extents = np.zeros(1, EXTENT)
     extents["count"] = size // PAGE_SIZE
-    return Source(path.name, PAGES, size, extents, (path,), pagemap="pagemap-0.img")
+    return Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")
