@@ -1,6 +1,6 @@
 """What descriptors of a live process tell of themselves: we borrow them for a moment, and it does not notice.
 
-Source: pidfd_getfd(2).
+Sources: pidfd_getfd(2), kcmp(2).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import select
 import socket
 import struct
@@ -19,6 +20,8 @@ from typing import Final
 from msgspec import Struct
 
 _PIDFD_GETFD: Final = 438
+_KCMP: Final = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE: Final = 0
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _UDP_CORK: Final = 1  # linux/udp.h
@@ -65,6 +68,24 @@ def unread_bytes(pid: int, descriptor: int) -> int:
             (count,) = struct.unpack("i", fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)))
             return int(count)
     return 0
+
+
+def borrow(pid: int, descriptor: int) -> int:
+    """A descriptor of ours for what that of the process names; closing it is the caller's. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        borrowed = int(_LIBC.syscall(_PIDFD_GETFD, process, descriptor, 0))
+        if borrowed < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return borrowed
+    finally:
+        os.close(process)
+
+
+def is_same(pid: int, descriptor: int, ours: int) -> bool:
+    """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
+    number = _KCMP.get(platform.machine(), -1)
+    return int(_LIBC.syscall(number, os.getpid(), pid, _KCMP_FILE, ours, descriptor)) == 0
 
 
 def is_readable(pid: int, descriptor: int) -> bool:

@@ -6,24 +6,34 @@ Numbers and layouts: linux/userfaultfd.h and linux/fs.h (kernel 6.7 and later).
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
+import io
 import mmap
 import os
 import platform
 import select
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host.borrowed import is_same
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
 _UFFDIO_REGISTER = 0xC020AA00
 _UFFDIO_COPY = 0xC028AA03
+_UFFDIO_WRITEPROTECT = 0xC018AA06
 _PAGEMAP_SCAN = 0xC0606610
 _API_VERSION = 0xAA
 # PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC
@@ -32,11 +42,169 @@ _MODE_MISSING = 1
 _MODE_WP = 2
 _SCAN_WP_MATCHING = 1
 _SCAN_CHECK_WPASYNC = 2
+_PAGE_IS_WPALLOWED = 1 << 0
 _PAGE_IS_WRITTEN = 1 << 1
+_PAGE_IS_PRESENT = 1 << 3
+_PAGE_IS_SWAPPED = 1 << 4
+_PAGE_IS_PFNZERO = 1 << 5
 _SOFT_DIRTY_BIT = 1 << 55
+_PRESENT_BIT = 1 << 63
+_SWAPPED_BIT = 1 << 62
+
+_REGION: Final = 24
+_REGIONS_AT_ONCE: Final = 8192
+_PIECE: Final = 128 << 20
+"""Bytes that are looked at in one call: while the kernel looks, the program cannot map or unmap."""
+
+_ANONYMOUS: Final = ("", "[heap]", "[stack]")
 
 _BROUGHT = 42
 _FAULT_WITHIN_S = 5
+
+
+class Map(Struct, frozen=True):
+    """Addresses of a map of a process, `end` exclusive."""
+
+    start: int
+    end: int
+
+
+def private_anonymous(pid: int) -> tuple[Map, ...]:
+    """The maps of a process whose pages are its own and of no file; no hugetlb, which has a file. Raises OSError.
+
+    Only these are tracked: everything else is dumped as a whole. hugetlb must not even be looked at while bits are
+    reset: on some kernels that never returns.
+    """
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+        called = name[0] if name else ""
+        if rights[3] == "p" and inode == "0" and (called in _ANONYMOUS or called.startswith("[anon:")):
+            start, _, end = addresses.partition("-")
+            found.append(Map(int(start, 16), int(end, 16)))
+    return tuple(found)
+
+
+class WriteProtection:
+    """Asynchronous write protection of another process's memory, through a userfaultfd of its own that we have.
+
+    It lasts for as long as this does, and ends with us: then every page reads as written again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes `descriptor` over. Raises HostCannot where the kernel cannot do it."""
+        self._descriptor = descriptor
+        try:
+            fcntl.ioctl(descriptor, _UFFDIO_API, struct.pack("<3Q", _API_VERSION, _FEATURES, 0))
+        except OSError as error:
+            self.close()
+            raise HostCannot(
+                f"this kernel does not track writes by userfaultfd: {error.strerror}", hint="use a kernel from 6.7 on"
+            ) from error
+
+    def register(self, found: Map, *, is_new: bool = True) -> None:
+        """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
+
+        EBUSY: another userfaultfd has it. ENOMEM, EINVAL: there is no such map any more, it cannot be tracked, or all
+        memory that the userfaultfd was made for has gone, by exec or exit.
+        """
+        length = found.end - found.start
+        fcntl.ioctl(self._descriptor, _UFFDIO_REGISTER, struct.pack("<4Q", found.start, length, _MODE_WP, 0))
+        if is_new:
+            # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
+            fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._descriptor >= 0
+
+    def is_held_by(self, pid: int, descriptor: int) -> bool:
+        """Whether that descriptor of a process is this userfaultfd too."""
+        return self.is_open and is_same(pid, descriptor, self._descriptor)
+
+    def close(self) -> None:
+        """Stop tracking."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_registered(pagemap: int, found: Map) -> bool:
+    """Whether somebody write-protects the map so. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
+    try:
+        _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=_SCAN_CHECK_WPASYNC)
+    except PermissionError:
+        return False
+    return True
+
+
+def written(pid: int, maps: Iterable[Map]) -> NDArray[np.uint64]:
+    """Which pages of these maps must be taken to be written: rows of addresses (start, end), ascending.
+
+    Pages that nobody has touched, or that were dropped, are in no row. Nothing is reset. A page is clean only if its
+    map is registered and it was not written. Raises OSError.
+    """
+    import numpy as np
+
+    found: list[NDArray[np.uint64]] = []
+    # Opened each time: an old descriptor goes on to answer after an exec, with nothing.
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+        for one in maps:
+            for regions in _regions(file.fileno(), one):
+                rows = np.frombuffer(regions, dtype="<u8").reshape(-1, 3)
+                kind = rows[:, 2] & (_PAGE_IS_WPALLOWED | _PAGE_IS_WRITTEN)
+                found.append(rows[kind != _PAGE_IS_WPALLOWED][:, :2])
+    return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
+
+
+def soft_dirty(pid: int, maps: Iterable[Map]) -> NDArray[np.uint64]:
+    """The same by the kernel's soft-dirty bits."""
+    import numpy as np
+
+    found: list[NDArray[np.uint64]] = []
+    size = mmap.PAGESIZE
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+        for one in maps:
+            for start in range(one.start, one.end, _PIECE):
+                file.seek(start // size * 8)
+                length = (min(start + _PIECE, one.end) - start) // size * 8
+                entries = np.frombuffer(_all_of(file, length), dtype="<u8")
+                there = (entries & (_PRESENT_BIT | _SWAPPED_BIT)) != 0
+                pages = np.flatnonzero(there & ((entries & _SOFT_DIRTY_BIT) != 0)).astype("<u8") * size + start
+                found.append(np.stack([pages, pages + size], axis=1))
+    return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
+
+
+def _all_of(file: io.FileIO, length: int) -> bytes:
+    read = bytearray()
+    while len(read) < length:
+        piece = file.read(length - len(read))
+        if not piece:  # the program was replaced a moment ago
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        read += piece
+    return bytes(read)
+
+
+def _regions(pagemap: int, found: Map) -> Iterator[bytes]:
+    buffer = ctypes.create_string_buffer(_REGIONS_AT_ONCE * _REGION)
+    place = found.start
+    while place < found.end:
+        count, place = _request(pagemap, place, min(place + _PIECE, found.end), buffer)
+        yield buffer.raw[: count * _REGION]
+
+
+def _request(
+    pagemap: int, start: int, end: int, buffer: ctypes.Array[ctypes.c_char] | None, flags: int = 0
+) -> tuple[int, int]:
+    """(regions found, where the kernel went on to) of PAGEMAP_SCAN for pages that hold something."""
+    room = len(buffer) // _REGION if buffer else 0
+    place = ctypes.addressof(buffer) if buffer else 0
+    holds_something = (_PAGE_IS_PFNZERO, _PAGE_IS_PFNZERO, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
+    told = _PAGE_IS_WPALLOWED | _PAGE_IS_WRITTEN
+    request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *holds_something, told))
+    count: int = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, request)
+    return count, struct.unpack_from("<Q", request, 32)[0]
 
 
 def tracks_by_write_protection() -> bool:

@@ -1,0 +1,267 @@
+"""One system call, made by a thread of another process while it is stopped (x86-64, and 32-bit programs on it).
+
+No byte of the program is changed: the thread executes a `syscall` instruction that lies in its vdso anyway. Then it is
+put back where it was, and the kernel restarts the call that it was waiting in, as after any signal without a handler.
+Whoever calls this is to be a process of its own with nothing else to do (`crckpt.host.injector`): what it has
+seized is let go by its death.
+
+Sources: ptrace(2); linux/ptrace.h; arch/x86/include/asm/user_64.h; kernel/seccomp.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+
+_GETREGS: Final = 12
+_SETREGS: Final = 13
+_CONT: Final = 7
+_DETACH: Final = 17
+_SYSCALL: Final = 24
+_SEIZE: Final = 0x4206
+_INTERRUPT: Final = 0x4207
+_GETSIGMASK: Final = 0x420A
+_SETSIGMASK: Final = 0x420B
+_GET_RSEQ: Final = 0x420F
+_GET_DISPATCH: Final = 0x4211
+
+_TRACESYSGOOD: Final = 1
+_SUSPEND_SECCOMP: Final = 1 << 21
+_EVENT_STOP: Final = 128
+_AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
+
+_ALL_THREADS: Final = 0x40000000  # __WALL
+_NOWHERE: Final = 2**64 - 1
+_EVERY_SIGNAL: Final = 2**64 - 1
+_COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
+_STOPS_WITHIN_S: Final = 2.0
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(HostCannot):
+    """No system call is made in that process, and why."""
+
+
+class _Registers(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+            *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+        )
+    )
+
+
+class Stopped:
+    """A thread that is stopped for us, with every signal blocked."""
+
+    def __init__(self, pid: int, tid: int, found: _Registers) -> None:
+        self._pid = pid
+        self._tid = tid
+        self._found = found
+        self.is_compat: bool = found.cs == _COMPAT_CODE
+        """Whether it runs 32-bit code: system calls have other numbers there."""
+        self._instruction = _instruction(pid, b"\xcd\x80" if self.is_compat else b"\x0f\x05")
+
+    def system_call(self, number: int, argument: int) -> int:
+        """Let it make this call with one argument; what comes of it, or minus the errno."""
+        registers = _Registers.from_buffer_copy(self._found)
+        registers.rip = self._instruction
+        registers.rax = number
+        # Else the kernel would restart, from here, the call that it was stopped in.
+        registers.orig_rax = _NOWHERE
+        registers.rdi = registers.rbx = argument
+        _ask(_SETREGS, self._tid, registers)
+        for _ in ("entry", "exit"):
+            self._go_on_to_system_call()
+        _ask(_GETREGS, self._tid, registers)
+        return int(ctypes.c_int32(registers.rax & 0xFFFFFFFF).value)
+
+    def _go_on_to_system_call(self) -> None:
+        passed_on = 0
+        while passed_on != _AT_SYSTEM_CALL:
+            _ask(_SYSCALL, self._tid, passed_on)
+            event, stop = _next_stop(self._pid, self._tid)
+            # SIGSTOP cannot be blocked: it gets its own, and stays stopped by it when we have gone.
+            passed_on = 0 if event else stop
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[Stopped]:
+    """One thread of a process, stopped; afterwards as it was. Raises Refused, with the process untouched."""
+    if platform.machine() != "x86_64":
+        raise Refused(f"a system call cannot be made in another process on {platform.machine()} yet")
+    tid = _thread(pid)
+    # SIGCHLD is how we are told of a stop; sigtimedwait needs it blocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    _seize(pid, tid)
+    _stop(pid, tid)
+    with _put_back(pid, tid) as found:
+        yield Stopped(pid, tid, found)
+
+
+@contextmanager
+def _put_back(pid: int, tid: int) -> Iterator[_Registers]:
+    found, mask = _Registers(), ctypes.c_uint64()
+    _ask(_GETREGS, tid, found)
+    _ask(_GETSIGMASK, tid, mask, ctypes.sizeof(mask))
+    _refuse_own_dispatch(pid, tid)
+    _leave_restartable_sequence(pid, tid, found)
+    try:
+        _ask(_SETSIGMASK, tid, ctypes.c_uint64(_EVERY_SIGNAL), ctypes.sizeof(mask))
+        yield found
+    finally:
+        # Not from where it is: only from a trap does the kernel look whether a call is to be restarted.
+        _ask(_INTERRUPT, tid)
+        with suppress(ProcessLookupError):  # it runs on: it was not where we thought
+            _ask(_CONT, tid)
+        _trap(pid, tid)
+        _ask(_SETREGS, tid, found)
+        _ask(_SETSIGMASK, tid, mask, ctypes.sizeof(mask))
+        _ask(_DETACH, tid)
+
+
+def _thread(pid: int) -> int:
+    """A thread that can be stopped. Raises Refused."""
+    process = proc.read_process(pid)
+    if process is None:
+        raise Refused(f"there is no process {pid}")
+    if process.is_kernel_thread:
+        raise Refused(f"PID {pid} is a thread of the kernel")
+    if process.state in ("zombie", "dead"):
+        why = "the main thread has exited" if len(process.threads) > 1 else "it has ended"
+        raise Refused(f"PID {pid}: {why}")
+    if process.tracer:
+        raise _traced(pid, process.tracer)
+    for tid in sorted(process.threads, key=lambda tid: tid != pid):
+        with suppress(OSError):
+            if _state(pid, tid) not in "DZX":
+                return tid
+    raise _uninterruptible(pid)
+
+
+def _state(pid: int, tid: int) -> str:
+    stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text(errors="replace")
+    return stat[stat.rindex(")") + 2]
+
+
+def _seize(pid: int, tid: int) -> None:
+    try:
+        _ask(_SEIZE, tid, _TRACESYSGOOD | _SUSPEND_SECCOMP)
+    except ProcessLookupError:
+        raise Refused(f"PID {pid} has ended") from None
+    except OSError as error:
+        process = proc.read_process(pid)
+        if process and process.tracer:
+            raise _traced(pid, process.tracer) from None
+        # Without this a filter would kill the program for a call that it did not make.
+        raise Refused(
+            f"PID {pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
+            hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
+        ) from None
+
+
+def _stop(pid: int, tid: int) -> None:
+    _ask(_INTERRUPT, tid)
+    try:
+        _trap(pid, tid)
+    except TimeoutError:
+        raise _uninterruptible(pid) from None
+
+
+def _trap(pid: int, tid: int) -> None:
+    """Wait until it is in the stop that was asked for; signals that come first go on to it."""
+    while True:
+        event, stop = _next_stop(pid, tid)
+        if event == _EVENT_STOP:
+            return
+        _ask(_CONT, tid, 0 if stop == _AT_SYSTEM_CALL else stop)
+
+
+def _next_stop(pid: int, tid: int) -> tuple[int, int]:
+    """Its next stop, as event and signal. Raises TimeoutError, and Refused if it ends."""
+    deadline = time.monotonic() + _STOPS_WITHIN_S
+    while True:
+        found, status = os.waitpid(tid, os.WNOHANG | _ALL_THREADS)
+        if found and not os.WIFSTOPPED(status):
+            raise Refused(f"PID {pid} ended meanwhile")
+        if found:
+            return status >> 16, os.WSTOPSIG(status)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"PID {pid} did not stop within {_STOPS_WITHIN_S:g} s")
+        signal.sigtimedwait((signal.SIGCHLD,), left)
+
+
+def _instruction(pid: int, wanted: bytes) -> int:
+    """Where these bytes lie in its vdso. Raises Refused."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if line.endswith("[vdso]"):
+            start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+            with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+                memory.seek(start)
+                found = memory.read(end - start).find(wanted)
+            if found >= 0:
+                return start + found
+    raise Refused(f"PID {pid} has no vdso with a system call instruction")
+
+
+def _leave_restartable_sequence(pid: int, tid: int, registers: _Registers) -> None:
+    """Where the kernel would abort a restartable sequence, having looked at our registers it would not: we do.
+
+    Source: rseq(2), kernel/rseq.c: rseq_ip_fixup.
+    """
+    told = ctypes.create_string_buffer(24)
+    with suppress(OSError):  # a kernel before 5.13 cannot say, and is too old for all that follows
+        _ask(_GET_RSEQ, tid, told, len(told))
+    (area,) = struct.unpack_from("<Q", told)
+    if not area:
+        return
+    with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(area + 8)
+        (sequence,) = struct.unpack("<Q", memory.read(8))
+        if sequence:
+            memory.seek(sequence + 8)
+            start, length, abort = struct.unpack("<3Q", memory.read(24))
+            if start <= registers.rip < start + length:
+                registers.rip = abort
+
+
+def _refuse_own_dispatch(pid: int, tid: int) -> None:
+    """A program that catches its own system calls (Wine does) would catch ours."""
+    told = ctypes.create_string_buffer(32)
+    try:
+        _ask(_GET_DISPATCH, tid, told, len(told))
+    except OSError:
+        return
+    if struct.unpack_from("<Q", told)[0]:
+        _ask(_DETACH, tid)
+        raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
+
+
+def _traced(pid: int, tracer: int) -> Refused:
+    return Refused(f"PID {pid} is already traced by PID {tracer} ({proc.title(tracer)})", hint="detach the debugger")
+
+
+def _uninterruptible(pid: int) -> Refused:
+    return Refused(f"PID {pid} is in uninterruptible sleep", hint="wait for its disk or network share, and try again")
+
+
+def _ask(request: int, tid: int, data: object = 0, address: int = 0) -> None:
+    pointer = ctypes.c_void_p(data) if isinstance(data, int) else ctypes.byref(data)  # type: ignore[arg-type]
+    if _LIBC.ptrace(request, tid, ctypes.c_void_p(address), pointer) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number) if number != errno.EIO else "the kernel does not know this request")

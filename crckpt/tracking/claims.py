@@ -1,0 +1,47 @@
+"""Who tracks a process: two who reset its bits would each take them from the other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
+
+
+class Claims:
+    """The processes that are ours: of one file a locked byte each, at the place of its PID. They end with us."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path` is the file, unless it is to be the host's own. Raises OSError."""
+        path = path or _place()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def claim(self, pid: int) -> bool:
+        """Whether it is ours now; it is not if somebody else has it, be it in this process."""
+        with suppress(BlockingIOError, PermissionError):
+            self._set(fcntl.F_WRLCK, pid)
+            return True
+        return False
+
+    def give_up(self, pid: int) -> None:
+        """Let others have it."""
+        self._set(fcntl.F_UNLCK, pid)
+
+    def close(self) -> None:
+        """Give up all."""
+        os.close(self._file)
+
+    def _set(self, kind: int, pid: int) -> None:
+        # Locks of the open file: those of a process would end with any descriptor of the file that it closes.
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, pid, 1, 0))
+
+
+def _place() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/crckpt/tracked")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}" / "tracked"  # noqa: S108

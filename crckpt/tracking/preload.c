@@ -1,0 +1,305 @@
+/*
+ * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits.
+ *
+ * CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows. Whoever starts CRIU has
+ * registered the tree's memory. Pages that nobody has registered read as written, so a mistake there costs bytes.
+ *
+ *   reading /proc/PID/pagemap          every page is soft-dirty: CRIU's self-test passes, an old CRIU dumps all
+ *   PAGEMAP_SCAN for SOFT_DIRTY        asks for WPALLOWED and WRITTEN; clean is what is allowed and not written
+ *   writing "4" to /proc/PID/clear_refs   PAGEMAP_SCAN with WP_MATCHING: protects again what was written
+ *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
+ *
+ * What CRIU asks beyond that is refused, in words on stderr. Needs nothing but syscall(2) and errno of whatever libc CRIU
+ * is linked with. Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c of CRIU 4.2.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* With musl these are other names of the same; CRIU may ask for either. */
+#undef open64
+#undef openat64
+#undef pread64
+
+#define VISIBLE __attribute__((visibility("default")))
+
+#define SCAN 0xC0606610ul
+#define WP_MATCHING 1ull
+#define WPALLOWED (1ull << 0)
+#define WRITTEN (1ull << 1)
+#define PRESENT (1ull << 3)
+#define SWAPPED (1ull << 4)
+#define PFNZERO (1ull << 5)
+#define SOFT_DIRTY (1ull << 7)
+#define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
+#define ENTRY_SOFT_DIRTY (1ull << 55)
+
+struct region {
+    uint64_t start, end, categories;
+};
+
+struct scan {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t inverted, mask, anyof, told;
+};
+
+/* The files that we look after. A number may have come to name another file without our seeing it: the inode says. */
+static struct file {
+    int number;
+    enum { NONE, PAGEMAP, CLEAR_REFS } kind;
+    dev_t device;
+    ino_t inode;
+} files[64];
+
+static long refused(const char *what)
+{
+    static const char before[] = "crckpt's preload does not know what CRIU asks: ";
+    const char *end = what;
+    while (*end)
+        end++;
+    syscall(SYS_write, 2, before, sizeof before - 1);
+    syscall(SYS_write, 2, what, end - what);
+    syscall(SYS_write, 2, "\n", 1);
+    errno = ENOTSUP;
+    return -1;
+}
+
+static const char *last_part(const char *path)
+{
+    const char *last = path;
+    for (; *path; path++)
+        if (*path == '/')
+            last = path + 1;
+    return last;
+}
+
+static int begins(const char *text, const char *with)
+{
+    while (*with)
+        if (*text++ != *with++)
+            return 0;
+    return 1;
+}
+
+static int same(const char *one, const char *other)
+{
+    return begins(one, other) && begins(other, one);
+}
+
+static int identified(int number, struct stat *status)
+{
+    return syscall(SYS_fstat, number, status) == 0;
+}
+
+static struct file *known(int number)
+{
+    struct stat status;
+    for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i].kind != NONE && files[i].number == number) {
+            int before = errno;
+            if (identified(number, &status) && status.st_dev == files[i].device && status.st_ino == files[i].inode)
+                return &files[i];
+            errno = before;
+            files[i].kind = NONE;
+        }
+    return NULL;
+}
+
+static int looked_after(int number, int kind)
+{
+    struct stat status;
+    if (number < 0)
+        return number;
+    for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i].kind == NONE && identified(number, &status)) {
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino};
+            return number;
+        }
+    syscall(SYS_close, number);
+    return refused("more than 64 page maps at once");
+}
+
+/* The page map that lies beside this clear_refs: all that a reset needs. */
+static int opened_beside(int directory, const char *path, const char *last)
+{
+    static const char name[] = "pagemap";
+    char beside[4096];
+    unsigned length = last - path;
+    if (length + sizeof name > sizeof beside)
+        return refused("a path longer than 4096");
+    for (unsigned i = 0; i < length; i++)
+        beside[i] = path[i];
+    for (unsigned i = 0; i < sizeof name; i++)
+        beside[length + i] = name[i];
+    return looked_after(syscall(SYS_openat, directory, beside, O_RDONLY | O_CLOEXEC, 0), CLEAR_REFS);
+}
+
+static int opened(int directory, const char *path, int flags, mode_t mode)
+{
+    const char *last = last_part(path);
+    if (begins(last, "criu.kdat")) {
+        errno = flags & O_CREAT ? EEXIST : ENOENT;
+        return -1;
+    }
+    if (same(last, "clear_refs"))
+        return opened_beside(directory, path, last);
+    int number = syscall(SYS_openat, directory, path, flags, mode);
+    return same(last, "pagemap") ? looked_after(number, PAGEMAP) : number;
+}
+
+static ssize_t all_dirty(int number, uint64_t *entries, ssize_t length)
+{
+    struct file *file = length > 0 ? known(number) : NULL;
+    if (!file)
+        return length;
+    if (length % sizeof *entries)
+        return refused("part of a page map's entry");
+    for (ssize_t i = 0; i < length / (ssize_t)sizeof *entries; i++)
+        entries[i] |= ENTRY_SOFT_DIRTY;
+    return length;
+}
+
+/*
+ * Every map at once: unregistered ones, hugetlb among them, are passed over before their page tables are looked at.
+ * Pages that hold nothing must not be marked: the mark would be taken for a page that was swapped out. The kernel
+ * respects that only if it is to report the regions: without a vector it marks all (pagemap_scan_pmd_entry).
+ */
+static long reset(int number)
+{
+    static struct region regions[1024];
+    struct scan scan = {
+        .size = sizeof scan,
+        .flags = WP_MATCHING,
+        .vec = (uintptr_t)regions,
+        .vec_len = sizeof regions / sizeof *regions,
+        .inverted = PFNZERO,
+        .mask = PFNZERO | WPALLOWED | WRITTEN,
+        .anyof = PRESENT | SWAPPED,
+        .told = WPALLOWED,
+    };
+    long size = sysconf(_SC_PAGESIZE), found = -1;
+    /* How many bits an address has differs between kernels: what is too high is refused as a whole. */
+    for (int bits = 56; found < 0; bits--) {
+        scan.end = (1ull << bits) - size;
+        found = syscall(SYS_ioctl, number, SCAN, &scan);
+        if (found < 0 && (bits == 36 || (errno != EFAULT && errno != EINVAL)))
+            return -1;
+    }
+    for (scan.start = scan.walk_end; scan.start < scan.end; scan.start = scan.walk_end)
+        if (syscall(SYS_ioctl, number, SCAN, &scan) < 0)
+            return -1;
+    return 0;
+}
+
+static long scanned(int number, struct scan *asked)
+{
+    if (asked->size != sizeof *asked || asked->flags)
+        return refused("PAGEMAP_SCAN of another size, or with flags");
+    if ((asked->inverted | asked->mask | asked->anyof) & OURS || asked->told & (WPALLOWED | WRITTEN))
+        return refused("PAGEMAP_SCAN with WPALLOWED or WRITTEN, or choosing by SOFT_DIRTY");
+    if (!(asked->told & SOFT_DIRTY))
+        return syscall(SYS_ioctl, number, SCAN, asked);
+    asked->told = (asked->told & ~SOFT_DIRTY) | WPALLOWED | WRITTEN;
+    long found = syscall(SYS_ioctl, number, SCAN, asked);
+    asked->told = (asked->told & ~(WPALLOWED | WRITTEN)) | SOFT_DIRTY;
+    struct region *regions = (struct region *)(uintptr_t)asked->vec;
+    for (long i = 0; i < found; i++) {
+        uint64_t kind = regions[i].categories & (WPALLOWED | WRITTEN);
+        regions[i].categories &= ~OURS;
+        if (kind != WPALLOWED)
+            regions[i].categories |= SOFT_DIRTY;
+    }
+    return found;
+}
+
+#define MODE                                                    \
+    mode_t mode = 0;                                            \
+    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) {       \
+        va_list more;                                           \
+        va_start(more, flags);                                  \
+        mode = va_arg(more, mode_t);                            \
+        va_end(more);                                           \
+    }
+
+#define OPEN(name)                                              \
+    VISIBLE int name(const char *path, int flags, ...)          \
+    {                                                           \
+        MODE return opened(AT_FDCWD, path, flags, mode);        \
+    }
+#define OPENAT(name)                                            \
+    VISIBLE int name(int at, const char *path, int flags, ...)  \
+    {                                                           \
+        MODE return opened(at, path, flags, mode);              \
+    }
+#define CHECKED_OPEN(name)                                      \
+    VISIBLE int name(const char *path, int flags)               \
+    {                                                           \
+        return opened(AT_FDCWD, path, flags, 0);                \
+    }
+#define CHECKED_OPENAT(name)                                    \
+    VISIBLE int name(int at, const char *path, int flags)       \
+    {                                                           \
+        return opened(at, path, flags, 0);                      \
+    }
+#define PREAD(name, ...)                                                                 \
+    VISIBLE ssize_t name(int number, void *into, size_t length, off_t place __VA_ARGS__) \
+    {                                                                                    \
+        return all_dirty(number, into, syscall(SYS_pread64, number, into, length, place)); \
+    }
+#define ROOM , size_t room __attribute__((unused))
+
+CHECKED_OPEN(__open_2)
+CHECKED_OPEN(__open64_2)
+CHECKED_OPENAT(__openat_2)
+CHECKED_OPENAT(__openat64_2)
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+PREAD(pread)
+PREAD(pread64)
+PREAD(__pread_chk, ROOM)
+PREAD(__pread64_chk, ROOM)
+
+VISIBLE ssize_t read(int number, void *into, size_t length)
+{
+    return all_dirty(number, into, syscall(SYS_read, number, into, length));
+}
+
+VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __attribute__((unused)))
+{
+    return read(number, into, length);
+}
+
+VISIBLE ssize_t write(int number, const void *from, size_t length)
+{
+    struct file *file = known(number);
+    const char *text = from;
+    if (!file || file->kind != CLEAR_REFS)
+        return syscall(SYS_write, number, from, length);
+    if (length < 1 || length > 2 || text[0] != '4' || (length == 2 && text[1] && text[1] != '\n'))
+        return refused("another number than 4 for clear_refs");
+    return reset(number) ? -1 : (ssize_t)length;
+}
+
+VISIBLE int ioctl(int number, unsigned long request, ...)
+{
+    va_list more;
+    va_start(more, request);
+    void *argument = va_arg(more, void *);
+    va_end(more);
+    return request == SCAN ? scanned(number, argument) : syscall(SYS_ioctl, number, request, argument);
+}
+
+VISIBLE int close(int number)
+{
+    struct file *file = known(number);
+    if (file)
+        file->kind = NONE;
+    return syscall(SYS_close, number);
+}

@@ -1,0 +1,67 @@
+"""Tracking by the kernel's soft-dirty bits, as CRIU has always done it: nothing is done to the processes.
+
+CRIU resets the bits by itself (`--track-mem`, `pre-dump`).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from crckpt.host import pagemap
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NAME: Final = "soft-dirty"
+_REPLACED: Final = "the program was replaced (exec)"
+
+
+class SoftDirty:
+    """The method for kernels with CONFIG_MEM_SOFT_DIRTY."""
+
+    name = NAME
+
+    def attach(self, pids: Iterable[int]) -> dict[int, Watched | str]:
+        """What each process is held by, or why it is not."""
+        return {pid: _attached(pid) for pid in pids}
+
+    def environment(self, criu: Path) -> Mapping[str, str]:
+        """CRIU needs nothing."""
+        return {}
+
+    def written(self, pid: int) -> NDArray[np.uint64]:
+        """As `pagemap.soft_dirty`."""
+        return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))
+
+
+class Watched:
+    """A process, and the memory that it had when we came."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError if it has ended."""
+        place = pagemap.private_anonymous(pid)[0].start
+        self._pagemap = Path(f"/proc/{pid}/pagemap").open("rb", buffering=0)  # noqa: SIM115
+        self._pagemap.seek(place // mmap.PAGESIZE * 8)
+
+    def follow(self) -> str:
+        """Why the process can be followed no longer, or nothing."""
+        here = self._pagemap.tell()
+        told = self._pagemap.read(8)
+        self._pagemap.seek(here)
+        # Of memory that has gone there is nothing to read.
+        return "" if told else _REPLACED
+
+    def close(self) -> None:
+        """Let it go."""
+        self._pagemap.close()
+
+
+def _attached(pid: int) -> Watched | str:
+    try:
+        return Watched(pid)
+    except (OSError, IndexError):
+        return "it has ended"

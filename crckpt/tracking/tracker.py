@@ -1,0 +1,255 @@
+"""Follow a tree from one dump to the next: what the bits count from, and when the next dump must be full.
+
+A round: `begin`, CRIU dumps and resets the bits, `frozen` while it holds the tree, then `committed` once the
+checkpoint is there. Bits that were reset for a dump that came to nothing are lost: the next dump is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap, proc
+from crckpt.tracking import preload, unseen
+from crckpt.tracking.claims import Claims
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+_CLAIMED: Final = "it is tracked by another crckpt"
+
+
+class Hold(Protocol):
+    """What a method keeps of a process."""
+
+    def follow(self) -> str:
+        """Catch up with what it mapped; why it can be followed no longer, or nothing."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class Method(Protocol):
+    """A way to know which pages were written."""
+
+    @property
+    def name(self) -> str:
+        """As it is said to people: soft-dirty or uffd-wp."""
+
+    def environment(self, criu: Path) -> Mapping[str, str]:
+        """What to add to CRIU's environment for a dump that tracks."""
+
+    def attach(self, pids: Iterable[int]) -> Mapping[int, Hold | str]:
+        """What each process is held by, or why it is not."""
+
+    def written(self, pid: int) -> NDArray[np.uint64]:
+        """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
+
+
+class Whole(Struct, frozen=True):
+    """A process all of whose pages count as written, and a clause that names it and says why."""
+
+    pid: int
+    why: str
+
+
+class Round(Struct, frozen=True):
+    """How the dump that begins now is to be made.
+
+    `base` names the dump that the bits count from: its page maps are CRIU's parent. Empty: the dump is full, and
+    `why` says so in one clause. `tracks`: CRIU is to reset the bits, so that the next dump can count from this one.
+    `whole` are processes that have no part in the base.
+    """
+
+    base: str
+    why: str
+    tracks: bool
+    whole: tuple[Whole, ...]
+
+
+class Choice(Struct, frozen=True):
+    """The tracker of a tree, or none, and the sentence that says why."""
+
+    tracker: Tracker | None
+    why: str
+
+
+class _Member:
+    """A process of the tree, and its hold, or why it has none."""
+
+    def __init__(self, process: proc.Process, hold: Hold | str) -> None:
+        self.start = process.start
+        self.hold = hold
+
+    def follow(self) -> str:
+        """Catch up; why it is not followed, or nothing."""
+        if isinstance(self.hold, str):
+            return self.hold
+        why = self.hold.follow()
+        if why:
+            self.hold.close()
+            self.hold = why
+        return why
+
+    def let_go(self) -> None:
+        if not isinstance(self.hold, str):
+            self.hold.close()
+
+
+class Tracker:
+    """A tree that is followed, until `close`. For one thread."""
+
+    def __init__(self, root: proc.Process, method: Method, claims: Claims) -> None:
+        """Takes `claims` over; attaches to nothing yet."""
+        self.name = method.name
+        self._root = root
+        self._method = method
+        self._claims = claims
+        self._members: dict[int, _Member] = {}
+        self._base = ""
+        self._why_full = "no dump of this tree has been tracked yet"
+        self._spoilt = ""
+        self._whole: dict[int, str] = {}
+        self._to_be_kept: frozenset[int] = frozenset()
+
+    def look(self) -> None:
+        """List the tree again, attach to what is new, register what was mapped: at any time, and in each `begin`.
+
+        Raises HostCannot if the tree has ended.
+        """
+        living = {process.pid: process for process in self._living()}
+        for pid in [pid for pid, member in self._members.items() if not _is(member, living.get(pid))]:
+            self._forget(pid)
+        lost = {pid: why for pid, member in self._members.items() if (why := member.follow())}
+        new = dict.fromkeys((pid for pid in living if pid not in self._members), "the process is new")
+        refused = self._attach([living[pid] for pid in (*lost, *new)])
+        self._whole |= lost | new | refused
+
+    def begin(self) -> Round:
+        """Before CRIU is started. From now on the bits are lost unless `committed` follows. Raises HostCannot."""
+        self.look()
+        self._to_be_kept = frozenset(self._members)
+        whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in self._whole.items())
+        base, why = self._base, self._why_full
+        self._base, self._why_full = "", "the last dump reset the bits and was not committed"
+        self._spoilt = self._spoiler()
+        if self._spoilt:
+            return Round("", self._spoilt, tracks=False, whole=())
+        if base and len(whole) == len(self._members):
+            return Round("", whole[0].why, tracks=True, whole=())
+        return Round(base, why, tracks=True, whole=whole if base else ())
+
+    def frozen(self) -> None:
+        """While CRIU holds the tree, the bits reset: see whether anything came up since that writes unseen."""
+        self._spoilt = self._spoilt or self._spoiler()
+
+    def committed(self, name: str) -> None:
+        """The dump of this round is kept, as `name`: from now on the bits count from it."""
+        self._base, self._why_full = ("", self._spoilt) if self._spoilt else (name, "")
+        # Who came after `begin`, or is not held, has no part in it.
+        parts = {pid for pid in self._to_be_kept & self._members.keys() if not isinstance(self._members[pid].hold, str)}
+        self._whole = {pid: why for pid, why in self._whole.items() if pid not in parts}
+
+    @property
+    def refusal(self) -> str:
+        """Why the root is not held, or nothing."""
+        hold = self._members[self._root.pid].hold
+        return _clause(self._root.pid, hold) if isinstance(hold, str) else ""
+
+    def environment(self, criu: Path) -> Mapping[str, str]:
+        """What to add to this CRIU's environment for a dump that `tracks`."""
+        return self._method.environment(criu)
+
+    def written(self) -> dict[int, NDArray[np.uint64]]:
+        """Of each process what it has written since the base; of one that has ended nothing. Resets nothing."""
+        found = {}
+        for pid in self._members:
+            try:
+                found[pid] = self._method.written(pid)
+            except OSError:
+                continue
+        return found
+
+    def close(self) -> None:
+        """Let the tree go; nothing is left in it."""
+        for pid in tuple(self._members):
+            self._forget(pid)
+        self._claims.close()
+
+    def _living(self) -> tuple[proc.Process, ...]:
+        root = proc.read_process(self._root.pid)
+        if root is None or root.start != self._root.start or root.state in ("zombie", "dead"):
+            raise HostCannot(f"PID {self._root.pid} ({self._root.comm}) has ended")
+        return tuple(one for one in proc.read_tree(root).processes if one.state not in ("zombie", "dead"))
+
+    def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
+        """Attach to these; why not, of those that it failed for."""
+        refused = {one.pid: _CLAIMED for one in processes if not self._claims.claim(one.pid)}
+        ours = [one.pid for one in processes if one.pid not in refused]
+        held: dict[int, Hold | str] = {**refused, **(self._method.attach(ours) if ours else {})}
+        self._members |= {one.pid: _Member(one, held[one.pid]) for one in processes}
+        return {pid: hold for pid, hold in held.items() if isinstance(hold, str)}
+
+    def _forget(self, pid: int) -> None:
+        self._members.pop(pid).let_go()
+        self._whole.pop(pid, None)
+        self._claims.give_up(pid)
+
+    def _spoiler(self) -> str:
+        """What makes a reset of the bits wrong, for us or for who else counts on them."""
+        for pid, member in self._members.items():
+            if member.hold in (_CLAIMED, unseen.OWN_USERFAULTFD):
+                return _clause(pid, str(member.hold))
+        return unseen.writes_unseen(self._members)
+
+
+def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
+    """The tracker for the tree below `root` that works here, found by trying. It is attached, and has no base yet.
+
+    `claims` is the file of what is tracked on this host, unless it is to be the host's own.
+    """
+    method, why = _method(criu)
+    if method is None:
+        return Choice(None, f"tracker: none ({why})")
+    try:
+        tracker = Tracker(root, method, Claims(claims))
+    except OSError as error:
+        return Choice(None, f"tracker: none (the file of what is tracked cannot be opened: {error})")
+    try:
+        tracker.look()
+        refused = tracker.refusal
+    except HostCannot as error:
+        refused = error.message
+    if refused:
+        tracker.close()
+        return Choice(None, f"tracker: none ({refused})")
+    return Choice(tracker, f"tracker: {method.name} ({why})")
+
+
+def _method(criu: Path) -> tuple[Method | None, str]:
+    if pagemap.tracks_by_soft_dirty():
+        return SoftDirty(), "the kernel has soft-dirty bits"
+    try:
+        works = pagemap.tracks_by_write_protection()
+    except HostCannot as error:
+        return None, f"this kernel has no soft-dirty, and {error.message}"
+    if not works:
+        return None, "this kernel has no soft-dirty, and its write protection does not tell what was written"
+    refusal = preload.refusal(criu)
+    return (None, refusal) if refusal else (UffdWp(), "this kernel has no soft-dirty")
+
+
+def _is(member: _Member, process: proc.Process | None) -> bool:
+    return process is not None and process.start == member.start
+
+
+def _clause(pid: int, why: str) -> str:
+    return why if why.startswith(f"PID {pid} ") else f"PID {pid}: {why}"

@@ -1,0 +1,121 @@
+"""Tracking by asynchronous write protection: a userfaultfd of each process, made in it and held by us.
+
+CRIU, which asks for soft-dirty, gets its answers through `preload.c`, and only CRIU resets bits, while the tree is
+frozen. What we have not registered reads as written: whatever is missed here costs bytes, never a page.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap
+from crckpt.host.injector import Taken, close_in, userfaultfds
+from crckpt.tracking import preload, unseen
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NAME: Final = "uffd-wp"
+_REPLACED: Final = "the program was replaced (exec)"
+
+
+class UffdWp:
+    """The method for kernels without soft-dirty, from 6.7 on."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        """Nothing is attached."""
+        self._made: list[pagemap.WriteProtection] = []
+
+    def attach(self, pids: Iterable[int]) -> dict[int, Protected | str]:
+        """What each process is held by, or why it is not."""
+        wanted = tuple(pids)
+        self._close_inherited(wanted)
+        held: dict[int, Protected | str] = {
+            pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
+        }
+        others = [pid for pid in wanted if pid not in held]
+        return held | {taken.pid: self._attached(taken) for taken in userfaultfds(others)}
+
+    def _close_inherited(self, pids: Iterable[int]) -> None:
+        """A child that was forked by another thread at the moment when its parent held ours has it too."""
+        close_in(
+            {
+                pid: descriptor
+                for pid in pids
+                for descriptor in unseen.userfaultfds_of(pid)
+                if any(one.is_held_by(pid, descriptor) for one in self._made)
+            }
+        )
+
+    def _attached(self, taken: Taken) -> Protected | str:
+        if taken.descriptor < 0:
+            return f"{taken.why} ({taken.hint})" if taken.hint else taken.why
+        try:
+            protection = pagemap.WriteProtection(taken.descriptor)
+        except HostCannot as error:
+            return error.message
+        held = Protected(taken.pid, protection)
+        self._made = [one for one in self._made if one.is_open] + [protection]
+        try:
+            held.register()
+        except OSError as error:
+            held.close()
+            return unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {error.strerror}"
+        return held
+
+    def environment(self, criu: Path) -> Mapping[str, str]:
+        """CRIU gets our preload library."""
+        return preload.environment(criu)
+
+    def written(self, pid: int) -> NDArray[np.uint64]:
+        """As `pagemap.written`."""
+        return pagemap.written(pid, pagemap.private_anonymous(pid))
+
+
+class Protected:
+    """A process whose maps are registered with its userfaultfd, which we hold."""
+
+    def __init__(self, pid: int, protection: pagemap.WriteProtection) -> None:
+        """Nothing is registered yet."""
+        self._pid = pid
+        self._protection = protection
+
+    def follow(self) -> str:
+        """Register what was mapped since; why the process can be followed no longer, or nothing."""
+        if unseen.userfaultfds_of(self._pid):
+            return unseen.OWN_USERFAULTFD
+        try:
+            # Its stack at least is a map that it keeps.
+            return "" if self.register() else _REPLACED
+        except OSError as error:
+            return unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {error.strerror}"
+
+    def register(self) -> int:
+        """Register every map that is not; how many were. Raises OSError: EBUSY if one is somebody else's."""
+        old = 0
+        with Path(f"/proc/{self._pid}/pagemap").open("rb", buffering=0) as file:
+            for one in pagemap.private_anonymous(self._pid):
+                is_old = pagemap.is_registered(file.fileno(), one)
+                old += is_old
+                self._register(one, is_new=not is_old)
+        return old
+
+    def close(self) -> None:
+        """Track it no longer."""
+        self._protection.close()
+
+    def _register(self, one: pagemap.Map, *, is_new: bool) -> None:
+        try:
+            # The old ones too: it fails where the protection is somebody else's.
+            self._protection.register(one, is_new=is_new)
+        except OSError as error:
+            # It went meanwhile, or cannot be tracked: then all of it counts as written.
+            if error.errno not in (errno.ENOMEM, errno.EINVAL, errno.ENOENT, errno.ESRCH, errno.EPERM):
+                raise

@@ -1,0 +1,64 @@
+"""What writes a process's memory without any tracker seeing it: devices, and the kernel on its own time.
+
+A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing sets
+its bit again: the next dump would take the old page for the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
+
+_DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
+_RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}
+_MISSED: Final = "writes by the device would be missed"
+
+
+def writes_unseen(pids: Iterable[int]) -> str:
+    """The first thing found in these processes that rules out tracking, as a clause; empty if there is none."""
+    for pid in pids:
+        for why in (*_of_maps(pid), *_of_descriptors(pid)):
+            return f"PID {pid} has {why}; {_MISSED}"
+    return ""
+
+
+def userfaultfds_of(pid: int) -> tuple[int, ...]:
+    """Descriptors by which the program manages memory itself."""
+    return tuple(number for number, target in _opened(pid) if target == "anon_inode:[userfaultfd]")
+
+
+def _of_maps(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        yield from (name for mark, name in _RINGS.items() if mark in maps)
+
+
+def _of_descriptors(pid: int) -> Iterator[str]:
+    for number, target in _opened(pid):
+        if target == "anon_inode:[io_uring]":
+            yield "an io_uring"
+        elif target.startswith(_DEVICES):
+            yield f"{target} open"
+        elif target.startswith("/") and _flags(pid, number) & os.O_DIRECT:
+            yield f"an O_DIRECT descriptor ({number}: {target})"
+
+
+def _opened(pid: int) -> Iterator[tuple[int, str]]:
+    """Number and name of each descriptor. Only that: it is asked while the tree is frozen, and there may be many."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield int(entry.name), str(entry.readlink())
+
+
+def _flags(pid: int, number: int) -> int:
+    with suppress(OSError):
+        found = re.search(r"^flags:\s*(\d+)", Path(f"/proc/{pid}/fdinfo/{number}").read_text(), re.MULTILINE)
+        return int(found[1], 8) if found else 0
+    return 0

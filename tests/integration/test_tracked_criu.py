@@ -1,0 +1,247 @@
+"""An unmodified CRIU's pre-dump and incremental dumps on the tracker that works here: what it writes and restores."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from trees import wait_for
+
+from crckpt.criu.find import find
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
+from crckpt.tracking.tracker import Round, Tracker, choose
+
+PROGRAM = Path(__file__).parent.parent / "programs/rounds.c"
+PAGE = 4096
+PAGES = 8192
+FEW = 128
+"""Pages beside those of its area: 64 of a file's private map, 23 of its other areas, its stack, its libc's data."""
+
+
+def criu() -> Path:
+    try:
+        return find(None, None).path
+    except HostCannot as error:
+        pytest.skip(error.message)
+
+
+class Target:
+    """tests/programs/rounds.c, running; restored under the same PID it is still this."""
+
+    def __init__(self, program: Path, work: Path) -> None:
+        self.work = work
+        null = subprocess.DEVNULL
+        argv = [str(program), str(work)]
+        self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+        self.pid = self._process.pid
+        self.number = 0
+        _, self.area, self.sparse = self.told()
+
+    def told(self) -> tuple[str, int, int]:
+        """Checksum after the last signal; the addresses of its memory."""
+        path = self.work / f"sum-{self.number}"
+        wait_for(path.exists, 20, path.name)
+        checksum, area, sparse = path.read_text().split()
+        return checksum, int(area), int(sparse)
+
+    def write(self) -> str:
+        """Let it write one page in a hundred."""
+        return self._signalled(signal.SIGUSR1)
+
+    def look(self) -> str:
+        """The checksum of what it has now."""
+        return self._signalled(signal.SIGUSR2)
+
+    def written(self) -> set[int]:
+        """Which pages of its area the last `write` wrote."""
+        return set(range(self.number % 100, PAGES, 100))
+
+    def end(self) -> None:
+        """Kill it and reap it."""
+        os.kill(self.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            self._process.wait()
+        else:
+            os.waitpid(self.pid, 0)
+
+    def _signalled(self, number: signal.Signals) -> str:
+        self.number += 1
+        (self.work / f"sum-{self.number}").unlink(missing_ok=True)
+        os.kill(self.pid, number)
+        return self.told()[0]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    built = tmp_path_factory.mktemp("rounds") / "rounds"
+    subprocess.run(["gcc", "-O1", "-o", str(built), str(PROGRAM)], check=True)
+    return built
+
+
+@pytest.fixture
+def target(program: Path, tmp_path: Path) -> Iterator[Target]:
+    running = Target(program, tmp_path)
+    yield running
+    running.end()
+
+
+def chosen(target: Target, tmp_path: Path) -> Tracker:
+    root = proc.read_process(target.pid)
+    assert root is not None
+    choice = choose(root, criu(), tmp_path / "tracked")
+    if choice.tracker is None:
+        pytest.skip(choice.why)
+    return choice.tracker
+
+
+def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: int = 0) -> None:
+    """CRIU, to its end."""
+    common = ("--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore")
+    argv = [str(criu()), *words, *common]
+    # Not our own LD_PRELOAD or TMPDIR; CRIU's children inherit what it was started with.
+    environment = {"PATH": os.environ["PATH"], **more}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, f"{done.stderr}\n{(images / 'log').read_text()[-2000:]}"
+
+
+def dumped(
+    target: Target, tracker: Tracker, images: Path, *words: str, parent: Path | None = None, name: str | None = None
+) -> Round:
+    """One round of the tracker with CRIU."""
+    images.mkdir()
+    began = tracker.begin()
+    after = ("--prev-images-dir", f"../{parent.name}") if parent else ()
+    tracking = ("--track-mem",) if began.tracks else ()
+    more = tracker.environment(criu()) if name is None else {name: tracker.environment(criu())["CRCKPT_CRIU_PRELOAD"]}
+    ran((*words, "--tree", str(target.pid), *tracking, *after), images, more)
+    tracker.frozen()
+    tracker.committed(images.name)
+    return began
+
+
+def pagemap(images: Path, pid: int) -> PageMap:
+    return read_pagemap((images / f"pagemap-{pid}.img").read_bytes())
+
+
+def pages(images: Path, pid: int, flag: int, place: int, count: int = PAGES) -> set[int]:
+    """Which of these pages the images hold (PRESENT), or leave to their parent (IN_PARENT)."""
+    return {
+        (entry.vaddr - place) // PAGE + page
+        for entry in pagemap(images, pid).entries
+        if entry.flags & flag
+        for page in range(entry.pages)
+        if place <= entry.vaddr + page * PAGE < place + count * PAGE
+    }
+
+
+def restored(target: Target, images: Path, number: int | None = None) -> str:
+    """Bring it back, and ask for the checksum of what it has. It had then been told `number` things."""
+    target.end()
+    target.number = target.number if number is None else number
+    ran(("restore", "--restore-detached", "--restore-sibling"), images, {})
+    return target.look()
+
+
+@pytest.mark.parametrize("way", [None, "LD_PRELOAD"])
+def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Path, way: str | None) -> None:
+    """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
+    tracker = chosen(target, tmp_path)
+    if way and not tracker.environment(criu()).get("CRCKPT_CRIU_PRELOAD"):
+        pytest.skip("this CRIU gets the library by LD_PRELOAD anyway, or needs none")
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert dumped(target, tracker, first, "pre-dump", name=way).base == ""
+    assert pages(first, target.pid, PRESENT, target.area) == set(range(PAGES))
+    checksum = target.write()
+    assert dumped(target, tracker, second, "dump", "--leave-running", parent=first, name=way).base == "first"
+    assert pages(second, target.pid, PRESENT, target.area) == target.written()
+    assert pages(second, target.pid, IN_PARENT, target.area) == set(range(PAGES)) - target.written()
+    assert pagemap(second, target.pid).present <= len(target.written()) + FEW
+    tracker.close()
+    assert restored(target, second) == checksum
+
+
+def test_a_chain_of_rounds_is_whole(target: Target, tmp_path: Path) -> None:
+    """Maps that appear, move, are dropped, and that hold little: between rounds and once restored."""
+    tracker = chosen(target, tmp_path)
+    parent, checksum = None, ""
+    for number in range(6):
+        images = tmp_path / f"round-{number}"
+        words = ("dump", "--leave-running") if number > 3 else ("pre-dump",)
+        began = dumped(target, tracker, images, *words, parent=parent)
+        assert began.base == (parent.name if parent else "")
+        if parent:
+            assert pages(images, target.pid, PRESENT, target.area) == target.written()
+            touched = set(range(0, 64, 7))
+            assert pages(images, target.pid, PRESENT, target.sparse, 64) == touched, "and no page that holds nothing"
+            assert pages(images, target.pid, IN_PARENT, target.sparse, 64) == set()
+        parent = images
+        if number < 5:
+            checksum = target.write()
+    tracker.close()
+    assert parent is not None
+    assert restored(target, parent) == checksum
+
+
+def test_a_restored_chain_goes_on_in_the_middle(target: Target, tmp_path: Path) -> None:
+    tracker = chosen(target, tmp_path)
+    sums = []
+    for number in range(3):
+        images = tmp_path / f"round-{number}"
+        parent = tmp_path / f"round-{number - 1}" if number else None
+        dumped(target, tracker, images, "dump", "--leave-running", parent=parent)
+        sums.append(target.told()[0])
+        target.write()
+    tracker.close()
+    assert restored(target, tmp_path / "round-1", number=1) == sums[1]
+
+
+def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Path) -> None:
+    """Nobody has registered the memory: every page counts as written, none is lost."""
+    tracker = chosen(target, tmp_path)
+    first, second = tmp_path / "first", tmp_path / "second"
+    environment = tracker.environment(criu())
+    if not environment:
+        pytest.skip("the kernel's own bits need no tracker")
+    dumped(target, tracker, first, "dump", "--leave-running")
+    tracker.close()
+    checksum = target.write()
+    second.mkdir()
+    words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
+    ran(words, second, environment)
+    assert pages(second, target.pid, PRESENT, target.area) == set(range(PAGES))
+    assert restored(target, second) == checksum
+
+
+def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_path: Path) -> None:
+    """An action script fails at post-dump: CRIU undoes, with the bits reset. The next dump is full."""
+    tracker = chosen(target, tmp_path)
+    first, failed, third = tmp_path / "first", tmp_path / "failed", tmp_path / "third"
+    dumped(target, tracker, first, "dump", "--leave-running")
+    target.write()
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]\n')
+    script.chmod(0o755)
+    failed.mkdir()
+    assert tracker.begin().base == "first"
+    words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
+    ran((*words, "--action-script", str(script)), failed, tracker.environment(criu()), status=255)
+    assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
+    rows = tracker.written()[target.pid]
+    assert not [start for start, _ in rows.tolist() if target.area <= start < target.area + PAGES * PAGE], (
+        "and are lost"
+    )
+    began = dumped(target, tracker, third, "dump", "--leave-running")
+    assert (began.base, began.why) == ("", "the last dump reset the bits and was not committed")
+    assert pages(third, target.pid, PRESENT, target.area) == set(range(PAGES))
+    checksum = target.told()[0]
+    tracker.close()
+    assert restored(target, third) == checksum

@@ -1,0 +1,135 @@
+"""Asks the kernel what CRIU asks, through the libc, and says what came of each question: one JSON object.
+
+Run with crckpt's preload library and without. argv[1] is a directory with a criu.kdat.
+"""
+
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = mmap.PAGESIZE
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+SCAN: Final = 0xC0606610
+WPALLOWED, WRITTEN, PRESENT, SWAPPED, PFNZERO, SOFT_DIRTY, GUARD = 1, 2, 8, 16, 32, 128, 256
+SOFT_DIRTY_BIT: Final = 1 << 55
+
+
+def answer(number: int) -> int | str:
+    """What a call returned, or the name of its errno."""
+    return number if number >= 0 else errno.errorcode[ctypes.get_errno()]
+
+
+def opened(name: str, *arguments: object) -> int | str:
+    """Whether `name`, one of libc's ways to open, opens this."""
+    number = getattr(LIBC, name)(*arguments)
+    if number >= 0:
+        os.close(number)
+    return answer(min(number, 0))
+
+
+def scan(number: int, start: int, pages: int, **asked: int) -> tuple[int | str, list[int]]:
+    """What PAGEMAP_SCAN says of these pages, each page's categories."""
+    regions = (ctypes.c_uint64 * (3 * 64))()
+    told = asked.get("told", PRESENT | SWAPPED | SOFT_DIRTY)
+    request = struct.pack(
+        "<12Q", asked.get("size", 96), asked.get("flags", 0), start, start + pages * PAGE, 0, ctypes.addressof(regions),
+        64, 0, PFNZERO, PFNZERO | asked.get("mask", 0), PRESENT | SWAPPED, told,
+    )  # fmt: skip
+    buffer = ctypes.create_string_buffer(request, 96)
+    count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), buffer)
+    kinds = []
+    for region in range(max(count, 0)):
+        first, last, kind = regions[3 * region : 3 * region + 3]
+        kinds += [kind] * ((last - first) // PAGE)
+    return answer(count), kinds
+
+
+def protected(place: int, pages: int) -> int:
+    """A userfaultfd that these pages are registered with."""
+    number = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)
+    fcntl.ioctl(number, 0xC018AA3F, struct.pack("<3Q", 0xAA, 1 | 1 << 12 | 1 << 13 | 1 << 15, 0))
+    fcntl.ioctl(number, 0xC020AA00, struct.pack("<4Q", place, pages * PAGE, 2, 0))
+    return int(number)
+
+
+def area(pages: int) -> tuple[mmap.mmap, int]:
+    """Fresh pages, and their address."""
+    memory = mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def main() -> None:
+    """Ask everything."""
+    told: dict[str, object] = {}
+    work = Path(sys.argv[1])
+    for name in ("open", "open64", "__open_2", "__open64_2"):
+        told[f"kdat {name}"] = opened(name, bytes(work / "criu.kdat"), os.O_RDONLY)
+    for name in ("openat", "openat64", "__openat_2", "__openat64_2"):
+        told[f"kdat {name}"] = opened(name, -100, bytes(work / "criu.kdat"), os.O_RDONLY)
+    told["kdat create"] = opened("open64", bytes(work / "criu.kdat.tmp"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+
+    process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+    memory, place = area(8)
+    clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
+    told["reset"] = answer(LIBC.write(clear, b"4", 2))
+    for what in (b"1", b"44", b"5"):
+        told[f"reset {what.decode()}"] = answer(LIBC.write(clear, what, len(what)))
+    LIBC.close(clear)
+
+    memory[0] = 1
+    pagemap = LIBC.openat64(process, b"pagemap", os.O_RDONLY)
+    entry = ctypes.c_uint64()
+    for name, more in (("pread64", ()), ("pread", ()), ("__pread64_chk", (8,)), ("__pread_chk", (8,))):
+        length = getattr(LIBC, name)(
+            pagemap, ctypes.byref(entry), ctypes.c_size_t(8), ctypes.c_long(place // PAGE * 8), *more
+        )
+        told[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
+        entry.value = 0
+    for name, more in (("read", ()), ("__read_chk", (8,))):
+        os.lseek(pagemap, place // PAGE * 8, os.SEEK_SET)
+        length = getattr(LIBC, name)(pagemap, ctypes.byref(entry), ctypes.c_size_t(8), *more)
+        told[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
+        entry.value = 0
+
+    for page in range(6):
+        memory[page * PAGE] = 1
+    told["unregistered"] = scan(pagemap, place, 8)[1]
+    held = protected(place, 8)
+    told["registered"] = scan(pagemap, place, 8)[1]
+    clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
+    LIBC.write(clear, b"4", 2)
+    LIBC.close(clear)
+    told["after reset"] = scan(pagemap, place, 8)[1]
+    memory[3 * PAGE] = 2
+    told["one written"] = scan(pagemap, place, 8)[1]
+    told["without soft-dirty"] = scan(pagemap, place, 8, told=PRESENT | GUARD)[1]
+    told["flags"] = scan(pagemap, place, 8, flags=1)[0]
+    told["size"] = scan(pagemap, place, 8, size=104)[0]
+    told["chosen by soft-dirty"] = scan(pagemap, place, 8, mask=SOFT_DIRTY)[0]
+    told["asked for written"] = scan(pagemap, place, 8, told=WRITTEN)[0]
+    os.close(held)
+
+    # The number of a page map goes over to another file, in a way that nobody sees.
+    reading, writing = os.pipe()
+    os.dup2(reading, pagemap)
+    os.write(writing, bytes(8))
+    told["another file of that number"] = os.read(pagemap, 8) == bytes(8)
+    (work / "made").unlink(missing_ok=True)
+    os.close(os.open(work / "made", os.O_CREAT | os.O_WRONLY, 0o640))
+    told["mode"] = (work / "made").stat().st_mode & 0o777
+    numbers = [LIBC.openat64(process, b"pagemap", os.O_RDONLY) for _ in range(80)]
+    told["at once"] = sum(number >= 0 for number in numbers)
+    told["the next"] = answer(min(0, LIBC.openat64(process, b"pagemap", os.O_RDONLY)))
+    os.close(process)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

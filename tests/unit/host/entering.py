@@ -1,0 +1,110 @@
+"""Processes to enter, in the states that they can be in."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+_WITHIN_S = 20.0
+
+
+def compiled(source: str, into: Path, *options: str) -> str:
+    """The path of this program of tests/programs, compiled; the test is skipped where that cannot be done."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed")
+    executable = into / source.removesuffix(".c")
+    subprocess.run([compiler, *options, "-o", str(executable), str(PROGRAMS / source)], check=True)
+    return str(executable)
+
+
+@contextmanager
+def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A program in a session of its own that has said it is `ready`; ended afterwards."""
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, bufsize=1, **options
+    )
+    try:
+        if ready:
+            assert process.stdout.readline().startswith(ready)
+        yield process
+    finally:
+        # Its children hold its stdout.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def state(pid: int) -> str:
+    """One letter, as in proc_pid_stat(5)."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat[stat.rindex(")") + 2]
+
+
+def tracer(pid: int) -> int:
+    """Who traces it, or 0."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("TracerPid"))
+    return int(line.split()[1])
+
+
+def held(pid: int) -> list[str]:
+    """What its descriptors name."""
+    return [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    """Look every 5 ms until `holds`; AssertionError naming `what` after 20 s."""
+    deadline = time.monotonic() + _WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {_WITHIN_S} s for {what}"
+        time.sleep(0.005)
+
+
+class Told:
+    """tests/programs/told.py, running."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def do(self, statement: str) -> int:
+        """Let it do this; what it has then put into `told`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(statement + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        assert answer[:1] == ["done"], f"{statement}: {answer}"
+        return int(answer[1])
+
+
+@contextmanager
+def told(interpreter: str = "/usr/bin/python3") -> Iterator[Told]:
+    """A process that does what it is told."""
+    with running(interpreter, "-S", str(PROGRAMS / "told.py")) as process:
+        yield Told(process)
+
+
+def reset(pid: int) -> None:
+    """As CRIU's reset through crckpt's preload: every page that holds something is protected again (linux/fs.h)."""
+    regions = ctypes.create_string_buffer(24 * 4096)
+    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
+        place, end = 0, 2**47 - 4096
+        while place < end:
+            # WP_MATCHING; WRITTEN and not PFNZERO, and PRESENT or SWAPPED; a vector, else holes are marked too
+            vector = (ctypes.addressof(regions), 4096)
+            request = bytearray(struct.pack("<12Q", 96, 1, place, end, 0, *vector, 0, 32, 32 | 2, 8 | 16, 1))
+            fcntl.ioctl(file, 0xC0606610, request)
+            (place,) = struct.unpack_from("<Q", request, 32)

@@ -1,0 +1,287 @@
+"""A process is entered for one system call, in whatever state it is, and never notices; or it is said why not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from entering import PROGRAMS, compiled, held, running, state, tracer, wait_for
+
+from crckpt.host.injector import Taken, userfaultfds
+
+UFFD = "anon_inode:[userfaultfd]"
+
+# A filter that kills the process for userfaultfd (linux/seccomp.h): it loads the call's number, compares, kills.
+FILTERED = """
+import ctypes, struct, sys
+program = ctypes.create_string_buffer(struct.pack("=HBBIHBBIHBBIHBBI",
+    0x20, 0, 0, 0, 0x15, 0, 1, 323, 0x06, 0, 0, 0x80000000, 0x06, 0, 0, 0x7FFF0000))
+head = ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(program)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, head, 0, 0) == 0
+print("ready", flush=True)
+if sys.stdin.readline() == "call\\n":
+    libc.syscall(323, 1)
+print("lives", flush=True)
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may suspend another's seccomp filters")
+pytestmark = needs_root
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compiled("entered.c", tmp_path_factory.mktemp("entered"), "-pthread")
+
+
+def entered(pid: int) -> Taken:
+    """What became of it. Our descriptor is closed again; the process is nobody's and holds none."""
+    (taken,) = userfaultfds([pid])
+    if taken.descriptor >= 0:
+        assert str(Path(f"/proc/self/fd/{taken.descriptor}").readlink()) == UFFD
+        os.close(taken.descriptor)
+    return taken
+
+
+def said_after(process: subprocess.Popen[str], typed: str = "") -> str:
+    assert process.stdout is not None
+    assert process.stdin is not None
+    process.stdin.write(typed)
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(
+    ("waits", "number"), [("nanosleep", 0), ("poll", 0), ("futex", -errno.ETIMEDOUT), ("epoll", -errno.EINTR)]
+)
+def test_a_wait_goes_on_to_its_end(program: str, waits: str, number: int) -> None:
+    with running(program, waits) as process:
+        wait_for(lambda: state(process.pid) == "S", "the wait to begin")
+        for _ in range(1 if number == -errno.EINTR else 2):
+            taken = entered(process.pid)
+            assert taken.descriptor >= 0, taken
+        assert said_after(process) == f"{waits} {number}", "only epoll_wait and sigtimedwait return early"
+
+
+def test_sigtimedwait_returns_once_as_after_a_stop(program: str) -> None:
+    with running(program, "sigtimedwait") as process:
+        wait_for(lambda: state(process.pid) == "S", "the wait to begin")
+        assert entered(process.pid).descriptor >= 0
+        assert said_after(process) == f"sigtimedwait {-errno.EINTR}"
+
+
+def test_a_read_gets_what_comes_later(program: str) -> None:
+    with running(program, "read") as process:
+        wait_for(lambda: state(process.pid) == "S", "the read to begin")
+        assert entered(process.pid).descriptor >= 0
+        assert held(process.pid).count(UFFD) == 0
+        assert said_after(process, "x\n") == f"read {ord('x')}"
+
+
+def test_no_signal_is_lost_or_doubled(program: str) -> None:
+    with running(program, "signals") as process:
+
+        def send() -> None:
+            for _ in range(200):
+                os.kill(process.pid, signal.SIGRTMIN)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        taken = [entered(process.pid) for _ in range(3)]
+        sending.join()
+        assert all(one.descriptor >= 0 or "no process" in one.why or "ended" in one.why for one in taken), taken
+        assert said_after(process) == "counted 200"
+
+
+def test_a_restartable_sequence_is_aborted_not_forgotten(program: str) -> None:
+    with running(program, "sequences") as process:
+        for _ in range(3):
+            assert entered(process.pid).descriptor >= 0
+            before = int(said_after(process).split()[1])
+            # What was said before we came may still lie in the pipe.
+            for _ in range(4):
+                assert int(said_after(process).split()[1]) > before
+
+
+def test_a_filter_that_would_kill_is_suspended() -> None:
+    with running(sys.executable, "-c", FILTERED) as process:
+        assert entered(process.pid).descriptor >= 0
+        assert said_after(process, "go on\n") == "lives"
+    with running(sys.executable, "-c", FILTERED) as process:
+        assert said_after(process, "call\n") == "", "the filter is in force again for the program itself"
+
+
+def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
+    drop = shutil.which("capsh")
+    if drop is None:
+        pytest.skip("capsh (libcap2-bin) is not installed")
+    with running(sys.executable, "-c", FILTERED) as process:
+        asks = f"from crckpt.host.injector import userfaultfds; print(userfaultfds([{process.pid}])[0].why)"
+        # As root without CAP_SYS_ADMIN.
+        words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+        assert "seccomp" in done.stdout
+        assert said_after(process, "go on\n") == "lives"
+
+
+def test_a_stopped_process_stays_stopped(program: str) -> None:
+    with running(program, "read") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: state(process.pid) == "T", "the stop")
+        assert entered(process.pid).descriptor >= 0
+        wait_for(lambda: state(process.pid) == "T", "it to be stopped again")
+        os.kill(process.pid, signal.SIGCONT)
+        assert said_after(process, "y\n") == f"read {ord('y')}"
+
+
+def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
+    flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
+    try:
+        program = compiled("entered_32.c", tmp_path, *flags)
+    except subprocess.CalledProcessError:
+        pytest.skip("gcc makes no 32-bit programs here")
+    with running(program, ready="") as process:
+        if process.poll() is not None:
+            pytest.skip("this kernel runs no 32-bit programs")
+        assert said_after(process, "a\n") == "a"
+        assert entered(process.pid).descriptor >= 0
+        assert UFFD not in held(process.pid)
+        assert said_after(process, "b\n") == "b"
+
+
+@contextmanager
+def traced(pid: int, *argv: str) -> Iterator[int]:
+    tracing = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: tracer(pid) == tracing.pid, f"{argv[0]} to attach")
+        yield tracing.pid
+    finally:
+        tracing.kill()
+        tracing.communicate()
+
+
+@pytest.mark.parametrize("debugger", ["tracer", "gdb"])
+def test_who_traces_it_is_named(program: str, debugger: str) -> None:
+    if shutil.which("gdb") is None and debugger == "gdb":
+        pytest.skip("gdb is not installed")
+    with running(program, "read") as process:
+        if debugger == "gdb":
+            words = ["gdb", "--quiet", "-nx", "-iex", "set debuginfod enabled off", "-p", str(process.pid)]
+        else:
+            words = [sys.executable, str(PROGRAMS / "tracer.py"), str(process.pid)]
+        with traced(process.pid, *words) as pid:
+            assert entered(process.pid).why.startswith(f"PID {process.pid} is already traced by PID {pid} (")
+        assert said_after(process, "z\n") == f"read {ord('z')}"
+
+
+def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
+    with running(program, "uninterruptible") as process:
+        wait_for(lambda: state(process.pid) == "D", "vfork to wait")
+        taken = entered(process.pid)
+        assert taken.why == f"PID {process.pid} is in uninterruptible sleep"
+        assert "try again" in taken.hint
+        assert tracer(process.pid) == 0, "nobody has seized it"
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(child, signal.SIGKILL)
+        assert process.wait() == 0
+
+
+def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
+    with running(program, "partly uninterruptible") as process:
+        wait_for(lambda: state(process.pid) == "D", "vfork to wait")
+        assert entered(process.pid).descriptor >= 0
+        assert UFFD not in held(process.pid)
+
+
+def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
+    asks = "import sys; from crckpt.host.injector import userfaultfds\nprint('ready', flush=True)\n"
+    asks += "while True: userfaultfds([int(sys.argv[1])])"
+    with running(program, "read") as process:
+        for moment in range(6):
+            with running(sys.executable, "-c", asks, str(process.pid), cwd=Path(__file__).parents[3]) as asking:
+                if moment % 2:
+                    wait_for(lambda: tracer(process.pid) != 0, "it to be entered")
+                else:
+                    wait_for(lambda: helpers_of(asking.pid) != [], "the helper to start")
+                helpers = helpers_of(asking.pid)
+                asking.kill()
+            wait_for(partial(gone, helpers), "the helper to end")
+            assert tracer(process.pid) == 0, "nobody holds it"
+            assert UFFD not in held(process.pid)
+        assert entered(process.pid).descriptor >= 0
+        assert said_after(process, "k\n") == f"read {ord('k')}"
+
+
+def helpers_of(pid: int) -> list[Path]:
+    return [Path(f"/proc/{child}") for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(helpers: list[Path]) -> bool:
+    return not any(helper.exists() for helper in helpers)
+
+
+def test_one_that_does_not_stop_is_let_go(program: str) -> None:
+    """As above, but asleep only once we have looked: its state is hidden from the first look."""
+    hidden = (
+        "import os, sys\nfrom crckpt.host import ptrace\nptrace._state = lambda pid, tid: 'S'\n"
+        "try:\n with ptrace.stopped(int(sys.argv[1])): pass\n"
+        "except ptrace.Refused as error: print(error.message)"
+    )
+    with running(program, "uninterruptible") as process:
+        wait_for(lambda: state(process.pid) == "D", "vfork to wait")
+        done = subprocess.run(
+            [sys.executable, "-c", hidden, str(process.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[3],
+        )
+        assert done.stdout == f"PID {process.pid} is in uninterruptible sleep\n"
+        assert tracer(process.pid) == 0, "the death of who seized it has let it go"
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(child, signal.SIGKILL)
+        assert process.wait() == 0
+
+
+def test_a_process_without_its_main_thread_is_refused(program: str) -> None:
+    with running(program, "leaderless") as process:
+        wait_for(lambda: state(process.pid) == "Z", "the main thread to exit")
+        assert entered(process.pid).why == f"PID {process.pid}: the main thread has exited"
+
+
+def test_a_full_table_of_descriptors_is_named(program: str) -> None:
+    with running(program, "read") as process:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
+        taken = entered(process.pid)
+        assert taken.why == f"PID {process.pid} has no free file descriptor (RLIMIT_NOFILE)"
+        assert said_after(process, "w\n") == f"read {ord('w')}"
+
+
+def test_a_program_that_dispatches_its_own_calls_is_left_alone(program: str) -> None:
+    with running(program, "dispatch") as process:
+        assert "PR_SET_SYSCALL_USER_DISPATCH" in entered(process.pid).why
+        assert tracer(process.pid) == 0
+        assert process.poll() is None
+
+
+def test_many_are_entered_at_once_and_each_is_answered_for(program: str) -> None:
+    with running(program, "read") as first, running(program, "read") as second:
+        taken = userfaultfds([first.pid, 2**22 - 1, second.pid])
+        assert [one.pid for one in taken] == [first.pid, 2**22 - 1, second.pid]
+        assert [one.descriptor >= 0 for one in taken] == [True, False, True]
+        assert taken[1].why == f"there is no process {2**22 - 1}"
+        for one in taken:
+            if one.descriptor >= 0:
+                os.close(one.descriptor)
+        assert said_after(second, "v\n") == f"read {ord('v')}"

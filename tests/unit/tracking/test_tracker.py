@@ -1,0 +1,319 @@
+"""What a tree's tracker says of the next dump: what it can count from, and why it must be full."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from entering import Told, held, reset, running, told
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap, proc
+from crckpt.host.borrowed import borrow
+from crckpt.host.injector import Taken, userfaultfds
+from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_anonymous
+from crckpt.tracking import uffd_wp
+from crckpt.tracking.claims import Claims
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Method, Round, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
+
+PAGE = 4096
+FIRST = "no dump of this tree has been tracked yet"
+UNCOMMITTED = "the last dump reset the bits and was not committed"
+OWN = "memory is managed by the program's own userfaultfd"
+
+
+def no_write_protection() -> str:
+    """Why this kernel does not track by write protection, or nothing."""
+    try:
+        return "" if pagemap.tracks_by_write_protection() else "a written page is not told"
+    except HostCannot as error:
+        return error.message
+
+
+NO_WRITE_PROTECTION = no_write_protection()
+NO_SOFT_DIRTY = "" if pagemap.tracks_by_soft_dirty() else "this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
+needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
+needs_soft_dirty = pytest.mark.skipif(bool(NO_SOFT_DIRTY), reason=NO_SOFT_DIRTY)
+METHODS = (
+    pytest.param(UffdWp, id="uffd-wp", marks=needs_write_protection),
+    pytest.param(SoftDirty, id="soft-dirty", marks=needs_soft_dirty),
+)
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> Method:
+    made: Method = request.param()
+    return made
+
+
+@pytest.fixture
+def target() -> Iterator[Told]:
+    with told() as process:
+        yield process
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    return tmp_path / "tracked"
+
+
+@contextmanager
+def tracking(pid: int, method: Method, claims: Path) -> Iterator[Tracker]:
+    root = proc.read_process(pid)
+    assert root is not None
+    tracker = Tracker(root, method, Claims(claims))
+    try:
+        yield tracker
+    finally:
+        tracker.close()
+
+
+def dumped(tracker: Tracker, *pids: int, name: str = "first") -> Round:
+    """A round, with what a dump does to the bits."""
+    began = tracker.begin()
+    for pid in pids if began.tracks else ():
+        if tracker.name == "uffd-wp":
+            reset(pid)
+        else:
+            Path(f"/proc/{pid}/clear_refs").write_text("4")
+    tracker.frozen()
+    tracker.committed(name)
+    return began
+
+
+def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
+    """Which of these pages the tracker says are written."""
+    numbers = {page for start, end in tracker.written()[pid].tolist() for page in range(start, end, PAGE)}
+    return {page for page in range(count) if place + page * PAGE in numbers}
+
+
+def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method, claims: Path) -> None:
+    place = target.do("told = area(64); write(told, range(64))")
+    with tracking(target.pid, method, claims) as tracker:
+        assert dumped(tracker, target.pid) == Round("", FIRST, tracks=True, whole=())
+        assert pages(tracker, target.pid, place) == set()
+        target.do("write(told, (1, 60))")
+        assert pages(tracker, target.pid, place) == {1, 60}
+        assert dumped(tracker, target.pid, name="second") == Round("first", "", tracks=True, whole=())
+        assert tracker.begin() == Round("second", "", tracks=True, whole=())
+        assert tracker.begin() == Round("", UNCOMMITTED, tracks=True, whole=()), "the one before came to nothing"
+        tracker.frozen()
+        tracker.committed("third")
+        assert tracker.begin().base == "third"
+
+
+def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Path) -> None:
+    place = target.do("told = area(64); write(told, range(64))")
+    before = sorted(held(target.pid))
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        assert sorted(held(target.pid)) == before
+    with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
+        assert not is_registered(file.fileno(), Map(place, place + PAGE))
+    assert target.do("write(place := told, range(64)); told = 5") == 5
+
+
+def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        place = target.do("told = area(64); write(told, range(64))")
+        assert dumped(tracker, target.pid).base == "first"
+        assert pages(tracker, target.pid, place) == set(), "the dump has it"
+        target.do("write(told, [3])")
+        assert pages(tracker, target.pid, place) == {3}
+
+
+def test_a_forked_child_is_followed(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        began = dumped(tracker, target.pid, child, name="second")
+        assert began.base == "first", "the parent's part counts on"
+        assert [one.pid for one in began.whole] == [child]
+        assert began.whole[0].why == f"PID {child}: the process is new"
+        assert dumped(tracker, target.pid, child, name="third") == Round("second", "", tracks=True, whole=())
+        target.do("os.kill(told, 9); os.waitpid(told, 0)")
+        assert tracker.begin() == Round("third", "", tracks=True, whole=())
+
+
+def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        assert target.process.stdin is not None
+        assert target.process.stdout is not None
+        target.process.stdin.write("os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])\n")
+        target.process.stdin.flush()
+        assert target.process.stdout.readline() == "ready\n"
+        began = dumped(tracker, target.pid, name="second")
+        assert began == Round("", f"PID {target.pid}: the program was replaced (exec)", tracks=True, whole=())
+        place = target.do("told = area(64); write(told, range(64))")
+        assert dumped(tracker, target.pid, name="third").base == "second"
+        target.do("write(told, [9])")
+        assert pages(tracker, target.pid, place) == {9}
+
+
+def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        tracker.look()
+        tracker.look()
+        began = tracker.begin()
+        assert [one.pid for one in began.whole] == [child], "the base does not have it, however long we know it"
+        grandchild = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        tracker.look()
+        tracker.frozen()
+        tracker.committed("second")
+        assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
+
+
+def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as first:
+        dumped(first, target.pid)
+        with tracking(target.pid, method, claims) as second:
+            began = second.begin()
+            assert (began.base, began.tracks) == ("", False)
+            assert began.why == f"PID {target.pid}: it is tracked by another crckpt"
+            assert second.refusal == began.why
+        assert first.begin() == Round("first", "", tracks=True, whole=())
+    with tracking(target.pid, method, claims) as third:
+        assert third.begin().tracks, "the claim ended with its owner"
+
+
+def test_a_tree_that_has_ended_is_told(target: Told, method: Method, claims: Path) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        target.process.kill()
+        target.process.wait()
+        with pytest.raises(HostCannot, match=rf"PID {target.pid} \(python3.*\) has ended"):
+            tracker.begin()
+        assert tracker.written() == {}
+
+
+UNSEEN = {
+    "an O_DIRECT descriptor": "file = os.open({path!r}, os.O_RDWR | os.O_CREAT | os.O_DIRECT)",
+    "an aio ring": "ring = ctypes.c_ulong(); assert LIBC.syscall(206, 8, ctypes.byref(ring)) == 0",
+    "an io_uring": "words = (ctypes.c_uint32 * 30)(); ring = LIBC.syscall(425, 8, words); assert ring >= 0",
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_a_device_writes_would_be_missed(
+    target: Told, method: Method, claims: Path, tmp_path: Path, what: str
+) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        try:
+            target.do(UNSEEN[what].format(path=str(tmp_path / "file")))
+        except AssertionError:
+            pytest.skip(f"the test cannot have {what} here")
+        began = dumped(tracker, target.pid, name="second")
+        assert (began.base, began.tracks) == ("", False)
+        assert began.why.startswith(f"PID {target.pid} has {what}")
+        assert began.why.endswith("writes by the device would be missed")
+        assert tracker.begin().why == began.why
+
+
+def test_what_came_up_before_the_freeze_spoils_the_next_round(
+    target: Told, method: Method, claims: Path, tmp_path: Path
+) -> None:
+    with tracking(target.pid, method, claims) as tracker:
+        dumped(tracker, target.pid)
+        assert tracker.begin().base == "first"
+        target.do(UNSEEN["an O_DIRECT descriptor"].format(path=str(tmp_path / "file")))
+        tracker.frozen()
+        tracker.committed("second")
+        target.do("os.close(file)")
+        began = dumped(tracker, target.pid, name="third")
+        assert began.base == "", "what was in flight when the bits were reset is nowhere"
+        assert "O_DIRECT" in began.why
+        assert began.tracks
+        assert tracker.begin().base == "third"
+
+
+@needs_write_protection
+@pytest.mark.parametrize("still_open", [True, False])
+def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
+    (taken,) = userfaultfds([target.pid])
+    own = WriteProtection(taken.descriptor)
+    for one in private_anonymous(target.pid):
+        own.register(one)
+    if still_open:
+        target.do("uffd = LIBC.syscall(323, 1)")
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        began = tracker.begin()
+        assert (began.base, began.tracks) == ("", False)
+        assert began.why == f"PID {target.pid}: {OWN}"
+    place = private_anonymous(target.pid)[-1]
+    with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
+        assert is_registered(file.fileno(), place), "its own protection is as it was"
+    own.close()
+
+
+@needs_write_protection
+def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims: Path) -> None:
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+        soft, hard = resource.prlimit(child, resource.RLIMIT_NOFILE)
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (3, hard))
+        for name in ("second", "third"):
+            began = dumped(tracker, target.pid, child, name=name)
+            assert began.base != ""
+            assert [one.pid for one in began.whole] == [child]
+            assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
+        assert [one.pid for one in dumped(tracker, target.pid, child).whole] == [child], "it is attached only now"
+        assert dumped(tracker, target.pid, child).whole == ()
+
+
+@needs_write_protection
+def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment is made: another thread forks between the two calls that are injected."""
+
+    def entered(pids: Iterable[int]) -> tuple[Taken, ...]:
+        monkeypatch.undo()
+        descriptor = target.do("told = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
+        ours = borrow(target.pid, descriptor)
+        target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
+        target.do("os.close(told)")
+        return tuple(Taken(pid, ours) for pid in pids)
+
+    monkeypatch.setattr(uffd_wp, "userfaultfds", entered)
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("told = child")
+        assert "anon_inode:[userfaultfd]" in held(child)
+        began = dumped(tracker, target.pid, child)
+        assert (began.base, began.tracks) == ("first", True)
+        assert "anon_inode:[userfaultfd]" not in held(child)
+        assert dumped(tracker, target.pid, child).whole == ()
+
+
+@needs_write_protection
+def test_the_tracker_dies_and_the_target_does_not_notice(target: Told, claims: Path) -> None:
+    place = target.do("told = area(64); write(told, range(64))")
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"
+        "from crckpt.tracking.claims import Claims\nfrom crckpt.tracking.tracker import Tracker\n"
+        "from crckpt.tracking.uffd_wp import UffdWp\n"
+        "tracker = Tracker(proc.read_process(int(sys.argv[1])), UffdWp(), Claims(Path(sys.argv[2])))\n"
+        "tracker.begin(); print('ready', flush=True); sys.stdin.read()\n"
+    )
+    words = (sys.executable, "-c", program, str(target.pid), str(claims))
+    with running(*words, cwd=Path(__file__).parents[3]) as dying:
+        reset(target.pid)
+        dying.kill()
+        dying.wait()
+    assert target.do("write(told, [1])") == place
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        assert tracker.begin() == Round("", FIRST, tracks=True, whole=())
+        assert pages(tracker, target.pid, place) == set(range(64)), "every page reads as written"
