@@ -15,6 +15,8 @@ JobName = NewType("JobName", str)
 PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
+MEBIBYTE = 1 << 20
+
 
 class Task(Struct, frozen=True):
     """One process of a dumped tree, as the manifest remembers it."""
@@ -62,7 +64,8 @@ class Options(Struct, frozen=True):
     """What CRIU is told at a dump beyond where and whom; the restore repeats it.
 
     `tcp` is what happens to established connections (None: there are none). `ghost_limit` is the largest deleted but
-    open file in bytes, `external` resources that stay outside (CRIU's `--external`).
+    open file in bytes, `external` resources that stay outside (CRIU's `--external`). `network_lock` is how packets are
+    held back from a tree that has a network namespace of its own, None for one that has not.
     """
 
     tcp: Literal["keep", "close"] | None = None
@@ -72,3 +75,4 @@ class Options(Struct, frozen=True):
     ext_unix_sk: bool = False
     ghost_limit: int = 0
     external: tuple[str, ...] = ()
+    network_lock: Literal["nftables", "skip"] | None = None

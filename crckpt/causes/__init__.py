@@ -7,9 +7,9 @@ the sentence. A cause without a pattern is seen by the preflight only. No line f
 
 from __future__ import annotations
 
-from crckpt.causes.cause import Cause, Finding
+from crckpt.causes.cause import Cause, Finding, mebibytes
 
-__all__ = ["Cause", "Finding", "cause"]
+__all__ = ["Cause", "Finding", "cause", "mebibytes"]
 
 
 def cause(key: str) -> Cause:

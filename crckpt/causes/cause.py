@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from crckpt.model import MEBIBYTE
+
 
 class Cause(Struct, frozen=True):
     """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups.
@@ -21,6 +23,11 @@ class Cause(Struct, frozen=True):
         """This cause with its names filled in; what is not known is shown as `?`."""
         known = _Known(values)
         return Finding(self.key, self.says.format_map(known), self.remedy.format_map(known))
+
+
+def mebibytes(size: int) -> str:
+    """A size in bytes, as causes tell it."""
+    return f"{size / MEBIBYTE:,.0f} MiB" if size >= 10 * MEBIBYTE else f"{size / MEBIBYTE:,.1f} MiB"
 
 
 class _Known(dict[str, object]):

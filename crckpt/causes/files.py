@@ -162,8 +162,8 @@ FILES = (
     ),
     Cause(
         "lock-taken",
-        "a file lock of the tree is held by another program now",
-        "see by whom: lslocks",
+        "{lock|a file lock of the tree} is held by {holder|another program} now",
+        "end that program, or wait until it lets go; see all locks: lslocks",
         "Can not set (?:flock|posix lock|ofd lock)!",
         "criu/file-lock.c",
     ),

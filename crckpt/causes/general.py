@@ -6,13 +6,6 @@ from crckpt.causes.cause import Cause
 
 GENERAL = (
     Cause(
-        "cannot-trace",
-        "process {pid} cannot be stopped: {why}",
-        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
-        r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
-        "compel/src/lib/infect.c",
-    ),
-    Cause(
         "script",
         "an action script of CRIU failed",
         "try it by hand; the environment variable CRTOOLS_SCRIPT_ACTION says for what it was called",

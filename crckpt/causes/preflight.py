@@ -17,6 +17,7 @@ PREFLIGHT = (
         "the images of the tree take about {needed}, and {directory} has {free} free",
         "free space (crckpt rm, crckpt gc), or let them lie elsewhere: --staging DIR",
     ),
+    Cause("store-read-only", "{directory} lies on a read-only mount", "name another place: --store DIR, --staging DIR"),
     Cause(
         "memory",
         "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",
@@ -33,6 +34,11 @@ PREFLIGHT = (
         "traced",
         "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one can trace at a time",
         "end the debugger or strace first: kill {tracer}",
+    ),
+    Cause(
+        "traced-by-root",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree itself",
+        "let the program end its tracing first, or give the PID of something else than a debugger",
     ),
     Cause(
         "being-dumped",
@@ -76,8 +82,8 @@ PREFLIGHT = (
     ),
     Cause(
         "lock-shared",
-        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: a restore waits "
-        "until that lets go",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: there is no "
+        "restore until that lets go",
         "",
     ),
     Cause(
@@ -96,6 +102,11 @@ PREFLIGHT = (
     ),
     Cause(
         "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
+    ),
+    Cause(
+        "pid-ours",
+        "{kind} {pid}, which the tree had, is by chance that of this command itself",
+        "type it again: it gets another one",
     ),
     Cause(
         "pid-unreaped",

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def explain(
-    log: Annotated[Path, typer.Argument(help="A log that criu dump or criu restore wrote, or - for stdin.")],
+    log: Annotated[
+        Path, typer.Argument(help="A log that criu dump or criu restore wrote, or - for stdin.", metavar="LOG")
+    ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show CRIU's own lines too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:

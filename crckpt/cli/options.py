@@ -14,7 +14,13 @@ from crckpt.ops.context import Context, Progress, silent
 
 Store = Annotated[
     Path | None,
-    typer.Option("--store", envvar="CRCKPT_STORE", help="Where checkpoints are kept.", show_default="/var/lib/crckpt"),
+    typer.Option(
+        "--store",
+        envvar="CRCKPT_STORE",
+        readable=False,
+        help="Where checkpoints are kept.",
+        show_default="/var/lib/crckpt",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 CriuPath = Annotated[

@@ -17,11 +17,13 @@ from crckpt.errors import RehearsalFailed, UsageError
 if TYPE_CHECKING:
     from crckpt.ops.rehearse import Ended, Rehearsed
 
+_LONGEST_S = 24 * 3600
+
 
 def rehearse(
     ref: options.Ref,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="How long the tree is to run, unless its root ends.", min=0)
+        float, typer.Option("--seconds", help="How long the tree is to run, unless its root ends.")
     ] = 2.0,
     probe: Annotated[
         str, typer.Option("--probe", help="Then run this command beside it; it must end with 0.", metavar="CMD")
@@ -44,6 +46,9 @@ def rehearse(
     from crckpt.ops.rehearse import Request
     from crckpt.ops.rehearse import rehearse as perform
 
+    # Written so that it refuses what is no number (nan), too.
+    if not 0 <= seconds <= _LONGEST_S:
+        raise UsageError(f"--seconds {seconds:g} is not from 0 to {_LONGEST_S}", hint="crckpt rehearse --help")
     request = Request(ref, seconds, _words(probe))
     with shown("rehearsing", as_json=as_json) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))

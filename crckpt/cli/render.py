@@ -180,10 +180,10 @@ def noted(findings: Iterable[Finding | str]) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text of others (paths, names), so that rich takes no bracket in it for markup."""
+    """Text of others (paths, names) on one line, so that rich takes no bracket in it for markup."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(on_one_line(text))
 
 
 def dumped(result: Dumped, *, verbose: bool) -> Shown:
@@ -324,9 +324,9 @@ def diagnosed(result: Diagnosis) -> Shown:
 
 
 def _fact_row(fact: Fact) -> tuple[str, str, str]:
-    lines = [escaped(on_one_line(line)) for line in (fact.found, fact.consequence) if line]
+    lines = [escaped(line) for line in (fact.found, fact.consequence) if line]
     if fact.fix:
-        lines.append(f"[bold]{escaped(on_one_line(fact.fix))}[/]")
+        lines.append(f"[bold]{escaped(fact.fix)}[/]")
     return _STATES[fact.state], fact.key, "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Where to write.", show_default="named by the time"),
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write.", show_default="named by the time"),
     ] = None,
     with_secrets: Annotated[
         bool, typer.Option("--with-secrets", help="Let command lines, notes and host names in.")

@@ -33,10 +33,16 @@ def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
     for title, text in parts:
         if text is not None:
             yield f"\n{title}\n"
-            yield from text
+            yield from _or_none(text)
     if matches is not None:
         yield "\nstrings\n"
-        yield from map(_match, matches)
+        yield from _or_none(map(_match, matches))
+
+
+def _or_none(found: Iterator[str]) -> Iterator[str]:
+    first = next(found, None)
+    yield "none\n" if first is None else first
+    yield from found
 
 
 def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:

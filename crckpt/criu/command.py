@@ -101,5 +101,6 @@ def _chosen(options: Options) -> tuple[str, ...]:
         "--ext-unix-sk": options.ext_unix_sk,
     }
     # nftables: one table to find and to lift, where iptables would leave single rules among the host's own.
-    lock = ("--network-lock nftables",) if options.tcp == "keep" else ()
+    method = "nftables" if options.tcp == "keep" else options.network_lock
+    lock = (f"--network-lock {method}",) if method else ()
     return (*(flag for flag, on in flags.items() if on), *lock, *(f"--external {what}" for what in options.external))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -23,8 +23,11 @@ _TELLING = re.compile(
 )
 _LONGEST = 4096
 """Characters of a line that are looked at: longer ones are not CRIU's."""
+_MOST_LINES = 1000
+"""Different lines that are looked for in the catalogue: a log with more of them is not CRIU's."""
 
-_WRITER = re.compile(r"^(?:\([\d.]+\) *)?(?:pie: )?(\d+): ")
+_TIME = re.compile(r"^\([\d.]+\) *")
+_WRITER = re.compile(rf"(?:{_TIME.pattern})?(?:pie: )?(\d+): ")
 """At a restore every process writes lines of its own, with its number before them."""
 _PROCESS = re.compile(r"(?<!processes )\(pid: (\d+)(?: comm: (.*))?\)")
 _RULE = "-" * 40
@@ -72,20 +75,32 @@ class Explanation(Struct, frozen=True):
     outside_end: int = 0
 
 
+def is_log(text: str) -> bool:
+    """Whether any line begins with a time, as CRIU's do, or is one of those that it has before its log is open."""
+    return any(_TIME.match(line) or _TELLING.search(line) for line in text.splitlines())
+
+
 def explain(log: str) -> Explanation:
     """The first known cause in a log of `criu dump` or `criu restore`, and the lines that matter."""
     lines = log.splitlines()
-    telling = {
-        number: line[:_LONGEST]
-        for number, line in enumerate(lines)
-        if _TELLING.search(line) and not _HARMLESS.search(line)
-    }
+    telling = dict(islice(_telling(lines), _MOST_LINES))
     shown = tuple(line for line in telling.values() if "Warn " not in line)[:8]
     for causes in (SPECIFIC, GENERAL, WARNED):
         for number, line in telling.items():
             if finding := _known(line, causes):
                 return Explanation(finding, shown, line, _place(lines, number), _outside_end(lines, number))
     return Explanation(None, shown)
+
+
+def _telling(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines that may tell why, with their numbers; of those that differ in their times only, the first."""
+    seen: set[str] = set()
+    for number, line in enumerate(line[:_LONGEST] for line in lines):
+        if _TELLING.search(line) and not _HARMLESS.search(line):
+            said = _TIME.sub("", line)
+            if said not in seen:
+                seen.add(said)
+                yield number, line
 
 
 def _known(line: str, causes: Iterable[Cause]) -> Finding | None:

@@ -13,12 +13,13 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from crckpt.host import pipes
+from crckpt.host.pipes import Lender
 from crckpt.host.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 
@@ -32,6 +33,8 @@ more have been asked for; so the last PIPE_SIZE bytes are to be read-only.
 _SOCKET: Final = "streamer-serve.sock"
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = 1
+_AT_ONCE: Final = 1 << 16
+"""Bytes that an empty pipe takes without anybody reading."""
 _EXISTS: Final = b"\x08\x01"
 _MISSING: Final = b"\x08\x00"
 
@@ -100,21 +103,25 @@ class Streamer:
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
             return ()
+        pipe = _descriptor(connection)
         # CRIU splices other files, and only from these it copies.
-        kind = {"lent": name.startswith("pages-")}
-        feeder = threading.Thread(target=self._feed, args=(image, _descriptor(connection)), kwargs=kind, daemon=True)
+        lent = name.startswith("pages-")
+        rest = image if lent else _without_small(image, pipe)
+        if rest is None:
+            return ()
+        feeder = threading.Thread(target=self._feed, args=(rest, pipe), kwargs={"lent": lent}, daemon=True)
         feeder.start()
         return (feeder,)
 
     def _feed(self, image: Iterator[memoryview], pipe: int, *, lent: bool) -> None:
         try:
-            pipes.widen(pipe)
-            for content in image:
-                put = pipes.lend if lent and not content.readonly else os.write
-                while content:
-                    if interrupt_is_waiting():
-                        return
-                    content = content[put(pipe, content) :]
+            with closing(Lender(pipe)) as lender:
+                for content in image:
+                    while content:
+                        if interrupt_is_waiting():
+                            return
+                        borrows = lent and not content.readonly
+                        content = content[lender.lend(content) if borrows else os.write(pipe, content) :]
         except BrokenPipeError:
             pass  # CRIU has what it wants of it, or has failed and says why
         # Whatever it was: CRIU sees a file cut short and undoes its work, and then it is raised.
@@ -133,6 +140,29 @@ def serving(directory: Path) -> Iterator[Streamer]:
         streamer = Streamer(descriptor)
         stack.callback(streamer.close)
         yield streamer
+
+
+def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryview] | None:
+    """The image, but None if it was so small that all of it is in the pipe already, which is closed then.
+
+    A thread for each of the many small ones would wait for its turn among those that unpack.
+    """
+    try:
+        first = next(image, memoryview(b""))
+        if len(first) > _AT_ONCE:
+            return chain((first,), image)
+        # It need not stay as it is once more is asked for.
+        first = memoryview(bytes(first))
+        second = next(image, None)
+        if second is not None:
+            return chain((first, second), image)
+        with suppress(BrokenPipeError):  # CRIU has what it wants of it
+            os.write(pipe, first)
+    except BaseException:
+        os.close(pipe)
+        raise
+    os.close(pipe)
+    return None
 
 
 def _received(connection: socket.socket) -> bytes | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ _AT_ONCE = 64 << 10
 
 def own_name() -> str:
     """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def make_private_directory(path: Path, what: str) -> None:
@@ -243,9 +242,9 @@ def read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def status_of(path: str) -> os.stat_result | None:
-    """stat(2) of a file; None if it is missing or cannot be reached."""
+def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """stat(2) of a file, or of a symbolic link itself; None if it is missing or cannot be reached."""
     try:
-        return Path(path).stat()
+        return Path(path).stat(follow_symlinks=follow)
     except OSError:
         return None

@@ -52,11 +52,11 @@ class Group(Struct, frozen=True):
 def limited(memory: int) -> Iterator[Group | None]:
     """A new group with this limit in bytes, gone after the block, which ends its processes; None if there can be none.
 
-    Groups that were left by a crckpt that was killed are removed first.
+    Groups that were left by a crckpt that was killed are removed first, wherever it ran.
     """
     places = tuple(groups("memory"))
-    for place in places:
-        _remove_abandoned(place)
+    for top in (place for place in places if place.parent not in places):
+        _remove_abandoned(top)
     path = _made(places, memory)
     if path is None:
         yield None
@@ -91,8 +91,8 @@ def _made(places: tuple[Path, ...], memory: int) -> Path | None:
     return None
 
 
-def _remove_abandoned(place: Path) -> None:
-    for path in place.glob(f"{_PREFIX}*"):
+def _remove_abandoned(top: Path) -> None:
+    for path in top.rglob(f"{_PREFIX}*"):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

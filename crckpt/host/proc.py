@@ -13,7 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host.maps import mapped_files
+
 _PROC = Path("/proc")
+_AT_ONCE = 1 << 16
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SIGTRAP = 1 << signal.SIGTRAP - 1
 _STATES = {
@@ -119,15 +122,11 @@ class Tree(Struct, frozen=True):
 
 def read_process(pid: int) -> Process | None:
     """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it)."""
-    directory = _PROC / str(pid)
+    directory = f"/proc/{pid}"
     try:
-        stat = (directory / "stat").read_text(errors="replace")
-        status = dict(
-            line.split(":\t", 1)
-            for line in (directory / "status").read_text(errors="replace").splitlines()
-            if ":\t" in line
-        )
-        threads = tuple(sorted(int(name) for name in os.listdir(directory / "task")))
+        stat = _text(f"{directory}/stat")
+        status = dict(line.split(":\t", 1) for line in _text(f"{directory}/status").splitlines() if ":\t" in line)
+        threads = tuple(sorted(int(name) for name in os.listdir(f"{directory}/task")))
     except (FileNotFoundError, ProcessLookupError):
         return None
     if int(status["Tgid"]) != pid:
@@ -196,7 +195,7 @@ def tracers(pid: int) -> tuple[tuple[int, int], ...]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(_PROC / str(pid) / "task"):
             with suppress(FileNotFoundError, ProcessLookupError):
-                status = (_PROC / str(pid) / "task" / name / "status").read_text(errors="replace")
+                status = _text(f"/proc/{pid}/task/{name}/status")
                 tracer = int(status.partition("\nTracerPid:\t")[2].partition("\n")[0])
                 if tracer and int(name) != pid:
                     found.append((int(name), tracer))
@@ -228,7 +227,7 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
     """Every open descriptor of a process; none if it has ended or ends meanwhile."""
     found = []
     with suppress(FileNotFoundError, ProcessLookupError):
-        for name in sorted(os.listdir(_PROC / str(pid) / "fd"), key=int):
+        for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
             with suppress(FileNotFoundError, ProcessLookupError):
                 found.append(_descriptor(pid, int(name)))
     return tuple(found)
@@ -236,15 +235,12 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
 
 def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     """(path, bytes, links) of mapped files whose name is gone."""
-    directory = f"/proc/{pid}/map_files"
     found = {}
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for name in os.listdir(directory):
-            with suppress(OSError):
-                target = os.readlink(f"{directory}/{name}")
-                if target.endswith(" (deleted)"):
-                    status = Path(directory, name).stat()
-                    found[status.st_dev, status.st_ino] = (target, status.st_size, status.st_nlink)
+    for (*_, path), link in mapped_files(pid).items():
+        with suppress(OSError):
+            if path.endswith(" (deleted)"):
+                status = os.stat(link)
+                found[status.st_dev, status.st_ino] = (os.readlink(link), status.st_size, status.st_nlink)
     return tuple(found.values())
 
 
@@ -319,6 +315,18 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
         select.select([], [], [], 0.01)
 
 
+def _text(path: str) -> str:
+    """What such a file says. There are many of them: a `Path` of each takes longer than the kernel's answer."""
+    parts = []
+    file = os.open(path, os.O_RDONLY)
+    try:
+        while part := os.read(file, _AT_ONCE):
+            parts.append(part)
+    finally:
+        os.close(file)
+    return b"".join(parts).decode(errors="replace")
+
+
 def _in_use(numbers: frozenset[int]) -> frozenset[int]:
     """Those that are taken, by whomever: no file is read for it."""
     members = set()
@@ -336,24 +344,24 @@ def _pids() -> Iterator[int]:
 def _parents() -> Iterator[tuple[int, int]]:
     for pid in _pids():
         with suppress(FileNotFoundError, ProcessLookupError):
-            stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+            stat = _text(f"/proc/{pid}/stat")
             yield pid, int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
-def _namespaces(directory: Path) -> tuple[tuple[str, int], ...]:
+def _namespaces(directory: str) -> tuple[tuple[str, int], ...]:
     found = []
     with suppress(OSError):
         for kind in ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children"):
             with suppress(FileNotFoundError):
-                found.append((kind, (directory / "ns" / kind).stat().st_ino))
+                found.append((kind, os.stat(f"{directory}/ns/{kind}").st_ino))
     return tuple(found)
 
 
 def _descriptor(pid: int, fd: int) -> Descriptor:
-    link = _PROC / str(pid) / "fd" / str(fd)
+    link = f"/proc/{pid}/fd/{fd}"
     target = os.readlink(link)
     mode, size, links, device = _status(link)
-    info = (_PROC / str(pid) / "fdinfo" / str(fd)).read_text(errors="replace")
+    info = _text(f"/proc/{pid}/fdinfo/{fd}")
     told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     return Descriptor(
         pid=pid,
@@ -369,9 +377,9 @@ def _descriptor(pid: int, fd: int) -> Descriptor:
     )
 
 
-def _status(link: Path) -> tuple[int, int, int, int]:
+def _status(link: str) -> tuple[int, int, int, int]:
     try:
-        status = link.stat()
+        status = os.stat(link)
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError:

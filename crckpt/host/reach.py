@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host.maps import mapped_files
 from crckpt.host.proc import Descriptor
 
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
@@ -33,6 +34,7 @@ def out_of_reach(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tupl
     """Of these processes, all of our mount namespace. What changes while it is looked at is left out."""
     mounts = _mounts()
     known: dict[str, tuple[int, int] | None] = {}
+    reached: set[tuple[str, str, str]] = set()
     held = tuple(found for found in descriptors if _is_file(found.mode, found.target))
     return (
         *(OutOfReach(found.pid, found.fd, found.target, "mount") for found in held if found.mount not in mounts),
@@ -41,18 +43,29 @@ def out_of_reach(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tupl
             for found in held
             if found.mount in mounts and _hidden(f"/proc/{found.pid}/fd/{found.fd}", found.target, known)
         ),
-        *(found for pid in pids for found in _unreached(pid, known)),
+        *(found for pid in pids for found in _unreached(pid, known, reached)),
     )
 
 
-def _unreached(pid: int, known: dict[str, tuple[int, int] | None]) -> Iterator[OutOfReach]:
+def _unreached(
+    pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
+) -> Iterator[OutOfReach]:
+    """A mapped file that is `reached` by its name in one process is so in all."""
+    for name in ("cwd", "root"):
+        yield from _hidden_behind(pid, f"/proc/{pid}/{name}", known)
+    for file, link in mapped_files(pid).items():
+        if file not in reached:
+            found = tuple(_hidden_behind(pid, link, known))
+            yield from found
+            if not found:
+                reached.add(file)
+
+
+def _hidden_behind(pid: int, link: str, known: dict[str, tuple[int, int] | None]) -> Iterator[OutOfReach]:
     with suppress(OSError):
-        base = f"/proc/{pid}"
-        names = (f"map_files/{name}" for name in os.listdir(f"{base}/map_files"))
-        links = {os.readlink(f"{base}/{name}"): f"{base}/{name}" for name in ("cwd", "root", *names)}
-        for target, link in links.items():
-            if not target.startswith(_NAMELESS) and target.startswith("/") and _hidden(link, target, known):
-                yield OutOfReach(pid, -1, target, "hidden")
+        target = os.readlink(link)
+        if not target.startswith(_NAMELESS) and target.startswith("/") and _hidden(link, target, known):
+            yield OutOfReach(pid, -1, target, "hidden")
 
 
 def _hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:

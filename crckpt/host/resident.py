@@ -37,24 +37,13 @@ class Map(NamedTuple):
     shared: bool
 
 
-class Run(NamedTuple):
-    """Whole pages that are next to each other in a process's memory: address and contents."""
-
-    pid: int
-    address: int
-    content: bytes
+def maps(pid: int) -> int:
+    """How many maps a process has; none if it has ended."""
+    return _maps(pid).count(b"\n")
 
 
-def maps(pid: int) -> tuple[int, tuple[Map, ...]]:
-    """How many maps a process has, and those that may hold memory of its own; none if it has ended."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    return len(lines), tuple(_own(lines))
-
-
-def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[Run]:
-    """About `most` of the `memory` bytes that these processes have, in runs of pages; all if it is not more.
+def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
+    """About `most` of the `memory` bytes that these processes have, in runs of whole pages; all if it is not more.
 
     The same places are taken of the same maps of each process, so that what processes have in common is common in the
     sample, too.
@@ -66,13 +55,20 @@ def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[Run]:
         with suppress(OSError):
             for run in _runs(pid, every, chunk):
                 yield run
-                left -= len(run.content)
+                left -= len(run)
                 if left <= 0:
                     return
 
 
-def _own(lines: list[str]) -> Iterator[Map]:
-    for line in lines:
+def _maps(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_bytes()
+    return b""
+
+
+def _own(pid: int) -> Iterator[Map]:
+    """The maps that may hold memory that is in no file."""
+    for line in _maps(pid).decode(errors="replace").splitlines():
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         shared = words[1][3] == "s"
@@ -83,16 +79,15 @@ def _own(lines: list[str]) -> Iterator[Map]:
             yield Map(start, end, shared)
 
 
-def _runs(pid: int, every: int, chunk: int) -> Iterator[Run]:
-    _, own = maps(pid)
+def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
         try:
-            for number, found in enumerate(own):
+            for number, found in enumerate(_own(pid)):
                 for first, count in _resident(pagemap, found, chunk, every, number):
                     with suppress(OSError):  # gone by now, or of a device
-                        yield Run(pid, first, os.pread(memory, count * PAGE_SIZE, first))
+                        yield os.pread(memory, count * PAGE_SIZE, first)
         finally:
             os.close(memory)
     finally:

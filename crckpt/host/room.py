@@ -22,6 +22,11 @@ def free_disk(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def is_read_only(path: Path) -> bool:
+    """Whether the mount on which an existing path lies takes no writes."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def is_in_memory(path: Path) -> bool:
     """Whether what is written to an existing path takes memory."""
     device = path.stat().st_dev
@@ -41,6 +46,15 @@ def free_memory(*, swap: bool = False) -> int:
     told = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     swappable = _size(told, "SwapFree") if swap else 0
     return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
+
+
+def unwritten_limit() -> int:
+    """How many bytes may wait to be written to disks before who writes more has to wait for them.
+
+    Source: Documentation/admin-guide/sysctl/vm.rst.
+    """
+    fixed, share = (int(Path(f"/proc/sys/vm/dirty_{name}").read_text()) for name in ("bytes", "ratio"))
+    return fixed or free_memory() * share // 100
 
 
 def _size(told: dict[str, str], name: str) -> int:

@@ -11,6 +11,7 @@ from crckpt.host import proc, run
 
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
+_FORMS = "give a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 
 
@@ -21,18 +22,18 @@ def resolve(target: str) -> int:
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return _number(target, target, "give a PID, pidfile:PATH, unit:NAME or cgroup:PATH")
-    try:
-        resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}[kind]
-    except KeyError:
-        raise UsageError(f"{target} is no target", hint="give a PID, pidfile:PATH, unit:NAME or cgroup:PATH") from None
+        return _number(target, target, _FORMS)
+    resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
+    if resolver is None or not name:
+        raise UsageError(f"{target} is no target", hint=_FORMS)
     return resolver(name)
 
 
 def _number(text: str, target: str, hint: str) -> int:
     if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
         return int(text)
-    raise UsageError(f"{target} is no target: {text.strip()[:40]!r} is not a PID", hint=hint)
+    named = f"{target} is no target: " if target else ""
+    raise UsageError(f"{named}{text.strip()[:40]!r} is not a PID", hint=hint)
 
 
 def _of_pidfile(name: str) -> int:

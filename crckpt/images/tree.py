@@ -17,6 +17,7 @@ from crckpt.images.descriptors import Directories, read_descriptors, read_direct
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
+from crckpt.images.locks import FileLock, read_locks
 from crckpt.images.mm import AddressSpace, read_mm
 from crckpt.images.pstree import ProcessEntry, read_pstree
 from crckpt.images.regular import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
@@ -84,6 +85,7 @@ class ImageTree(Struct, frozen=True):
     processes: tuple[Process, ...]
     files: tuple[OpenFile, ...]
     terminals: tuple[TerminalInfo, ...]
+    locks: tuple[FileLock, ...] = ()
 
     @property
     def root(self) -> Process:
@@ -123,7 +125,8 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     if not processes:
         raise IntegrityError("pstree.img: names no process")
     terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
-    return ImageTree(inventory, processes, tuple(files.values()), terminals)
+    locks = read_locks(images.bytes_of("filelocks.img")) if "filelocks.img" in images.names else ()
+    return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
 
 
 class _Images(Struct, frozen=True):

@@ -180,6 +180,7 @@ def _room(context: Context) -> Room:
         memory=room.free_memory(),
         in_memory=room.is_in_memory(directory),
         beside=directory.stat().st_dev == store.stat().st_dev,
+        read_only=next((str(place) for place in (store, directory) if room.is_read_only(place)), ""),
     )
 
 
@@ -350,7 +351,8 @@ def _succeeded(subject: _Subject, outcome: Outcome) -> Outcome:
             from crckpt.ops.resources import in_live_tree
 
             resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
-            raise explained(outcome, DumpFailed, "the dump", resolved, "; TCP connections may be dead" if dead else "")
+            state = "; TCP connections may be dead" if dead else ""
+            raise explained(outcome, DumpFailed, "the dump", resolved, state, subject.planned.blockers)
     return outcome
 
 

@@ -19,6 +19,9 @@ _FULL = {
     errno.EFBIG: "a file grew too large",
 }
 
+_TELLS_LESS = {"cannot-trace": ("traced", "being-dumped"), "other-name": ("file-hidden",)}
+"""What CRIU's log says -> what the preflight says of the same."""
+
 Failure = TypeVar("Failure", bound=CrckptError)
 
 
@@ -46,10 +49,12 @@ def explained(
     what: str,
     resolved: Callable[[Explanation], Place | None],
     state: str = "",
+    seen: Sequence[Finding] = (),
 ) -> Failure:
     """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now.
 
-    `resolved` gives the place by name: see `ops.resources`.
+    `resolved` gives the place by name: see `ops.resources`. `seen` is what the preflight found: of some causes the log
+    says less.
     """
     # For failures only: its patterns and the catalogue take their time to load.
     from crckpt.criu.explain import explain
@@ -58,7 +63,9 @@ def explained(
     if told.finding:
         place = resolved(told)
         where = f" ({place})" if place else ""
-        return kind(f"{what} failed: {told.finding.what}{where}{state}", hint=told.finding.remedy, causes=told.lines)
+        known = _TELLS_LESS.get(told.finding.key, ())
+        finding = next((found for found in seen if found.key in known), told.finding)
+        return kind(f"{what} failed: {finding.what}{where}{state}", hint=finding.remedy, causes=told.lines)
     how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
     said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"
     return kind(f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=told.lines)

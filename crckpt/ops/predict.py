@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.criu.speed import PROCESSES, THREADS, Dumped, subject
+from crckpt.criu.speed import subject
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import machine, resident, room
 from crckpt.host.observe import Observed
@@ -21,26 +21,27 @@ from crckpt.host.proc import descriptors, memory, read_process
 from crckpt.model import PAGE_SIZE, JobName, Options, Statistics
 from crckpt.ops.context import Context
 from crckpt.ops.dump import Examined
+from crckpt.ops.failures import as_ours
 from crckpt.preflight.cost import (
     CommitSpeed,
-    DumpSpeed,
     ImageFiles,
     Load,
     Prediction,
-    Task,
-    each_of,
     predicted,
+    speed,
 )
-from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Rehearsal, Repository, ingest, laid_out, load, staged
+from crckpt.preflight.dump import ghosts
+from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
+from crckpt.store.on_trial import OnTrial
 
-_SAMPLE: Final = 32 << 20
-"""Bytes of the tree's memory that are stored on trial: some 100 ms."""
+_SAMPLE: Final = 12 << 20
+"""Bytes of the tree's memory that are stored on trial: some 50 ms."""
 
 _LEAST: Final = 1 / 4
 """Of the sample that is wanted: less tells nothing."""
 
-_ROUNDS: Final = ("first", "second", "third")
-"""What is measured is measured so often, and the middle counts; the last dump shows what changes in an idle tree."""
+_ROUNDS: Final = ("first", "second")
+"""What is measured is measured so often; the second dump shows what changes in an idle tree."""
 
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
 
@@ -57,21 +58,23 @@ def predict(examined: Examined, context: Context) -> Foreseen:
     """Say what a dump would cost. What goes wrong is said in place of it: a dump may work all the same."""
     try:
         with _place(examined.job, context) as place:
-            return Foreseen(_prediction(examined, context, place), place.assumes)
-    except CrckptError as error:
-        return Foreseen(why_not=error.message)
-    except OSError as error:
-        return Foreseen(why_not=str(error))
+            found = _prediction(examined, context, place)
+            return Foreseen(found, f"{place.assumes}{_beyond(found.raw_bytes, place.staging)}")
+    except (CrckptError, OSError) as error:
+        return Foreseen(why_not=as_ours(error, HostCannot, "a trial").message)
 
 
 class _Place(Struct, frozen=True):
-    """Directories on the disks that a dump would use, the store or one of our own, and the checkpoint to build on."""
+    """Directories on the disks that a dump would use, the store or one of our own, and what is stored on trial.
+
+    `is_next`: it would build on another checkpoint.
+    """
 
     work: Path
     staging: Path
     own: Repository
-    store: Repository
-    parent: Checkpoint | None
+    on_trial: OnTrial
+    is_next: bool
     assumes: str
 
 
@@ -81,111 +84,127 @@ def _place(job: JobName, context: Context) -> Iterator[_Place]:
     above = room.existing(context.store)
     store = context.repository() if above == context.store and any(above.iterdir()) else None
     with ExitStack() as stack:
-        work = stack.enter_context(store.transaction()).path if store else stack.enter_context(staged(above))
+        # Held shortly: what it finds of the store stays open, and may be removed from then on.
+        with store.shared() if store else nullcontext():
+            work = stack.enter_context(staged(store.layout.transactions if store else above))
+            own = Repository.open(work / "own", create=True)
+            series = store.checkpoints(job) if store else ()
+            on_trial = OnTrial(store or own, series[-1] if series else None, work, context.compress)
         staging = work
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
             (work / STAGING).symlink_to(staging)
-        series = store.checkpoints(job) if store else ()
-        if series:
-            assumes = f"as the next checkpoint of {job} in {context.store}"
-        else:
-            assumes = f"as the first checkpoint of {job} in {context.store}" + (
-                "" if store else ", which is to be made"
-            )
-        own = Repository.open(work / "own", create=True)
-        yield _Place(work, staging, own, store or own, series[-1] if series else None, assumes)
+        which = "next" if series else "first"
+        assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ', which is to be made'}"
+        yield _Place(work, staging, own, on_trial, bool(series), assumes)
+
+
+def _beyond(size: int, staging: Path) -> str:
+    """What cannot be foreseen of so many bytes of images there."""
+    limit = room.unwritten_limit()
+    if size <= limit or room.is_in_memory(staging):
+        return ""
+    return f", and that the disk keeps up: from about {limit} bytes on, who writes has to wait for it"
 
 
 def _prediction(examined: Examined, context: Context, place: _Place) -> Prediction:
     seen = examined.seen
+    loads: list[Load] = []
     with subject(examined.criu.path, place.staging) as trial:
-        loads = {kind: _load_of(pid) for kind, pid in trial.pids.items()}
-        dumps = [trial.dump(name, load) for name in _ROUNDS]
-    tasks = {kind: Task(loads[kind], median(_time_of(pid, dump) for dump in dumps)) for kind, pid in trial.pids.items()}
-    images = _image_files(dumps[0].images, trial.pids["plain"])
+        dumps = [trial.dump(name, lambda: loads.append(_load_of(trial.root, trial.child))) for name in _ROUNDS]
+    load = loads[0]
+    images = _image_files(dumps[0].images, load, trial.root)
     sample = _sample(seen)
     return predicted(
         _load_of_tree(seen),
-        DumpSpeed(
-            each=each_of(tasks),
-            freeze_ms=median(dump.frozen_ms - sum(dump.tasks.values()) for dump in dumps),
-            around_ms=median(dump.dump_ms - dump.frozen_ms for dump in dumps),
+        speed(
+            load,
+            memory_ms=fmean(dump.memory_ms for dump in dumps),
+            frozen_ms=fmean(dump.frozen_ms for dump in dumps),
+            dump_ms=fmean(dump.dump_ms for dump in dumps),
         ),
         images,
-        _commit_speed(place, [dump.images for dump in dumps], sample, context.compress),
+        _commit_speed(place, [dump.images for dump in dumps], sample),
         _size(sample),
     )
 
 
-def _sample(seen: Observed) -> list[resident.Run]:
+def _sample(seen: Observed) -> list[bytes]:
     wanted = min(_SAMPLE, seen.memory)
-    names = {process.pid: process.ns_pids[-1] for process in seen.tree.processes}
-    sample = [run._replace(pid=names[run.pid]) for run in resident.sample(seen.tree.pids, seen.memory, wanted)]
+    sample = list(resident.sample(seen.tree.pids, seen.memory, wanted))
     if _size(sample) < wanted * _LEAST:
         raise HostCannot("too little of the tree's memory can be looked at: it is swapped out, or sparse")
     return sample
 
 
-def _size(sample: list[resident.Run]) -> int:
-    return sum(len(run.content) for run in sample)
+def _size(sample: list[bytes]) -> int:
+    return sum(map(len, sample))
 
 
 def _load_of_tree(seen: Observed) -> Load:
     live = [process for process in seen.tree.processes if process.state != "zombie"]
     return Load(
-        memory=seen.memory,
-        maps=sum(resident.maps(process.pid)[0] for process in live),
+        memory=seen.memory + _ghosts(seen),
+        maps=sum(resident.maps(process.pid) for process in live),
         descriptors=len(seen.descriptors),
         threads=sum(len(process.threads) for process in live),
         processes=len(live),
     )
 
 
-def _load_of(pid: int) -> Load:
-    process = read_process(pid)
-    threads = len(process.threads) if process else 0
-    return Load(memory(pid), resident.maps(pid)[0], len(descriptors(pid)), threads, 1)
+def _ghosts(seen: Observed) -> int:
+    """Bytes of files without a name, which CRIU copies; mapped ones that lie in memory count as that."""
+    mapped = {path for path, *_ in seen.deleted_maps if _in_memory(path)}
+    return sum(size for path, size in ghosts(seen) if path not in mapped)
 
 
-def _time_of(pid: int, dump: Dumped) -> float:
-    if pid not in dump.tasks:
-        raise HostCannot("the log of a trial dump does not tell how long its processes took")
-    return dump.tasks[pid]
+def _in_memory(path: str) -> bool:
+    return room.is_in_memory(room.existing(Path(path).parent))
 
 
-def _image_files(images: Path, plain: int) -> ImageFiles:
+def _load_of(*pids: int) -> Load:
+    threads = [process.threads for pid in pids if (process := read_process(pid))]
+    return Load(
+        memory=sum(memory(pid) for pid in pids),
+        maps=sum(resident.maps(pid) for pid in pids),
+        descriptors=sum(len(descriptors(pid)) for pid in pids),
+        threads=sum(map(len, threads)),
+        processes=len(pids),
+    )
+
+
+def _image_files(images: Path, load: Load, root: int) -> ImageFiles:
     sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
     of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
     return ImageFiles(
         files=len(sizes) - len(of_tasks),
-        process_files=(len(of_tasks) - THREADS) / PROCESSES,
-        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{plain}.img")),
+        process_files=(len(of_tasks) - load.threads) / load.processes,
+        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{root}.img")),
     )
 
 
-def _commit_speed(place: _Place, images: list[Path], sample: list[resident.Run], compress: int | None) -> CommitSpeed:
-    bare = _made(place.work / "bare")
-    nothing = _stored(place.own, bare, "nothing")
+def _commit_speed(place: _Place, images: list[Path], sample: list[bytes]) -> CommitSpeed:
     for directory in images:
         for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
             path.unlink()
     rounds = [_stored(place.own, directory, "trial") for directory in images]
-    usual = rounds[-1 if place.parent else 0]
+    bare = _made(place.work / "bare")
+    nothing = _stored(place.own, bare, "nothing")
+    usual = rounds[-1 if place.is_next else 0]
     files = len(list(images[0].iterdir()))
-    rehearsal = Rehearsal(place.store, place.parent, place.work, compress)
-    # A page that nobody knows makes a pack of it each time. To begin, to sync, and to open the file of each process is
-    # no cost of the bytes: the difference is.
-    page = resident.Run(0, 0, os.urandom(PAGE_SIZE))
-    first = {run.pid: run._replace(content=run.content[:PAGE_SIZE]) for run in reversed(sample)}
-    begun = laid_out([page, *first.values()], _made(place.work / "begun"))
-    memory = laid_out([page, *sample], bare)
-    little, most = zip(*((rehearsal.store(begun), rehearsal.store(memory)) for _ in _ROUNDS), strict=True)
-    spent = median(found.ms for found in most) - median(found.ms for found in little)
+    # A page that nobody knows makes a pack of it each time. To begin and to sync costs no byte: the difference counts.
+    page = os.urandom(PAGE_SIZE)
+    begun, memory = place.work / "begun", place.work / "memory"
+    for path, content in ((begun, [page]), (memory, [page, *sample])):
+        path.touch(mode=0o600)
+        path.write_bytes(b"".join(content))
+    store = place.on_trial.store
+    little, most = zip(*((store(begun), store(memory)) for _ in _ROUNDS), strict=True)
+    spent = min(found.ms for found in most) - min(found.ms for found in little)
     return CommitSpeed(
-        fixed_ms=nothing.commit_ms + rehearsal.known_ms,
+        fixed_ms=nothing.commit_ms + place.on_trial.known_ms,
         fixed_stored=nothing.stored_bytes,
-        file_ms=max(median(found.commit_ms for found in rounds) - nothing.commit_ms, 0.0) / files,
+        file_ms=max(min(found.commit_ms for found in rounds) - nothing.commit_ms, 0.0) / files,
         file_stored=max(usual.stored_bytes - nothing.stored_bytes, 0) / files,
         byte_ms=max(spent, 0.0) / _size(sample),
         byte_stored=max(most[0].stored - little[0].stored, 0) / _size(sample),

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import Criu
@@ -138,8 +138,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         tree = tree_of(repository, checkpoint)
         reading.begin()
         wanted = _wanted(repository, checkpoint, tree)
-        # In a network of its own every port is free.
-        now = replace(survey(wanted, reading.files, context.store), refused={})
+        # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
+        now = replace(survey(wanted, reading.files, context.store), refused={}, locks={})
         verdict = _verdict(wanted, now)
         limit = _memory(tree, now)
         work = stack.enter_context(repository.transaction()).path.resolve()
@@ -192,7 +192,7 @@ def _memory(tree: ImageTree, now: Now) -> int:
     pages, files, free = now.here.memory, copied_bytes(tree, now.files), now.here.free_memory
     if pages + files > free:
         said = {"needed": pages + files, "memory": pages, "files": files, "free": free}
-        in_words = {name: f"{size / (1 << 20):,.0f} MiB" for name, size in said.items()}
+        in_words = {name: mebibytes(size) for name, size in said.items()}
         raise refused((cause("memory-rehearsed").told(**in_words),))
     return min(2 * (pages + files) + _SPARE, free)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ from msgspec.structs import replace
 
 from crckpt.host import cgroups, elf, kernel, network, proc, room
 from crckpt.host.files import status_of
-from crckpt.images.regular import ghost_image
+from crckpt.host.locks import held_locks
+from crckpt.images.regular import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.needs import Disk, Here, Need, needs
-from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, numbers, paths, required_path
+from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, locked, numbers, paths, required_path
 
 if TYPE_CHECKING:
     from crckpt.store.index import StoredFile
@@ -31,13 +33,15 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
     tree = wanted.tree
     now = Now(
         owners=() if wanted.new_pid_namespace else _owners(tree),
-        files={path: _file(path, file.build_id) for file in paths(tree) if (path := required_path(file))},
+        files={path: _file(path, file) for file in paths(tree) if (path := required_path(file))},
         refused={
             socket.id: refusal
             for socket, use in bound(wanted)
             if (refusal := network.refusal(socket.source.host, socket.source.port, use))
         },
         here=_here(wanted, images, store),
+        us=os.getpid(),
+        locks=held_locks({path for _, path, _ in locked(tree)}),
     )
     suspects = changed(wanted, now)
     if not suspects:
@@ -57,11 +61,11 @@ def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
     return proc.owners(wanted)
 
 
-def _file(path: str, build_id: str) -> FileNow | None:
-    found = status_of(path)
+def _file(path: str, file: RegularFile) -> FileNow | None:
+    found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
-    now = (elf.build_id(path) if build_id else None) or b""
+    now = (elf.build_id(path) if file.build_id else None) or b""
     return FileNow(found.st_size, found.st_mode, epoch(found.st_mtime), epoch(found.st_ctime), now.hex())
 
 

@@ -40,7 +40,7 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
     if seen.tree.root.ns_pids[-1] == 1:
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
     for process in seen.tree.processes:
-        yield from _not_frozen(process, names)
+        yield from _not_frozen(process, seen, names)
         yield from _nested(process, seen)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
@@ -89,9 +89,14 @@ def outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
     )
 
 
-def _not_frozen(process: Process, names: dict[int, str]) -> Iterator[Finding]:
+def shares(seen: Observed, kind: str) -> bool:
+    """Whether the tree lives in a namespace of ours, and CRIU, which is started there, does too."""
+    return dict(seen.tree.root.namespaces).get(kind) == dict(seen.own_namespaces).get(kind)
+
+
+def _not_frozen(process: Process, seen: Observed, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
-        yield _traced(process, process.tracer, names)
+        yield _traced(process, process.tracer, seen, names)
     if process.state == "zombie" and len(process.threads) > 1:
         yield cause("thread-leader-gone").told()
     if process.trapped:
@@ -101,14 +106,14 @@ def _not_frozen(process: Process, names: dict[int, str]) -> Iterator[Finding]:
 def _traced_threads(seen: Observed, names: dict[int, str]) -> Iterator[Finding]:
     processes = {process.pid: process for process in seen.tree.processes}
     for thread in seen.traced_threads:
-        yield _traced(processes[thread.pid], thread.tracer, names)
+        yield _traced(processes[thread.pid], thread.tracer, seen, names)
 
 
-def _traced(process: Process, by: int, names: dict[int, str]) -> Finding:
+def _traced(process: Process, by: int, seen: Observed, names: dict[int, str]) -> Finding:
     tracer = names.get(by, "?")
-    return cause("being-dumped" if tracer == "criu" else "traced").told(
-        pid=process.pid, comm=process.comm, tracer=by, tracer_comm=tracer
-    )
+    # To end the root would end what is to be saved.
+    key = "being-dumped" if tracer == "criu" else "traced-by-root" if by == seen.tree.root.pid else "traced"
+    return cause(key).told(pid=process.pid, comm=process.comm, tracer=by, tracer_comm=tracer)
 
 
 def _nested(process: Process, seen: Observed) -> Iterator[Finding]:
@@ -119,7 +124,7 @@ def _nested(process: Process, seen: Observed) -> Iterator[Finding]:
     if process.state == "zombie":
         return
     root = dict(seen.tree.root.namespaces)
-    unmade = ("mnt", "net") if _shares(seen, "net") else ("mnt",)
+    unmade = ("mnt", "net") if shares(seen, "net") else ("mnt",)
     for kind, inode in process.namespaces:
         if root.get(kind.removesuffix("_for_children"), inode) == inode:
             continue
@@ -183,17 +188,12 @@ def _unsaved_device(found: Descriptor, seen: Observed) -> Iterator[Finding]:
     major, minor = number
     is_terminal = major in _TERMINALS or minor in _CONSOLES.get(major, ())
     if number == _TUN:
-        if _shares(seen, "net"):
+        if shares(seen, "net"):
             yield cause("tun").told()
     elif (
         major != _MEMORY_DEVICES and number != _AUTOFS and not is_terminal and not found.target.startswith(_OF_PLUGINS)
     ):
         yield cause("device").told(fd=found.fd, what=f"chr {major}:{minor}")
-
-
-def _shares(seen: Observed, kind: str) -> bool:
-    """Whether the tree lives in a namespace of ours, and CRIU, which is started there, does too."""
-    return dict(seen.tree.root.namespaces).get(kind) == dict(seen.own_namespaces).get(kind)
 
 
 def _unmapped(mapping: Mapping, seen: Observed) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def _unmapped(mapping: Mapping, seen: Observed) -> Iterator[Finding]:
     elif mapping.kind == "uprobes":
         yield cause("uprobes").told(pid=mapping.pid)
     elif mapping.kind == "sysv":
-        if _shares(seen, "ipc"):
+        if shares(seen, "ipc"):
             yield cause("sysv-shm").told()
     elif mapping.kind == "unknown":
         special = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}

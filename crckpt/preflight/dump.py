@@ -12,10 +12,9 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
-from crckpt.model import Options
-from crckpt.preflight.blockers import blockers, outside_terminals, user_to_run_as
+from crckpt.model import MEBIBYTE, Options
+from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 
-MEBIBYTE = 1 << 20
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem")
 
 
@@ -68,6 +67,8 @@ def plan(
         link_remap="--link-remap" in picked,
         ext_unix_sk="--ext-unix-sk" in picked,
         ghost_limit=_ghost_limit(seen),
+        # CRIU locks all of such a network, and without being told by iptables, which few hosts have.
+        network_lock=None if shares(seen, "net") else "nftables" if locks_by_nftables else "skip",
     )
     return Plan(
         options=options,
@@ -141,8 +142,13 @@ def _outside_pipes(seen: Observed) -> Iterator[Descriptor]:
 
 def _ghost_limit(seen: Observed) -> int:
     """Bytes for --ghost-limit, with room for growth until the freeze; 0 where CRIU's default of 1 MiB will do."""
-    largest = max((size for _, size, links in _deleted(seen) if not links), default=0)
+    largest = max((size for _, size in ghosts(seen)), default=0)
     return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE
+
+
+def ghosts(seen: Observed) -> frozenset[tuple[str, int]]:
+    """(path, bytes) of the files in use that have no name any more: CRIU copies them."""
+    return frozenset((path, size) for path, size, links in _deleted(seen) if not links)
 
 
 def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:

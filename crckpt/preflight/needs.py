@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding, cause, mebibytes
 from crckpt.host.cgroups import TasksLeft
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree, Thread
 
-_MEBIBYTE = 1 << 20
 _MODULES = {1: "selinux", 2: "apparmor"}
 """Of `Inventory.lsm` (images/inventory.proto)."""
 
@@ -137,11 +136,11 @@ def _shortages(tree: ImageTree, here: Here) -> Iterator[Finding]:
     if here.tasks is not None and tasks(tree) > here.tasks.left:
         yield cause("tasks-limit").told(group=here.tasks.group, left=max(0, here.tasks.left), needed=tasks(tree))
     if here.memory > here.free_memory:
-        yield cause("tree-memory").told(needed=_said(here.memory), free=_said(max(0, here.free_memory)))
+        yield cause("tree-memory").told(needed=mebibytes(here.memory), free=mebibytes(max(0, here.free_memory)))
     for disk in here.disks:
         if disk.needed > disk.free:
             yield cause("restore-space").told(
-                needed=_said(disk.needed), free=_said(disk.free), directory=disk.directory
+                needed=mebibytes(disk.needed), free=mebibytes(disk.free), directory=disk.directory
             )
 
 
@@ -151,7 +150,3 @@ def _threads(tree: ImageTree) -> Iterator[Thread]:
 
 def _vmas(tree: ImageTree) -> Iterator[Vma]:
     yield from (vma for process in tree.processes if process.memory for vma in process.memory.vmas)
-
-
-def _said(size: int) -> str:
-    return f"{size / _MEBIBYTE:,.0f} MiB" if size >= 10 * _MEBIBYTE else f"{size / _MEBIBYTE:,.1f} MiB"

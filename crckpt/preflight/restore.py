@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.host.locks import Held
 from crckpt.host.network import Binding
 from crckpt.host.proc import Owner
 from crckpt.images.files import OpenFile
+from crckpt.images.locks import FileLock
 from crckpt.images.regular import LINKED, RegularFile
 from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.images.special import Fifo, Pipe, Terminal
 from crckpt.images.tree import ImageTree
 from crckpt.preflight import needs
+from crckpt.preflight.locks import kept_out
 from crckpt.preflight.needs import Here
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ class Now(Struct, frozen=True):
     """What this host says of everything a checkpoint needs. A file that is missing stands as None.
 
     `refused` says of sockets, by id, why their address cannot be had; `packages` by path of files that changed whose
-    they are.
+    they are; `locks` by path who holds which; `us` is crckpt's own PID.
     """
 
     owners: tuple[Owner, ...]
@@ -53,6 +56,8 @@ class Now(Struct, frozen=True):
     refused: dict[int, Literal["taken", "missing"]]
     here: Here
     packages: dict[str, Package] = {}
+    locks: dict[str, tuple[Held, ...]] = {}
+    us: int = 0
 
 
 class Rewind(Struct, frozen=True):
@@ -131,6 +136,19 @@ def required_path(file: RegularFile) -> str:
     return path if path.startswith("/") and not brought_along and not file.external else ""
 
 
+def locked(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
+    """The locks to be taken again: on which path, and who had each, by which descriptor."""
+    needed = {required_path(file) for file in paths(tree)}
+    holders = {process.pid: process for process in tree.processes}
+    for lock in tree.locks:
+        holder = holders[lock.pid]
+        for opened in holder.descriptors:
+            if opened.fd == lock.fd and isinstance(opened.file, RegularFile):
+                path = required_path(opened.file)
+                if path in needed:
+                    yield lock, path, f"fd {lock.fd} of {holder.comm}, PID {lock.pid}"
+
+
 def bound(wanted: Wanted) -> Iterator[tuple[InetSocket, Binding]]:
     """The sockets whose addresses a restore must have, and what for. None if the tree brings its own network."""
     ids = wanted.tree.root.ids
@@ -161,13 +179,15 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
-        blockers.extend(_taken(owner) for owner in _distinct(now.owners))
+        blockers.extend(_taken(owner, now.us) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
         for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
             if rewind is not None:
                 rewinds.append(rewind)
             (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
     blockers.extend(_refused(socket, now.refused[socket.id]) for socket, _ in bound(wanted) if socket.id in now.refused)
+    kept = (kept_out(lock, path, who, now.locks.get(path, ())) for lock, path, who in locked(wanted.tree))
+    blockers.extend(finding for finding in kept if finding is not None)
     blockers.extend(needs.lacking(wanted.tree, wanted.cpu_features, max(numbers(wanted.tree)), now.here))
     warnings.extend(needs.warnings(now.here))
     needs_terminal = _needs_terminal(wanted.tree)
@@ -194,8 +214,8 @@ def _distinct(owners: tuple[Owner, ...]) -> Iterator[Owner]:
     yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
 
 
-def _taken(owner: Owner) -> Finding:
-    key = "pid-unreaped" if owner.state == "zombie" else "pid-taken"
+def _taken(owner: Owner, us: int) -> Finding:
+    key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
     return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
 
 

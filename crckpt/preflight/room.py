@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.causes import Finding, cause
-from crckpt.preflight.dump import MEBIBYTE
+from crckpt.causes import Finding, cause, mebibytes
+from crckpt.model import MEBIBYTE
 
 OWN_MEMORY: Final = 256 * MEBIBYTE
 """What crckpt takes beside the images."""
@@ -18,24 +18,27 @@ _NEW_SHARE: Final = 8
 
 
 class Room(Struct, frozen=True):
-    """Bytes that are free: where images go, and in memory; `in_memory` if they go there, `beside` if packs do, too."""
+    """Bytes that are free: where images go, and in memory; `in_memory` if they go there, `beside` if packs do, too.
+
+    `read_only` is what of the store and that place takes no writes, empty if both do.
+    """
 
     directory: str
     disk: int
     memory: int
     in_memory: bool
     beside: bool
+    read_only: str = ""
 
 
 def shortages(images: int, room: Room) -> Iterator[Finding]:
     """What does not fit, of images of about that many bytes."""
+    if room.read_only:
+        yield cause("store-read-only").told(directory=room.read_only)
+        return
     on_disk = images + (images // _NEW_SHARE if room.beside else 0)
     if on_disk > room.disk:
-        yield cause("disk").told(needed=_said(on_disk), free=_said(room.disk), directory=room.directory)
+        yield cause("disk").told(needed=mebibytes(on_disk), free=mebibytes(room.disk), directory=room.directory)
     memory = OWN_MEMORY + (on_disk if room.in_memory else 0)
     if memory > room.memory:
-        yield cause("memory").told(needed=_said(memory), free=_said(room.memory), directory=room.directory)
-
-
-def _said(size: int) -> str:
-    return f"{size / MEBIBYTE:,.0f} MiB"
+        yield cause("memory").told(needed=mebibytes(memory), free=mebibytes(room.memory), directory=room.directory)

@@ -74,7 +74,6 @@ from crckpt.store.materialise import details_of, file_names, materialise, materi
 from crckpt.store.names import check_name
 from crckpt.store.pending import Pending
 from crckpt.store.refs import Tag
-from crckpt.store.rehearsal import Rehearsal, laid_out
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
@@ -90,7 +89,6 @@ __all__ = [
     "NewCheckpoint",
     "PackUse",
     "Pending",
-    "Rehearsal",
     "Repaired",
     "Repository",
     "Tag",
@@ -102,7 +100,6 @@ __all__ = [
     "details_of",
     "file_names",
     "ingest",
-    "laid_out",
     "load",
     "materialise",
     "materialise_base",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,7 +148,7 @@ def _new_facts() -> dict[str, Any]:
         "format": FORMAT,
         "id": str(uuid.uuid4()),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "fingerprint_seed": secrets.randbits(64),
+        "fingerprint_seed": int.from_bytes(os.urandom(8), "little"),
     }
 
 

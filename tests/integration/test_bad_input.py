@@ -26,7 +26,8 @@ NO_PID: Final = 2**22 - 1
 def test_no_such_process(crckpt: Crckpt) -> None:
     """Also a number that no process can have, and what is no number."""
     _refused(crckpt, USAGE, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
-    for target in ("0", "99999999999", "12three", "", "pid:12"):
+    _refused(crckpt, USAGE, "dump", "", names=("'' is not a PID",), both=False)
+    for target in ("0", "99999999999", "12three", "pid:12"):
         _refused(crckpt, USAGE, "dump", target, names=(f"{target} is no target",), both=False)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from command import Crckpt
 from stopped import BY_NAME
 from trees import CASES, PROGRAMS, PYTHON, Case, started
+
+from crckpt.ops.context import Context
+from crckpt.ops.dump import Request, examine
 
 REFUSED = 24
 
@@ -23,10 +28,9 @@ def test_of_a_healthy_tree_nothing_stands_against_it(crckpt: Crckpt) -> None:
 def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
     """But for what the user must choose: what becomes of TCP connections."""
     with started(case) as tree:
-        status = REFUSED if case.tcp else 0
-        result = crckpt.run("doctor", str(tree.pid), "--json", status=status).document["result"]
-        assert {blocker["key"] for blocker in result["blockers"]} == ({"tcp"} if case.tcp else set())
-        assert result["able"] is not bool(case.tcp)
+        # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
+        found = examine(Request(str(tree.pid)), Context(crckpt.store))
+        assert {blocker.key for blocker in found.blockers} == ({"tcp"} if case.tcp else set())
 
 
 def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
@@ -42,6 +46,8 @@ def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> Non
     case = Case(kind, (PYTHON, str(PROGRAMS / "dialogue.py"), "{workdir}", "--hold", kind), tcp="keep")
     with started(case) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
+        assert {blocker["key"] for blocker in result["blockers"]} == {"tcp"}
+        assert result["able"] is False
         (told,) = (warning for warning in result["warnings"] if warning["key"] == "unread")
         assert f"of PID {tree.pid} ({what}) is not saved" in told["what"]
         assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
@@ -60,6 +66,7 @@ def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
     """Bytes within a factor of 2; how near times come is for `scripts/bench predictions`."""
     with started(BY_NAME["family"]) as tree:
         first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert (first["able"], first["blockers"]) == (True, [])
         assert first["prediction_assumes"].startswith("as the first checkpoint of ")
         assert first["prediction_assumes"].endswith(f" in {crckpt.store}, which is to be made")
         assert not crckpt.store.exists(), "it only looks"
@@ -73,6 +80,30 @@ def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
         assert second["prediction_assumes"].startswith("as the next checkpoint of ")
         assert second["prediction"]["stored_bytes"] < first["prediction"]["stored_bytes"] / 4, "the store has most"
         assert not list((crckpt.store / "tmp").iterdir()), "nothing is left"
+
+
+DELETED = """
+import os, tempfile, time
+with tempfile.TemporaryFile(buffering=0) as file:
+    file.write(os.urandom(32 << 20))
+    os.write(1, b"1")
+    os.dup2(0, 1)
+    time.sleep(600)
+"""
+
+
+def test_files_that_are_deleted_but_open_count(crckpt: Crckpt) -> None:
+    null = subprocess.DEVNULL
+    argv = (PYTHON, "-S", "-E", "-c", DELETED)
+    with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.read() == b"1"
+            foreseen = crckpt.run("doctor", str(child.pid), "--json").document["result"]["prediction"]
+            took = crckpt.run("dump", str(child.pid), "--json").document["result"]["checkpoint"]["statistics"]
+            assert took["raw_bytes"] / 1.5 < foreseen["raw_bytes"] < took["raw_bytes"] * 1.5
+        finally:
+            child.kill()
 
 
 def test_a_prediction_does_not_stop_the_tree_and_is_said(crckpt: Crckpt) -> None:

@@ -1,5 +1,6 @@
 """scripts/install-criu, run for real: Debian's packages, real trials, an interruption, two runs at once."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from trees import wait_for
 
 pytestmark = pytest.mark.host_network
 
+IMAGES = Path(__file__).parents[1] / "data/images/tree"
 SCRIPT = Path(__file__).parents[2] / "scripts/install-criu"
 
 
@@ -103,10 +105,14 @@ def test_programs_of_the_prefix_use_only_its_own_libraries(installed: Installed)
 
 
 def test_prefix_works_where_it_is_moved(installed: Installed, tmp_path: Path) -> None:
-    """A prefix that was moved passes the trial in its new place."""
-    shutil.copytree(installed.prefix, tmp_path / "elsewhere/criu", symlinks=True)
-    outcome = run(tmp_path / "elsewhere/criu", "prefix")
-    assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/elsewhere/criu/criu\n"), outcome.stderr
+    """A prefix that was moved passes the trial in its new place, and its crit reads images."""
+    moved = tmp_path / "elsewhere/criu"
+    shutil.copytree(installed.prefix, moved, symlinks=True)
+    outcome = run(moved, "prefix")
+    assert (outcome.status, outcome.stdout) == (0, f"{moved}/criu\n"), outcome.stderr
+    argv = [str(moved / "crit"), "decode", "--in", str(IMAGES / "inventory.img")]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said)["magic"] == "INVENTORY"
 
 
 def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) -> None:

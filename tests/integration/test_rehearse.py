@@ -214,7 +214,8 @@ def test_what_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
         assert rehearsed(crckpt)["passed"]
         crckpt.run("rehearse", "nobody", status=12)
         crckpt.run("rehearse", JOB, "--probe", "'", status=2)
-        crckpt.run("rehearse", JOB, "--seconds", "-1", status=2)
+        for seconds in ("-1", "nan", "inf"):
+            crckpt.run("rehearse", JOB, "--seconds", seconds, status=2)
         # A new file: the program has the old one mapped.
         library.rename(tmp_path / "old.so")
         shutil.copy(tmp_path / "old.so", library)

@@ -1,11 +1,13 @@
 """What stands against a restore is said before CRIU starts, by name and with the remedy; then it works."""
 
+import fcntl
 import os
 import shutil
 import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +171,17 @@ def test_another_build_that_is_longer_is_never_cut_back(crckpt: Crckpt, tree: Tr
     crckpt.run("restore", JOB, "--detach")
 
 
+def test_a_symbolic_link_that_is_held_itself(crckpt: Crckpt, tree: Tree) -> None:
+    """That it leads to nothing is no obstacle; that it is gone is one."""
+    before = tree.counters()
+    link = tree.workdir / "link"
+    link.rename(link.with_name("aside"))
+    assert f"{link} is missing (fd " in _refused(crckpt)
+    link.with_name("aside").rename(link)
+    crckpt.run("restore", JOB, "--detach")
+    tree.wait_growth(before)
+
+
 def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
     """Whoever listens there now must end first."""
     with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
@@ -180,6 +193,50 @@ def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
         assert f"ss -ltnp 'sport = :{port}'" in said
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("other", ["flock", "POSIX", "OFD"])
+def test_a_file_lock_that_another_program_holds(crckpt: Crckpt, other: str) -> None:
+    """CRIU would wait for it without end. POSIX and OFD locks keep each other out where their bytes overlap."""
+    with stopped(crckpt, BY_NAME["locks"]) as tree:
+        before = tree.counters()
+        wanted = {"flock": ("flock",), "POSIX": ("posix", "ofd"), "OFD": ("posix", "ofd", "child")}[other]
+        paths = [tree.workdir / f"{name}.lock" for name in wanted]
+        with ExitStack() as held:
+            for path in paths:
+                _lock(held, path, other)
+            said = _refused(crckpt)
+            for path, name in zip(paths, wanted, strict=True):
+                kind = {"flock": "flock ", "ofd": "OFD lock "}.get(name, "POSIX lock ")
+                assert f"the {kind}on {path} (fd " in said
+            assert f" is held by {psutil.Process().name()} (PID {os.getpid()}) now" in said
+            assert "lslocks" in said
+        with ExitStack() as harmless:
+            _lock(harmless, tree.workdir / "child.lock", "POSIX", fcntl.F_RDLCK)
+            _lock(harmless, tree.workdir / "posix.lock", "OFD", start=150)
+            _lock(harmless, tree.workdir / "posix.lock", "flock")
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
+
+
+def test_a_lock_whose_taker_has_ended_is_told_of_who_has_it_now(crckpt: Crckpt) -> None:
+    """As that of the program flock(1) starts is: the kernel goes on to say the PID of who locked."""
+    with stopped(crckpt, BY_NAME["locks"]) as tree, (tree.workdir / "flock.lock").open() as file:
+        taker = os.fork()
+        if not taker:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            os._exit(0)
+        os.waitpid(taker, 0)
+        assert f"(PID {os.getpid()}) now" in _refused(crckpt)
+
+
+def _lock(held: ExitStack, path: Path, kind: str, how: int = fcntl.F_WRLCK, start: int = 0) -> None:
+    file = held.enter_context(path.open("r+"))
+    if kind == "flock":
+        fcntl.flock(file, fcntl.LOCK_EX)
+    else:
+        wanted = struct.pack("hhqqi4x", how, os.SEEK_SET, start, 0, 0)
+        fcntl.fcntl(file, fcntl.F_SETLK if kind == "POSIX" else fcntl.F_OFD_SETLK, wanted)
 
 
 def _refused(crckpt: Crckpt, *words: str) -> str:

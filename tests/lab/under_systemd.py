@@ -183,7 +183,7 @@ def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
         ("unit:basic.target", "unit basic.target is no service", "name a service"),
         ("unit:init.scope", "unit init.scope is no service", "cgroup:/init.scope"),
         ("unit:systemd-journald*", "must name one unit", "systemctl list-units"),
-        ("unit:", "systemd does not tell of unit ''", "give a PID"),
+        ("unit:", "unit: is no target", "give a PID"),
         ("cgroup:/unknown.slice", "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
     ],
 )

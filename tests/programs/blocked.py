@@ -165,6 +165,13 @@ def hidden_file(workdir: Path) -> int:
     return fd
 
 
+def hidden_gone(workdir: Path) -> int:
+    """A file under a mount that has none of its name."""
+    fd = hidden_file(workdir)
+    (workdir / "mount/file").unlink()
+    return fd
+
+
 def hidden_map(workdir: Path) -> int:
     """A mapped file of that kind."""
     fd = hidden_file(workdir)
@@ -418,6 +425,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
             harmless,
             hidden_directory,
             hidden_file,
+            hidden_gone,
             hidden_map,
             io_uring_map,
             message_queue,

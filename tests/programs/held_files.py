@@ -1,6 +1,7 @@
 """A counter that holds files: one to read, one to write, one with a mode of its own, and a library that it has loaded.
 
-Usage: held_files.py WORKDIR LIBRARY. The others are WORKDIR/read.txt, write.txt and mode.txt.
+Usage: held_files.py WORKDIR LIBRARY. The others are WORKDIR/read.txt, write.txt, mode.txt, and `link`: a symbolic link
+to nothing, which is held itself.
 """
 
 import ctypes
@@ -22,6 +23,8 @@ def main() -> None:
     os.open(workdir / "read.txt", os.O_RDONLY)
     os.open(workdir / "write.txt", os.O_RDWR)
     os.open(workdir / "mode.txt", os.O_RDONLY)
+    (workdir / "link").symlink_to("nothing")
+    os.open(workdir / "link", os.O_PATH | os.O_NOFOLLOW)
 
     def step() -> None:
         program.facts["answer"] = library.answer()

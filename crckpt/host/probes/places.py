@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 
 from crckpt.host import room, run
+from crckpt.host.mounts import mounted
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.model import MEBIBYTE
 
 _GIBIBYTE = 1 << 30
 _RUN = Path("/run")
@@ -38,6 +40,8 @@ def store(path: Path) -> Outcome:
         prefix, refused = "", _refused(path)
     if refused:
         return refused
+    if room.is_read_only(there):
+        return missing(f"{there} lies on a read-only mount", "nothing can be stored", _ANOTHER)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
     if _file_system(there) in ("tmpfs", "ramfs"):
@@ -56,7 +60,7 @@ def staging(path: Path | None, in_store: Path) -> Outcome:
 
 def cgroups() -> Outcome:
     """Which control groups are mounted."""
-    kinds = {kind for _, kind in _mounts() if kind in ("cgroup", "cgroup2")}
+    kinds = {found.kind for found in mounted()} & {"cgroup", "cgroup2"}
     if not kinds:
         lost = "limits of memory are not seen when it is decided where images lie"
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
@@ -97,7 +101,8 @@ def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
 
 def _room(path: Path) -> str:
     usage = shutil.disk_usage(path)
-    return f"{usage.free / _GIBIBYTE:.1f} GiB free of {usage.total / _GIBIBYTE:.1f} on {_file_system(path)} ({path})"
+    unit, name = (_GIBIBYTE, "GiB") if usage.total >= _GIBIBYTE else (MEBIBYTE, "MiB")
+    return f"{usage.free / unit:.1f} {name} free of {usage.total / unit:.1f} on {_file_system(path)} ({path})"
 
 
 def _nearest(path: Path) -> Path:
@@ -106,19 +111,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _file_system(path: Path) -> str:
-    """The kind of file system that a path lies on: of the mount points above it, the last one mounted counts."""
+    """The kind of file system that a path lies on."""
     real = path.resolve()
-    over = [(len(point.parts), kind) for point, kind in _mounts() if real.is_relative_to(point)]
-    deepest = max((depth for depth, _ in over), default=0)
-    return next((kind for depth, kind in reversed(over) if depth == deepest), "an unknown file system")
-
-
-def _mounts() -> list[tuple[Path, str]]:
-    """Mount points and kinds, in the order of mounting. Source: proc_pid_mountinfo(5)."""
-    halves = (line.partition(b" - ") for line in Path("/proc/self/mountinfo").read_bytes().splitlines())
-    return [(_unescaped(before.split(b" ")[4]), after.split(b" ")[0].decode()) for before, _, after in halves]
-
-
-def _unescaped(field: bytes) -> Path:
-    """The kernel writes white space and backslashes as octal numbers."""
-    return Path(os.fsdecode(field.decode("unicode_escape").encode("latin-1")))
+    above = (found.kind for found in reversed(mounted()) if real.is_relative_to(found.path))
+    return next(above, "an unknown file system")

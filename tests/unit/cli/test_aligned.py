@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.cli.render import aligned, on_one_line
+from crckpt.cli.render import aligned, escaped, on_one_line
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -16,3 +16,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 def test_what_would_break_a_line_is_replaced() -> None:
     assert on_one_line("a\n\x1b[31mb\udce9ö") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}ö"
+
+
+def test_what_rich_draws_breaks_no_line_either() -> None:
+    assert escaped("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")

@@ -48,11 +48,23 @@ def test_an_unknown_failure_is_said_to_be_one() -> None:
 
 
 def test_no_log_at_all() -> None:
-    assert explained("-") == "the log shows no error\n"
-    assert explained("-", stdin=os.urandom(100_000)) == "the log shows no error\n"
+    assert "what came on stdin is empty\n" in explained("-", status=2)
+    assert "what came on stdin is no log of CRIU\n" in explained("-", stdin=os.urandom(100_000), status=2)
+    assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
     assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n")
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
     assert "cannot read the log" in explained(str(tmp_path), status=2)
+
+
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    command = ["sh", "-c", '"$0" -m crckpt explain - <&-', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("crckpt: what came on stdin is empty\n")
+
+
+def test_what_never_ends_is_no_log() -> None:
+    assert "longer than 256 MiB" in explained("/dev/zero", status=2)

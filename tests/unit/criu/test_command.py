@@ -77,6 +77,11 @@ def test_connections(tcp: object, words: tuple[str, ...]) -> None:
     assert shown(Options(tcp="close" if tcp else None)) == words
 
 
+def test_a_network_of_its_own() -> None:
+    assert shown(Options(network_lock="skip")) == ("--network-lock skip",)
+    assert shown(Options(network_lock="nftables")) == ("--network-lock nftables",)
+
+
 def test_what_people_are_shown() -> None:
     assert shown(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
     assert shown(Options()) == ()

@@ -184,3 +184,14 @@ def test_the_outside_end_of_a_unix_socket_is_told_by_its_inode() -> None:
     told = explain(extern + refused)
     assert (told.place, told.outside_end) == (None, 4555832)
     assert explain(refused).outside_end == 0
+
+
+LAST = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
+
+
+def test_a_line_that_is_said_a_million_times_is_looked_up_once() -> None:
+    log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST
+    told = explain(log)
+    assert told.finding
+    assert told.finding.key == "netlink-data"
+    assert len(told.lines) == 2

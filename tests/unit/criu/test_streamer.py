@@ -18,7 +18,16 @@ from crckpt.errors import IntegrityError, Interrupted
 from crckpt.host.signals import interruptible, interrupts_put_off
 
 LARGE = os.urandom(5 << 20)
-FILES = {"inventory.img": b"small", "empty.img": b"", "pages-1.img": LARGE, "pages-2.img": LARGE[::-1]}
+# Parts are of 100,000 bytes: one that fits into a pipe, several, and one that does not.
+FILES = {
+    "inventory.img": b"small",
+    "empty.img": b"",
+    "core-1.img": LARGE[:65536],
+    "ghost.img": LARGE[:90_000],
+    "tmpfs.img": LARGE[:300_000],
+    "pages-1.img": LARGE,
+    "pages-2.img": LARGE[::-1],
+}
 
 
 class Client:

@@ -52,6 +52,13 @@ def test_what_a_dead_one_left_is_removed(group: limited_group.Group) -> None:
         assert not left.exists()
 
 
+def test_what_one_left_who_ran_in_another_group_is_removed(group: limited_group.Group) -> None:
+    left = group.path / "crckpt-rehearsal-left"
+    left.mkdir()
+    with limited_group.limited(LIMIT):
+        assert not left.exists()
+
+
 def test_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limited_group, "groups", lambda _: (tmp_path,))
     with limited_group.limited(LIMIT) as found:

@@ -313,6 +313,22 @@ def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
 
 
 @AS_ROOT
+def test_a_store_on_a_read_only_mount(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from crckpt.host.probes import places; "
+        "print(places.store(Path(sys.argv[1])))"
+    )
+    mounted = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted, str(tmp_path), sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{tmp_path} lies on a read-only mount" in done.stdout
+
+
+@AS_ROOT
 def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)

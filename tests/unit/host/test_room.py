@@ -25,6 +25,11 @@ def test_memory_is_at_most_what_is_available() -> None:
     assert 0 < room.free_memory() <= psutil.virtual_memory().available + (1 << 28)
 
 
+def test_a_part_of_memory_may_wait_to_be_written() -> None:
+    fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
+    assert room.unwritten_limit() == fixed or 0 < room.unwritten_limit() <= room.free_memory() + (1 << 28)
+
+
 def test_what_lies_in_memory() -> None:
     assert room.is_in_memory(Path("/dev/shm"))
     assert not room.is_in_memory(Path("/proc"))

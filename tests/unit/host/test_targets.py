@@ -39,7 +39,7 @@ def test_what_is_no_pid(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
-@pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit"])
+@pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit", "unit:", "cgroup:", "pidfile:"])
 def test_what_is_no_target(target: str) -> None:
     assert f"{target} is no target" in refused(target).message
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
-from crckpt.model import Options
-from crckpt.preflight.dump import MEBIBYTE, Plan, plan, refusal
+from crckpt.model import MEBIBYTE, Options
+from crckpt.preflight.dump import Plan, plan, refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24
@@ -187,6 +187,13 @@ def test_a_file_that_lost_one_of_its_names() -> None:
     assert (stopping.options.link_remap, stopping.warnings) == (True, ())
     assert planned(replace(PLAIN, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
     assert not planned(with_files(GONE)).options.link_remap
+
+
+def test_all_of_a_network_of_its_own_is_locked() -> None:
+    there = with_tree(in_namespaces(ROOT, net=99))
+    assert planned(PLAIN).options.network_lock is None
+    assert planned(there).options.network_lock == "nftables"
+    assert planned(there, nftables=False).options.network_lock == "skip"
 
 
 @pytest.mark.parametrize(

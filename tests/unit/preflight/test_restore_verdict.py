@@ -195,6 +195,12 @@ def test_numbers_that_are_taken(wanted: Wanted, now: Now, role: str) -> None:
     assert judge(replace(wanted, new_pid_namespace=True), taken).blockers == ()
 
 
+def test_a_number_that_crckpt_itself_got(wanted: Wanted, now: Now) -> None:
+    """Whoever is told to end it would look for what has gone by then."""
+    ours = replace(now, us=7993, owners=(Owner(7993, "PID", 7993, 1, "crckpt", "running"),))
+    assert "type it again" in only_blocker(judge(wanted, ours))
+
+
 def test_a_process_is_told_once_for_all_its_threads(wanted: Wanted, now: Now) -> None:
     threads = tuple(Owner(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
     other = Owner(7998, "group", 41, 1, "y", "sleeping")

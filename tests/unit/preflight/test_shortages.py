@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.preflight.dump import MEBIBYTE
+from crckpt.model import MEBIBYTE
 from crckpt.preflight.room import OWN_MEMORY, Room, shortages
 
 ENOUGH = 1 << 40
@@ -30,3 +30,8 @@ def test_the_numbers_are_said() -> None:
     (disk,) = shortages(4000 * MEBIBYTE, Room("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, beside=True))
     assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
     assert "--staging" in disk.remedy
+
+
+def test_what_takes_no_writes_is_said_instead() -> None:
+    (found,) = shortages(MEBIBYTE, Room("/disk", 0, ENOUGH, in_memory=False, beside=True, read_only="/store"))
+    assert (found.key, found.what) == ("store-read-only", "/store lies on a read-only mount")

@@ -123,6 +123,12 @@ def test_who_traces_a_thread_is_named() -> None:
     assert seen.tracers == {900}
 
 
+def test_nobody_is_told_to_end_the_root_because_it_traces() -> None:
+    (told,) = blockers(replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True)
+    assert told.key == "traced-by-root"
+    assert "kill" not in told.remedy
+
+
 def test_what_passes_does_not_count() -> None:
     """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from msgspec import Struct
 
-from crckpt.host.resident import Run
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import EXTENT
 from crckpt.store.fingerprint_table import FingerprintTable
@@ -26,14 +23,14 @@ from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
 
 
-class Rehearsed(Struct, frozen=True):
+class Tried(Struct, frozen=True):
     """How long it took to store some memory durably, and the bytes of the packs that came of it."""
 
     ms: float
     stored: int
 
 
-class Rehearsal:
+class OnTrial:
     """Stores memory as a child of `parent` would be; packs are written in `directory`.
 
     `known_ms` is how long it took to read what is known of the parent.
@@ -48,34 +45,24 @@ class Rehearsal:
         self._directory = directory
         self._level = level
 
-    def store(self, sources: Sequence[Source]) -> Rehearsed:
-        """Store what `laid_out` has made. Raises OSError."""
+    def store(self, pages: Path) -> Tried:
+        """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
         began = time.monotonic()
-        size = sum(source.size for source in sources)
-        met = FingerprintTable(max(1, size // PAGE_SIZE))
+        source = _source(pages)
+        met = FingerprintTable(max(1, source.size // PAGE_SIZE))
         with (
             TemporaryDirectory(dir=self._directory) as directory,
             workers() as pool,
-            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(size), self._facts) as packs,
+            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._facts) as packs,
         ):
-            Packing(self._known, met, packs, self._facts.seed).store(sources, pool)
+            Packing(self._known, met, packs, self._facts.seed).store((source,), pool)
             written = packs.finish()
-        return Rehearsed((time.monotonic() - began) * 1000, sum(pack.size for pack in written))
+        return Tried((time.monotonic() - began) * 1000, sum(pack.size for pack in written))
 
 
-def laid_out(memory: Sequence[Run], directory: Path) -> tuple[Source, ...]:
-    """Memory as CRIU would leave it in the existing `directory`. Raises OSError."""
-    return tuple(_source(pid, list(runs), directory) for pid, runs in groupby(memory, lambda run: run.pid))
-
-
-def _source(pid: int, runs: list[Run], directory: Path) -> Source:
-    """The parent's pages are found by the addresses of these."""
-    path = directory / f"pages-{pid}.img"
-    with path.open("xb") as file:
-        file.writelines(run.content for run in runs)
-    counts = np.array([len(run.content) // PAGE_SIZE for run in runs])
-    extents = np.empty(len(runs), EXTENT)
-    extents["first"], extents["count"], extents["pack"] = [run.address // PAGE_SIZE for run in runs], counts, 0
-    extents["page"] = np.cumsum(counts) - counts
-    size = int(counts.sum()) * PAGE_SIZE
-    return Source(path.name, PAGES, size, extents, (path,), pagemap=f"pagemap-{pid}.img")
+def _source(pages: Path) -> Source:
+    size = pages.stat().st_size
+    # At no place that the parent has: what is known is found by its content.
+    extents = np.zeros(1, EXTENT)
+    extents["count"] = size // PAGE_SIZE
+    return Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")

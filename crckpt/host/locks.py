@@ -1,0 +1,90 @@
+"""File locks that programs hold now. Source: proc_locks(5), proc_pid_fdinfo(5)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import title
+from crckpt.images.locks import Kind
+
+_KINDS: Final[dict[str, Kind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
+_LINE: Final = re.compile(
+    r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
+)
+"""Of a lock that is held: who waits for one stands behind an arrow."""
+
+
+class Held(Struct, frozen=True):
+    """A lock that process `pid` (`comm`) holds, on bytes from `start` to `end` with it, None for the file's end.
+
+    `pid` is 0 where nobody is found: somebody in a PID namespace that we do not see.
+    """
+
+    kind: Kind
+    exclusive: bool
+    start: int
+    end: int | None
+    pid: int
+    comm: str
+
+
+def held_locks(paths: Iterable[str]) -> dict[str, tuple[Held, ...]]:
+    """By path, for those that have any. Missing files have none."""
+    wanted = tuple(paths)
+    if not wanted:
+        # The kernel takes its time over that list: it waits for every CPU.
+        return {}
+    lines = [line for line in map(_LINE.match, Path("/proc/locks").read_text().splitlines()) if line]
+    found = {path: _file(path) for path in wanted} if lines else {}
+    of_files = {path: tuple(_held(line) for line in lines if line["file"] == file) for path, file in found.items()}
+    return {path: held for path, held in of_files.items() if held}
+
+
+def _file(path: str) -> str:
+    """What names it in /proc/locks. The device is that of its file system, which stat(2) does not always tell."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            info = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+        told = dict(line.split(":\t", 1) for line in info.splitlines())
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            mount, _, device, *_ = line.split()
+            if int(mount) == int(told["mnt_id"]):
+                major, minor = map(int, device.split(b":"))
+                return f"{major:02x}:{minor:02x}:{int(told['ino'])}"
+    return ""
+
+
+def _held(line: re.Match[str]) -> Held:
+    pid = _holder(line)
+    return Held(
+        kind=_KINDS[line["kind"]],
+        exclusive=line["mode"] == "WRITE",
+        start=int(line["start"]),
+        end=None if line["end"] == "EOF" else int(line["end"]),
+        pid=pid,
+        comm=title(pid) if pid else "?",
+    )
+
+
+def _holder(line: re.Match[str]) -> int:
+    """Who has it open. Who locked it may have ended, or handed it over; of OFD locks the kernel does not say who."""
+    others = (int(found.name) for found in Path("/proc").iterdir() if found.name.isdecimal())
+    return next((pid for pid in (int(line["pid"]), *others) if pid > 0 and any(_same(line, pid))), 0)
+
+
+def _same(line: re.Match[str], pid: int) -> Iterator[bool]:
+    what = f"{line[0].partition(': ')[2]}\n"
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
+            with suppress(OSError):
+                yield what in descriptor.read_text(errors="replace")

@@ -1,0 +1,47 @@
+"""`filelocks.img`: the file locks that a tree holds (images/file-lock.proto)."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from crckpt.images import magics
+from crckpt.images.framing import read_messages
+
+Kind = Literal["flock", "POSIX", "OFD"]
+
+_KINDS: Final[dict[int, Kind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
+"""Source: criu/include/file-lock.h."""
+_WRITE: Final = 1
+"""F_WRLCK; what flock(2) calls exclusive is written as that, too (criu/proc_parse.c)."""
+
+
+class FileLock(Struct, frozen=True):
+    """A lock of process `pid` on what its descriptor `fd` leads to.
+
+    It is on bytes from `start` to `end`, both with it; `end` is None for the end of the file, however long it grows.
+    """
+
+    kind: Kind
+    exclusive: bool
+    pid: int
+    fd: int
+    start: int
+    end: int | None
+
+
+def read_locks(data: bytes, name: str = "filelocks.img") -> tuple[FileLock, ...]:
+    """All but leases. Raises IntegrityError when the image is damaged."""
+    return tuple(
+        FileLock(
+            kind=_KINDS[message.required(1)],
+            exclusive=message.required(2) == _WRITE,
+            pid=message.required(3),
+            fd=message.required(4),
+            start=message.required(5),
+            end=message.required(5) + message.required(6) - 1 if message.required(6) else None,
+        )
+        for message in read_messages(data, name, magics.FILE_LOCKS)
+        if message.required(1) in _KINDS
+    )

@@ -1,0 +1,50 @@
+"""Which locks of others keep a tree from having its own again."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.host.locks import Held
+from crckpt.images.locks import FileLock, Kind
+from crckpt.preflight.locks import kept_out
+
+MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)
+THEIRS = Held("POSIX", exclusive=True, start=0, end=None, pid=9, comm="other")
+
+
+def out(mine: FileLock, theirs: Held) -> str:
+    return str(kept_out(mine, "/srv/file", "fd 3 of prog, PID 7", (theirs,)) or "")
+
+
+def test_all_is_said() -> None:
+    assert out(MINE, THEIRS) == (
+        "the POSIX lock on /srv/file (fd 3 of prog, PID 7) is held by other (PID 9) now: "
+        "end that program, or wait until it lets go; see all locks: lslocks"
+    )
+    assert "held by another program now" in out(MINE, Held("OFD", exclusive=True, start=0, end=None, pid=0, comm="?"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "conflict"),
+    [
+        *(("POSIX", "POSIX", True), ("POSIX", "OFD", True), ("OFD", "POSIX", True), ("flock", "flock", True)),
+        *(("flock", "POSIX", False), ("OFD", "flock", False)),
+    ],
+)
+def test_kinds(mine: Kind, theirs: Kind, conflict: bool) -> None:
+    held = Held(theirs, exclusive=True, start=0, end=None, pid=9, comm="other")
+    assert bool(out(FileLock(mine, True, 7, 3, 0, None), held)) is conflict
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "conflict"), [(0, 99, False), (0, 100, True), (149, None, True), (150, None, False), (0, 0, False)]
+)
+def test_bytes(start: int, end: int | None, conflict: bool) -> None:
+    assert bool(out(MINE, Held("OFD", exclusive=True, start=start, end=end, pid=9, comm="other"))) is conflict
+
+
+def test_shared_locks_go_together() -> None:
+    shared = Held("POSIX", exclusive=False, start=0, end=None, pid=9, comm="other")
+    assert out(MINE, shared)
+    assert not out(FileLock("POSIX", False, 7, 3, 0, None), shared)
+    assert out(FileLock("POSIX", False, 7, 3, 0, None), THEIRS)

@@ -1,0 +1,55 @@
+"""Storing memory on trial: it comes to what storing it comes to, and nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from image_sets import ImageSet, area, opened, page, store
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.on_trial import OnTrial, Tried
+
+NUMBERS = tuple(range(1, 200))
+IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})
+
+
+def run(*numbers: int) -> bytes:
+    """A run of the pages of these numbers."""
+    return b"".join(page(number) for number in numbers)
+
+
+def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> Tried:
+    """Store them so."""
+    with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
+        pages = Path(images, "pages-1.img")
+        pages.write_bytes(b"".join(runs))
+        tried = OnTrial(repository, parent, Path(work), None).store(pages)
+        assert not list(Path(work).iterdir())
+    return tried
+
+
+def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    tried = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
+    assert repository.checkpoints() == ()
+    assert not list(repository.layout.packs.iterdir())
+    stored = store(repository, tmp_path, IMAGES).statistics.stored_bytes
+    assert 0.9 * stored < tried.stored <= stored
+    assert tried.ms > 0
+
+
+def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    parent = store(repository, tmp_path, IMAGES)
+    known = run(*NUMBERS), run(7, 8), run(9)
+    assert stored_on_trial(tmp_path, repository, parent, *known).stored == 0
+    assert stored_on_trial(tmp_path, repository, parent, *known, run(1000)).stored > PAGE_SIZE // 4
+
+
+def test_what_two_processes_have_counts_once(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    alone = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
+    both = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))
+    assert both.stored == alone.stored
