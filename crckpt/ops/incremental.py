@@ -69,7 +69,7 @@ class Way:
         self.told = replace(self.told, tracker=keeper.tracker, why=keeper.why, why_full=began.why, whole=whole)
         if began.base:
             self._count_from(repository, began.base, directory)
-        elif self._followed.lost:
+        elif began.tracks and self._followed.lost:
             self.told = replace(self.told, why_full=self._followed.lost)
 
     def frozen(self) -> None:
