@@ -44,7 +44,7 @@ class Statistics(Struct, frozen=True):
 
     `frozen_ms` is how long the tree stood still; `raw` the size of CRIU's images, `new` what the store did not hold
     yet (uncompressed), `copied` what of it was stored again so that old packs can go (uncompressed), `stored` what both
-    became on disk, pack overhead included.
+    became on disk, pack overhead included. Of the pages, `inherited` are those that CRIU left to the parent.
     """
 
     frozen_ms: float
@@ -57,6 +57,7 @@ class Statistics(Struct, frozen=True):
     zero_pages: int
     shared_pages: int
     copied_bytes: int = 0
+    inherited_pages: int = 0
 
 
 class Options(Struct, frozen=True):

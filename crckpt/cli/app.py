@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
     "rehearse": ("rehearse:rehearse", "Try a restore where it changes nothing."),
+    "trackers": ("trackers:trackers", "List what follows trees between dumps, or end it."),
     "list": ("checkpoints:list_checkpoints", "List checkpoints."),
     "show": ("show:show", "Show what a checkpoint holds."),
     "diff": ("diff:diff", "Say what differs between two checkpoints."),

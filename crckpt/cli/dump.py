@@ -63,6 +63,14 @@ def dump(
             "--async", help="Return when the tree runs on; `crckpt list` says when the checkpoint is durable."
         ),
     ] = False,
+    incremental: Annotated[
+        bool | None,
+        typer.Option(
+            "--incremental/--no-incremental",
+            help="Dump only what was written since the last checkpoint; the first one is full, and starts a tracker.",
+            show_default="if the tree is tracked: crckpt trackers",
+        ),
+    ] = None,
     staging: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +100,9 @@ def dump(
     from crckpt.ops.dump import Dumped, Request
     from crckpt.ops.dump import dump as perform
 
-    request = Request(target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous, not no_preflight)
+    request = Request(
+        target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous, not no_preflight, incremental
+    )
 
     def say(result: Dumped) -> None:
         emit("dump", dumped(result, verbose=verbose), as_json=as_json)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from crckpt.errors import CrckptError
+from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
     from crckpt.ops.dump import Dumped, Examined
+    from crckpt.ops.incremental import Tracked
     from crckpt.ops.predict import Foreseen
     from crckpt.ops.restore import Restored
     from crckpt.store import Checkpoint
@@ -198,6 +200,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         "reasons": result.plan.reasons,
         "warnings": [str(finding) for finding in result.plan.warnings],
         "unreaped": result.unreaped,
+        "tracked": result.tracked,
         "checkpoint": None if checkpoint is None else summary(checkpoint),
     }
 
@@ -208,6 +211,8 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             for reason in result.plan.reasons:
                 yield f"{reason.option}: {reason.why}\n"
             yield f"{shlex.join(result.command)}\n"
+        if result.tracked is not None:
+            yield from _tracked(result.tracked)
         if result.pending:
             yield f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on\n"
             yield f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}\n"
@@ -227,6 +232,17 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             yield f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}\n"
 
     return Shown(document, text())
+
+
+def _tracked(found: Tracked) -> Iterator[str]:
+    if found.why:
+        yield f"{on_one_line(found.why)}\n"
+    if found.base is None:
+        yield f"full dump: {on_one_line(found.why_full)}\n"
+        return
+    written, left = (size(pages * PAGE_SIZE) for pages in (found.written_pages, found.left_pages))
+    yield f"incremental: {written} written since {short(found.base)}, {left} as they were there\n"
+    yield from (f"dumped whole: {on_one_line(why)}\n" for why in found.whole)
 
 
 def examined(result: Examined, foreseen: Foreseen) -> Shown:

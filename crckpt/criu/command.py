@@ -21,9 +21,21 @@ class Paths(Struct, frozen=True):
 
 
 def dump_command(
-    criu: Path, pid: int, paths: Paths, options: Options, *, leave_running: bool, unprivileged: bool = False
+    criu: Path,
+    pid: int,
+    paths: Paths,
+    options: Options,
+    *,
+    leave_running: bool,
+    unprivileged: bool = False,
+    track: bool = False,
+    base: str | None = None,
 ) -> tuple[str, ...]:
-    """`criu dump` of the tree below `pid`, ended unless `leave_running`; `unprivileged` if CRIU is not root."""
+    """`criu dump` of the tree below `pid`, ended unless `leave_running`; `unprivileged` if CRIU is not root.
+
+    With `track` the next dump can count from this one. `base`, as seen from `paths.images`, is what this one counts
+    from.
+    """
     return (
         str(criu),
         "dump",
@@ -32,6 +44,8 @@ def dump_command(
         *_common(paths, options, log="dump.log"),
         *(("--leave-running",) if leave_running else ()),
         *(("--unprivileged",) if unprivileged else ()),
+        *(("--track-mem",) if track else ()),
+        *(("--prev-images-dir", base) if base else ()),
         *(("--ghost-limit", str(options.ghost_limit)) if options.ghost_limit else ()),
     )
 

@@ -24,6 +24,7 @@ PRESENT: Final = 4
 _KNOWN_FLAGS: Final = IN_PARENT | LAZY | PRESENT
 _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
+_NAME: Final = re.compile(r"pagemap-.+\.img")
 
 # What CRIU 4 writes for an entry: address, a compat count of 0, flags, count. Maps can have 100,000 of them.
 _VARINT: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
@@ -53,6 +54,11 @@ class PageMap(Struct, frozen=True):
     def present(self) -> int:
         """How many pages that file holds."""
         return sum(entry.pages for entry in self.entries if entry.flags & PRESENT)
+
+
+def is_pagemap(name: str) -> bool:
+    """Whether an image file of that name is a page map."""
+    return _NAME.fullmatch(name) is not None
 
 
 def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:

@@ -25,10 +25,11 @@ from crckpt.host import machine, observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import JobName, Task
+from crckpt.model import CheckpointId, JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
+from crckpt.ops.incremental import Tracked, Way, way
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, check_name, ingest, load, staged
@@ -37,10 +38,15 @@ from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, check_n
 _REAPED_BY_INIT_WITHIN_S = 5.0
 _REAPED_BY_PARENT_WITHIN_S = 0.5
 _ENDING_S = 0.5
+_BASE = "base"
+"""Beside the images: what CRIU wants of the dump before."""
 
 
 class Request(Struct, frozen=True):
-    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump."""
+    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump.
+
+    `incremental` None: if the tree is tracked already.
+    """
 
     target: str
     job: str | None = None
@@ -51,12 +57,14 @@ class Request(Struct, frozen=True):
     dry_run: bool = False
     asynchronous: bool = False
     preflight: bool = True
+    incremental: bool | None = None
 
 
 class Dumped(Struct, frozen=True):
     """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
 
-    `unreaped` are PIDs of the ended tree that its parent still keeps, so that a restore must wait for them.
+    `unreaped` are PIDs of the ended tree that its parent still keeps: a restore must wait for them. `tracked` is
+    None if nobody asked for an incremental dump.
     """
 
     job: JobName
@@ -69,6 +77,7 @@ class Dumped(Struct, frozen=True):
     pending: bool = False
     checkpoint: Checkpoint | None = None
     unreaped: tuple[int, ...] = ()
+    tracked: Tracked | None = None
 
 
 Running = Callable[[Dumped], None]
@@ -99,6 +108,7 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
                 paths = _paths(work, staging)
             stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
+                subject = replace(subject, way=_way(subject, stack, repository, staging))
                 if request.stop:
                     done = _held_until_committed(subject, repository, paths)
                 else:
@@ -174,6 +184,16 @@ def _room(context: Context) -> Room:
     )
 
 
+def _way(subject: _Subject, stack: ExitStack, repository: Repository, staging: Path) -> Way | None:
+    planned = subject.planned
+    apart = bool(planned.enter) or planned.as_user is not None
+    found = way(subject.seen.tree.root, subject.criu.path, wanted=subject.request.incremental, apart=apart)
+    if found is not None:
+        stack.callback(found.close)
+        found.begin(repository, subject.criu.path, staging / _BASE)
+    return found
+
+
 def _paths(work: Path, staging: Path) -> Paths:
     images = staging / "images"
     images.mkdir(mode=0o700)
@@ -181,7 +201,10 @@ def _paths(work: Path, staging: Path) -> Paths:
 
 
 class _Subject(Struct, frozen=True):
-    """What is dumped, how, and for whom: all that is known before anything is touched."""
+    """What is dumped, how, and for whom: all that is known before anything is touched.
+
+    `way` is None unless the dump is to be incremental, or a base of one.
+    """
 
     request: Request
     context: Context
@@ -189,6 +212,12 @@ class _Subject(Struct, frozen=True):
     job: JobName
     criu: Criu
     planned: Plan
+    way: Way | None = None
+
+    @property
+    def base(self) -> CheckpointId | None:
+        """The checkpoint that the dump counts from."""
+        return self.way.told.base if self.way is not None else None
 
     def command(self, paths: Paths) -> tuple[str, ...]:
         root, enter = self.seen.tree.root, self.planned.enter
@@ -200,7 +229,11 @@ class _Subject(Struct, frozen=True):
             self.planned.options,
             leave_running=not self.request.stop,
             unprivileged=self.planned.as_user is not None,
+            track=self.way is not None and self.way.tracks,
+            base=f"../{_BASE}" if self.base else None,
         )
+        if self.way is not None and self.way.tracks and self.way.environment:
+            words = ("env", *self.way.environment, *words)
         user = as_user(self.planned.as_user, self.seen.own_capabilities)
         return (*entered(root.pid, enter), *user, *words)
 
@@ -242,8 +275,7 @@ def _result(subject: _Subject, command: tuple[str, ...]) -> Dumped:
 def _left_running(subject: _Subject, repository: Repository, paths: Paths, running: Running) -> Dumped:
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details = _details(subject)
-    command = subject.command(paths)
-    outcome = _succeeded(subject, follow(command, paths.work / "dump.log", meanwhile=load))
+    outcome = _succeeded(subject, _followed(subject, paths))
     written = paths.work / "stats-dump"
     frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
     # CRIU writes it when the tree has just gone on.
@@ -251,7 +283,7 @@ def _left_running(subject: _Subject, repository: Repository, paths: Paths, runni
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
     created = ended - timedelta(milliseconds=frozen_ms / 2)
     new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - outcome.started) * 1000)
-    done = replace(_result(subject, command), frozen_ms=frozen_ms)
+    done = replace(_result(subject, outcome.argv), frozen_ms=frozen_ms, tracked=_tracked(subject, paths))
     alone = subject.request.asynchronous
     with interrupts_let_in(), repository.announced(new.job, new.created, new.run_id, alone=alone):
         running(replace(done, pending=True))
@@ -259,6 +291,16 @@ def _left_running(subject: _Subject, repository: Repository, paths: Paths, runni
             return replace(done, checkpoint=_committed(subject, repository, paths, new))
         except OSError as error:
             raise as_ours(error, DumpFailed, "the dump") from error
+
+
+def _followed(subject: _Subject, paths: Paths) -> Outcome:
+    """CRIU's run. Where it tracks, the tree is looked at while it is frozen."""
+    log = paths.work / "dump.log"
+    if subject.way is None or not subject.way.tracks:
+        return follow(subject.command(paths), log, meanwhile=load)
+    with held(paths.work / "hold", "post-dump") as hold:
+        command = subject.command(Paths(paths.images, paths.work, hold.script))
+        return follow(command, log, hold=hold, in_hold=subject.way.frozen, meanwhile=load)
 
 
 def _held_until_committed(subject: _Subject, repository: Repository, paths: Paths) -> Dumped:
@@ -271,13 +313,21 @@ def _held_until_committed(subject: _Subject, repository: Repository, paths: Path
         began = time.monotonic()
 
         def commit() -> None:
+            if subject.way is not None:
+                subject.way.frozen()
             # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
             spent_ms = (time.monotonic() - began) * 1000
             new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
             saved.append(_committed(subject, repository, paths, new))
 
         _succeeded(subject, follow(command, log, hold=hold, in_hold=commit, meanwhile=load))
-    return replace(_result(subject, command), checkpoint=saved[0])
+    return replace(_result(subject, command), checkpoint=saved[0], tracked=_tracked(subject, paths))
+
+
+def _tracked(subject: _Subject, paths: Paths) -> Tracked | None:
+    if subject.way is None:
+        return None
+    return subject.way.counted(read_dump_stats((paths.work / "stats-dump").read_bytes()))
 
 
 def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
@@ -322,6 +372,8 @@ def _new(
         dump_ms=dump_ms,
         details=details,
         config_digest=subject.context.config_digest,
+        parent=subject.base,
+        incremental=subject.base is not None,
     )
 
 
@@ -330,6 +382,8 @@ def _committed(subject: _Subject, repository: Repository, paths: Paths, new: New
     # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
     read_inventory((paths.images / "inventory.img").read_bytes())
     checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
+    if subject.way is not None:
+        subject.way.committed(checkpoint)
     if subject.request.tag is not None:
         repository.tag(checkpoint.id, subject.request.tag)
     return checkpoint

@@ -43,6 +43,7 @@ modulo 2^64: `first` as steps, `count` less 1, `pack` plus 1 modulo 2^32, `page`
 written as 2n, or as -2n-1 if it is negative.
 
 Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
+If the set before was stored, they are extents of that checkpoint's, in the same page map, at the same address.
 
 Manifest. JSON: schema 1, job, created, parent, host, options, tree, note, run_id, stopped, config_digest, statistics,
 packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}. ID is the
@@ -52,7 +53,8 @@ Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 
 (u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal.
 
 Copying forward. Pages that are in use of packs of which little else is in use are stored again in new packs, so that
-old packs die; they are taken from the images, not from the packs. `copy_forward` says which, and why.
+old packs die; they are taken from the images, or from the packs if the images left them to the parent.
+`copy_forward` says which, and why.
 
 Order of writing. Each pack is written in tmp and synced; then all are renamed into packs, and their directories and
 `packs` synced; then the manifest is written in a directory in tmp, both are synced, the directory is renamed into
@@ -68,7 +70,7 @@ manifest may be replaced, by a rename, by the whole file of that name: the one c
 
 from crckpt.store.ingest import NewCheckpoint, ingest, load
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.materialise import details_of, file_names, materialise, read_file, reader
+from crckpt.store.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
 from crckpt.store.names import check_name
 from crckpt.store.pending import Pending
 from crckpt.store.refs import Tag
@@ -100,6 +102,7 @@ __all__ = [
     "ingest",
     "load",
     "materialise",
+    "materialise_base",
     "read_file",
     "reader",
     "repair",

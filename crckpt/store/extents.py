@@ -52,6 +52,11 @@ def ends_of(extents: Extents) -> Places:
     return np.cumsum(extents["count"], dtype=np.int64)
 
 
+def count_of(extents: Extents) -> int:
+    """How many pages the extents have in all."""
+    return int(extents["count"].sum(dtype=np.int64))
+
+
 def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
     """Of the pages that the extents have in all, those from `start` to before `end`; `ends` are as `ends_of` says."""
     low = int(np.searchsorted(ends, start, side="right"))
@@ -91,6 +96,28 @@ def renumbered(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
     return changed
 
 
+def found_in(wanted: Extents, above: Extents) -> tuple[Extents, Places]:
+    """What `above` has at the addresses (`first`, `count`) of `wanted`, in that order; and for which of them each is.
+
+    Of extents that have the same address the first counts, as in CRIU. Raises LookupError with the number of the first
+    page that `above` lacks.
+    """
+    bounds, owner = _cells(above)
+    ends = wanted["first"] + wanted["count"]
+    low = np.searchsorted(bounds, wanted["first"], side="right") - 1
+    counts = np.searchsorted(bounds, ends, side="left") - low
+    cell, which = spread(low, counts), np.repeat(np.arange(len(wanted)), counts)
+    first = np.maximum(wanted["first"][which], bounds[cell])
+    if (owner[cell] < 0).any():
+        raise LookupError(int(first[owner[cell] < 0][0]))
+    found = above[owner[cell]]
+    found["page"] += first - found["first"]
+    found["page"][found["pack"] == ZERO] = 0
+    found["count"] = np.minimum(ends[which], bounds[cell + np.uint64(1)]) - first
+    found["first"] = first
+    return found, which
+
+
 def covered(extents: Extents, pack: int, pages: int) -> Mask:
     """Which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
@@ -98,3 +125,15 @@ def covered(extents: Extents, pack: int, pages: int) -> Mask:
     np.add.at(steps, inside["page"].astype(np.int64), 1)
     np.add.at(steps, (inside["page"] + inside["count"]).astype(np.int64), -1)
     return np.cumsum(steps)[:-1] > 0
+
+
+def _cells(extents: Extents) -> tuple[Numbers, Places]:
+    """The addresses between which the same extent counts, and which that is, -1 for none."""
+    ends = extents["first"] + extents["count"]
+    bounds = np.unique(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
+    owner = np.full(len(bounds), -1, np.int64)
+    low, high = np.searchsorted(bounds, extents["first"]), np.searchsorted(bounds, ends)
+    cell, which = spread(low, high - low), np.repeat(np.arange(len(extents)), high - low)
+    # Of several values for one cell the last stays.
+    owner[cell[::-1]] = which[::-1]
+    return bounds, owner

@@ -1,13 +1,13 @@
 """An image directory as CRIU left it, as sources of pages; incremental ones are made complete.
 
-An incremental set has a symlink `parent` to the one before it, and page map entries whose pages lie there. Here every
-entry gets its pages, wherever they lie, and page maps are changed to say so.
+An incremental set has page map entries whose pages lie in the set before it: behind its symlink `parent`, or, if that
+one was stored, in a checkpoint. Of the first kind every entry gets its pages here, of the second it is told which they
+are. Page maps are changed to have them all.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
@@ -19,13 +19,26 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, read_pagemap, write_pagemap
+from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, is_pagemap, read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.store.extents import EXTENT, Bytes, Extents, Mask, Numbers, Places, ends_of, join, part, spread
+from crckpt.store.extents import (
+    EXTENT,
+    Bytes,
+    Extents,
+    Mask,
+    Numbers,
+    Places,
+    count_of,
+    ends_of,
+    found_in,
+    join,
+    part,
+    spread,
+)
 from crckpt.store.index import DETAILS, FILE, PAGES
 
-_PAGEMAP: Final = re.compile(r"pagemap-.+\.img")
 _PARENT: Final = "parent"
+_NOTHING: Final = np.empty(0, EXTENT)
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
 
@@ -34,7 +47,8 @@ class Source(Struct, frozen=True, dict=True):
     """An object to be stored: `size` bytes of `content`, or of `files`.
 
     `extents` say where its pages lie, as in `Index`, with the number of a file for that of a pack: nothing here takes
-    memory by the page, however large the images are.
+    memory by the page, however large the images are. `left` are the addresses of pages that belong to the object beside
+    these, and lie in the checkpoint before.
     """
 
     name: str
@@ -44,6 +58,7 @@ class Source(Struct, frozen=True, dict=True):
     files: tuple[Path, ...] = ()
     content: bytes = b""
     pagemap: str = ""
+    left: Extents = _NOTHING
 
     @property
     def key(self) -> tuple[str, str]:
@@ -110,22 +125,22 @@ def of_bytes(name: str, kind: str, content: bytes) -> Source:
     return Source(name, kind, len(content), _whole(len(content)), content=content)
 
 
-def sources(directory: Path, details: bytes) -> tuple[Source, ...]:
+def sources(directory: Path, details: bytes, *, incremental: bool) -> tuple[Source, ...]:
     """Everything to be stored of an image directory, in the order of the names, `details` last.
 
-    Raises IntegrityError if page maps and pages do not fit together, or if something is no regular file.
+    If it is `incremental`, what it leaves to the set before is `left`. Raises IntegrityError if page maps and pages do
+    not fit together, or if something is no regular file.
     """
     sizes = _sizes(directory)
     found: dict[str, Source] = {}
-    for name in filter(_PAGEMAP.fullmatch, sizes):
+    for name in filter(is_pagemap, sizes):
         pagemap = _read_pagemap(directory, name)
-        files: list[Path] = []
-        extents = _placed(directory, name, pagemap, files, ())
-        for source in (_map_source(directory, name, pagemap), _pages_source(name, pagemap, extents, files)):
+        pages = _pages_source(directory, name, pagemap, incremental=incremental)
+        for source in (_map_source(directory, name, pagemap), pages):
             if source.name in found:
                 raise IntegrityError(f"{name}: {source.name} belongs to another page map, too")
             found[source.name] = source
-        if not len(extents) and pagemap.pages_name not in sizes:
+        if not pages.size and not len(pages.left) and pagemap.pages_name not in sizes:
             del found[pagemap.pages_name]
     rest = (_file_source(directory, name, sizes[name]) for name in sizes if name not in found)
     everything = sorted((*found.values(), *rest), key=lambda source: source.name)
@@ -161,17 +176,40 @@ def _whole(size: int) -> Extents:
 def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
     if not any(entry.flags & IN_PARENT for entry in pagemap.entries):
         return _file_source(directory, name, (directory / name).stat().st_size)
-    entries = tuple(_made_present(entry) for entry in pagemap.entries)
-    return of_bytes(name, FILE, write_pagemap(PageMap(pagemap.pages_id, entries)))
+    entries: list[Entry] = []
+    for entry in pagemap.entries:
+        whole = entry._replace(flags=entry.flags & ~IN_PARENT | PRESENT)
+        last = entries[-1] if entries else whole
+        if last.flags == whole.flags and last.vaddr + last.pages * PAGE_SIZE == whole.vaddr:
+            entries[-1] = last._replace(pages=last.pages + whole.pages)
+        else:
+            entries.append(whole)
+    return of_bytes(name, FILE, write_pagemap(PageMap(pagemap.pages_id, tuple(entries))))
 
 
-def _made_present(entry: Entry) -> Entry:
-    return entry._replace(flags=entry.flags & ~IN_PARENT | PRESENT)
+def _pages_source(directory: Path, name: str, pagemap: PageMap, *, incremental: bool) -> Source:
+    left = _left(name, pagemap) if incremental else _NOTHING
+    own = pagemap
+    if len(left):
+        own = PageMap(pagemap.pages_id, tuple(entry for entry in pagemap.entries if not entry.flags & IN_PARENT))
+    files: list[Path] = []
+    extents = _placed(directory, name, own, files, ())
+    size = count_of(extents) * PAGE_SIZE
+    return Source(pagemap.pages_name, PAGES, size, extents, tuple(files), pagemap=name, left=left)
 
 
-def _pages_source(name: str, pagemap: PageMap, extents: Extents, files: list[Path]) -> Source:
-    size = int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE
-    return Source(pagemap.pages_name, PAGES, size, extents, tuple(files), pagemap=name)
+def _left(name: str, pagemap: PageMap) -> Extents:
+    """Which pages lie in the set before. Then all entries must be in order: those of both kinds are put together."""
+    entries = np.array([entry for entry in pagemap.entries if entry.pages], np.uint64).reshape(-1, 3)
+    inherited = (entries[:, 2] & np.uint64(IN_PARENT)) != 0
+    if not inherited.any():
+        return _NOTHING
+    first, count = entries[:, 0] // np.uint64(PAGE_SIZE), entries[:, 1]
+    if (first[:-1] + count[:-1] > first[1:]).any() or count.max() > np.iinfo(np.uint32).max:
+        raise IntegrityError(f"{name}: its entries are too large, or not in the order of their addresses")
+    left = np.zeros(int(inherited.sum()), EXTENT)
+    left["first"], left["count"] = first[inherited], count[inherited]
+    return left
 
 
 def _placed(directory: Path, name: str, pagemap: PageMap, files: list[Path], seen: tuple[Path, ...]) -> Extents:
@@ -203,37 +241,12 @@ def _placed_above(directory: Path, name: str, files: list[Path], seen: tuple[Pat
 
 def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
     """The extents, with those that are inherited replaced by what `above` has there."""
-    bounds, owner = _cells(above)
-    wanted = extents[inherited]
-    ends = wanted["first"] + wanted["count"]
-    low = np.searchsorted(bounds, wanted["first"], side="right") - 1
-    counts = np.searchsorted(bounds, ends, side="left") - low
-    cell, which = spread(low, counts), np.repeat(np.arange(len(wanted)), counts)
-    first = np.maximum(wanted["first"][which], bounds[cell])
-    if (owner[cell] < 0).any():
-        missing = int(first[owner[cell] < 0][0]) * PAGE_SIZE
-        raise IntegrityError(f"{name}: the page at {missing:#x} is in no set before")
-    found = above[owner[cell]]
-    found["page"] += first - found["first"]
-    found["count"] = np.minimum(ends[which], bounds[cell + np.uint64(1)]) - first
-    found["first"] = first
+    try:
+        found, which = found_in(extents[inherited], above)
+    except LookupError as missing:
+        raise IntegrityError(f"{name}: the page at {missing.args[0] * PAGE_SIZE:#x} is in no set before") from None
     place = np.concatenate((np.flatnonzero(~inherited), np.flatnonzero(inherited)[which]))
     return join(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
-
-
-def _cells(extents: Extents) -> tuple[Numbers, Places]:
-    """The addresses between which the same extent counts, and which that is, -1 for none.
-
-    Of extents that have the same address the first counts, as in CRIU.
-    """
-    ends = extents["first"] + extents["count"]
-    bounds = np.unique(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
-    owner = np.full(len(bounds), -1, np.int64)
-    low, high = np.searchsorted(bounds, extents["first"]), np.searchsorted(bounds, ends)
-    cell, which = spread(low, high - low), np.repeat(np.arange(len(extents)), high - low)
-    # Of several values for one cell the last stays.
-    owner[cell[::-1]] = which[::-1]
-    return bounds, owner
 
 
 def _check_size(pages: Path, name: str, present: int) -> None:

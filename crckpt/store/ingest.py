@@ -24,6 +24,7 @@ class NewCheckpoint(Struct, frozen=True):
     """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
 
     `details` are bytes (JSON) that may be secret: they lie in the pack. Without `parent` the newest of the job is it.
+    `incremental`: what the images leave to the set before lies in `parent`, which must be named.
     """
 
     job: JobName
@@ -35,6 +36,7 @@ class NewCheckpoint(Struct, frozen=True):
     dump_ms: float
     details: bytes
     parent: CheckpointId | None = None
+    incremental: bool = False
     note: str | None = None
     run_id: str | None = None
     stopped: bool = False
@@ -66,8 +68,8 @@ def ingest(
     page, and some 300 bytes for each extent: some 450 MiB for 64 GiB that lie in few pieces. Beside that the
     fingerprints of the parent's pages are mapped from files, 16 bytes a page: memory that the kernel can take back.
 
-    Raises IntegrityError if the images contradict each other, UsageError for a bad job name, OSError if the disk is
-    full.
+    Raises IntegrityError if the images contradict each other, or leave pages to the parent that it lacks, UsageError
+    for a bad job name, OSError if the disk is full.
     """
     from crckpt.store.fingerprints import remember
     from crckpt.store.packing import Target, pack_images
@@ -77,7 +79,9 @@ def ingest(
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = Target(begun.path, compress, dedup, progress)
-        packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target)
+        packed = pack_images(
+            repository.layout, repository.facts, parent, images, new.details, target, incremental=new.incremental
+        )
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             remember(repository.layout, written)
@@ -122,4 +126,5 @@ def _statistics(new: NewCheckpoint, packed: Packed, commit_ms: float) -> Statist
         zero_pages=packed.counts.zero,
         shared_pages=packed.counts.shared,
         copied_bytes=packed.copied * PAGE_SIZE,
+        inherited_pages=packed.counts.left,
     )

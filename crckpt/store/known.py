@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Final
 
@@ -9,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Extents, Numbers, Places
+from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, Places, found_in
 from crckpt.store.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.fingerprints import recall
 from crckpt.store.layout import Facts, Layout
 from crckpt.store.manifest import Checkpoint
-from crckpt.store.pack import Pack
+from crckpt.store.pack import FRAME_PAGES, Pack
 
 _AT_ONCE: Final = 1 << 16
 """Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile."""
@@ -32,6 +35,7 @@ class KnownPages:
     def __init__(self, layout: Layout, facts: Facts, parent: Checkpoint | None) -> None:
         """Reads, or works out, the fingerprints."""
         self.packs: list[Pack] = []
+        self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
         self._prints: list[Numbers] = []
         if parent is not None:
@@ -52,9 +56,35 @@ class KnownPages:
             return np.full(len(first), -1, np.int64)
         spot = np.maximum(np.searchsorted(extents["first"], first, side="right"), 1) - 1
         found = extents[spot]
-        inside = (first >= found["first"]) & (first < found["first"] + found["count"])
+        inside = (first >= found["first"]) & (first < found["first"] + found["count"]) & (found["pack"] != ZERO)
         start = self.starts[np.where(inside, found["pack"], 0)]
         return np.where(inside, start + (found["page"] + first - found["first"]).astype(np.int64), -1)
+
+    def left(self, key: tuple[str, str], wanted: Extents) -> Extents:
+        """Where the parent has the pages at these addresses of the object `key`. Raises IntegrityError if it lacks one.
+
+        The numbers of packs count in `packs`.
+        """
+        if not len(wanted):
+            return wanted
+        try:
+            found, _ = found_in(wanted, self._files.get(key, wanted[:0]))
+        except LookupError as missing:
+            what = f"{key[1]}: the page at {missing.args[0] * PAGE_SIZE:#x} was left to checkpoint {self._name}"
+            raise IntegrityError(f"{what}, which does not have it") from None
+        return found
+
+    def some(self, pages: Places) -> Iterator[tuple[Places, Bytes]]:
+        """The pages of these numbers, frame by frame: which of them, and their contents. Damaged ones are left out."""
+        pack, page = self.places(pages)
+        frame = page // FRAME_PAGES
+        order = np.lexsort((frame, pack))
+        ends = (np.diff(pack[order]) != 0) | (np.diff(frame[order]) != 0)
+        for at in np.split(order, np.flatnonzero(ends) + 1):
+            of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
+            with suppress(IntegrityError):
+                content = np.frombuffer(of.unpacked(number, of.stored(number)), np.uint8).reshape(-1, PAGE_SIZE)
+                yield at, content[page[at] % FRAME_PAGES]
 
     def with_content(self, prints: Numbers) -> Places:
         """For each fingerprint, a page that has it, -1 for none."""
@@ -102,7 +132,7 @@ class KnownPages:
         except IntegrityError:
             return
         for file in files:
-            extents = file.extents[file.extents["pack"] != ZERO]
-            moved = extents[np.argsort(extents["first"], kind="stable")]
-            moved["pack"] = numbers[moved["pack"]]
-            self._files[file.key] = moved[moved["pack"] != ZERO]
+            moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
+            stored = moved["pack"] != ZERO
+            moved["pack"][stored] = numbers[moved["pack"][stored]]
+            self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]

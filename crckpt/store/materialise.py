@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.host.files import open_private, resize, write_at
+from crckpt.images.pagemap import is_pagemap
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.repository import Repository
 
@@ -43,6 +44,26 @@ def materialise(
                 os.close(descriptor)
             done += file.bytes
             progress(done, reading.total)
+
+
+def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: Path) -> None:
+    """Write into `directory`, which must be empty, what CRIU wants of the set before an incremental one: no page.
+
+    That are the inventory and all page maps. Raises IntegrityError on damage, OSError if the disk is full.
+    """
+    with repository.shared():
+        contents = repository.contents(checkpoint)
+        wanted = [file for file in contents.index.files if file.kind == "file" and _tells_pages(file.name)]
+        for file in wanted:
+            descriptor = open_private(directory / file.name, "image")
+            try:
+                write_at(descriptor, contents.read(file), 0, "image")
+            finally:
+                os.close(descriptor)
+
+
+def _tells_pages(name: str) -> bool:
+    return name == "inventory.img" or is_pagemap(name)
 
 
 @contextmanager

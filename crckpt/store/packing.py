@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,11 @@ from crckpt.store.extents import (
     Mask,
     Numbers,
     Places,
+    count_of,
     covered,
     ends_of,
     extents_of,
+    join,
     part,
     places_of,
     renumbered,
@@ -48,13 +50,20 @@ from crckpt.store.workers import workers
 _AT_ONCE: Final = 1 << 14
 """Pages that are looked at for copying at once: each takes some 50 bytes."""
 
+Contents: TypeAlias = Callable[[Places, Places], Iterator[tuple[slice | Places, Bytes]]]
+"""Of pages by their positions in an object and their numbers as known pages: which of them, and their contents."""
+
 
 class Counts(Struct, frozen=True):
-    """Pages of the image files and details: all, those that are zero, those that were known or met before."""
+    """Pages of the image files and details: all, those that are zero, those that were known or met before.
+
+    `left` are those of them that CRIU left to the parent.
+    """
 
     pages: int = 0
     zero: int = 0
     shared: int = 0
+    left: int = 0
 
 
 class Packed(Struct, frozen=True):
@@ -84,20 +93,32 @@ class Target(Struct, frozen=True):
 
 
 def pack_images(
-    layout: Layout, facts: Facts, parent: Checkpoint | None, images: Path, details: bytes, target: Target
+    layout: Layout,
+    facts: Facts,
+    parent: Checkpoint | None,
+    images: Path,
+    details: bytes,
+    target: Target,
+    *,
+    incremental: bool = False,
 ) -> Packed:
-    """Store what is new of an image directory in new packs. Raises IntegrityError if the set contradicts itself."""
-    found = sources(images, details)
-    raw = sum(source.size for source in found)
-    known = KnownPages(layout, facts, parent if target.dedup else None)
+    """Store what is new of an image directory in new packs; if `incremental`, it leaves pages to the parent.
+
+    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages.
+    """
+    found = sources(images, details, incremental=incremental)
+    held = sum(source.size for source in found)
+    raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
+    known = KnownPages(layout, facts, parent if target.dedup or incremental else None)
+    left = [known.left(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, facts) as packs:
         met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
         packing = Packing(known, met, packs, facts.seed)
-        files = packing.store(found, pool, lambda done: target.progress(min(done, raw), raw))
-        counts, new = packing.counts, packs.pages
-        chosen = worth_copying(_known_in_use(files, known), known.starts, new)
-        files = [packing.copy(source, file, chosen) for source, file in zip(found, files, strict=True)]
+        files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
+        counts, new = _counted(packing.counts, left), packs.pages
+        chosen = worth_copying(_known_in_use(files, left, known), known.starts, new)
+        files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _used(files)
         content = encode_index(
@@ -142,27 +163,40 @@ class Packing:
             for source in sources
         ]
 
-    def copy(self, source: Source, file: StoredFile, chosen: Mask) -> StoredFile:
-        """Store the pages of a file again that are known and `chosen`. Raises IntegrityError if it has changed."""
-        ends = ends_of(file.extents)
-        parts = [
-            self._copied(source, start, part(file.extents, ends, start, min(start + _AT_ONCE, source.pages)), chosen)
-            for start in range(0, source.pages, _AT_ONCE)
-        ]
-        return replace(file, extents=together(parts))
+    def copy(self, source: Source, file: StoredFile, left: Extents, chosen: Mask) -> StoredFile:
+        """Store the pages again that are known and `chosen`, of a file and of what it left to the parent; both as one.
 
-    def _copied(self, source: Source, start: int, extents: Extents, chosen: Mask) -> Extents:
-        """As `copy`, of some of the pages, which begin with the `start`-th."""
+        Raises IntegrityError if the file has changed. What is damaged of the parent's is not copied.
+        """
+        own = self._again(source.name, file.extents, chosen, lambda positions, _: source.some(positions))
+        rest = self._again(source.name, left, chosen, lambda _, numbers: self._known.some(numbers))
+        whole = np.concatenate((own, rest))
+        if len(rest):
+            whole = join(whole[np.argsort(whole["first"], kind="stable")])
+        return replace(file, bytes=file.bytes + count_of(rest) * PAGE_SIZE, extents=whole)
+
+    def _again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """Store the pages again that are known and `chosen`, as far as there are `contents` of them."""
+        ends = ends_of(extents)
+        total = int(ends[-1]) if len(ends) else 0
+        parts = []
+        for start in range(0, total, _AT_ONCE):
+            some = part(extents, ends, start, min(start + _AT_ONCE, total))
+            parts.append(self._copied(name, start, some, chosen, contents))
+        return together(parts)
+
+    def _copied(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """As `_again`, of some of the pages, which begin with the `start`-th."""
         pack, page = places_of(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
         numbers = self._known.numbers(pack[old], page[old])
         which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
         if not len(which):
             return extents
-        for at, pages in source.some(start + which):
+        for at, pages in contents(start + which, numbers):
             prints = fingerprints(pages, np.arange(len(pages)), self._seed)
             if (prints != self._known.fingerprints(numbers[at])).any():
-                raise IntegrityError(f"{source.name} changed while it was read")
+                raise IntegrityError(f"{name} changed while it was read")
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
         return extents_of(spread(extents["first"], extents["count"]), pack, page)
 
@@ -205,8 +239,15 @@ def _used(files: Iterable[StoredFile]) -> list[int]:
     return [int(pack) for pack in packs if pack != ZERO]
 
 
-def _known_in_use(files: list[StoredFile], known: KnownPages) -> Mask:
-    extents = np.concatenate([file.extents for file in files])
+def _counted(counts: Counts, left: list[Extents]) -> Counts:
+    """With the pages that were left to the parent."""
+    pages = sum(count_of(some) for some in left)
+    zero = sum(count_of(some[some["pack"] == ZERO]) for some in left)
+    return Counts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
+
+
+def _known_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
+    extents = np.concatenate([*(file.extents for file in files), *left])
     parts = [covered(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
     return np.concatenate([np.empty(0, np.bool_), *parts])
 

@@ -159,6 +159,11 @@ class Tracker:
         self._whole = {pid: why for pid, why in self._whole.items() if pid not in parts}
 
     @property
+    def base(self) -> str:
+        """The dump that the bits count from; empty if the next one is to be full."""
+        return self._base
+
+    @property
     def refusal(self) -> str:
         """Why the root is not held, or nothing."""
         hold = self._members[self._root.pid].hold

@@ -26,6 +26,7 @@ STATISTICS = {
     "zero_pages",
     "shared_pages",
     "copied_bytes",
+    "inherited_pages",
 }
 KEYS = {
     "dump": {
@@ -39,6 +40,7 @@ KEYS = {
         "reasons",
         "warnings",
         "unreaped",
+        "tracked",
         "checkpoint",
     },
     "restore": {

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from trees import wait_for
+from rounds import FEW, PAGE, PAGES, Target, built
 
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
 from crckpt.tracking.tracker import Round, Tracker, choose
-
-PROGRAM = Path(__file__).parent.parent / "programs/rounds.c"
-PAGE = 4096
-PAGES = 8192
-FEW = 128
-"""Pages beside those of its area: 64 of a file's private map, 23 of its other areas, its stack, its libc's data."""
 
 
 def criu() -> Path:
@@ -32,59 +24,9 @@ def criu() -> Path:
         pytest.skip(error.message)
 
 
-class Target:
-    """tests/programs/rounds.c, running; restored under the same PID it is still this."""
-
-    def __init__(self, program: Path, work: Path) -> None:
-        self.work = work
-        null = subprocess.DEVNULL
-        argv = [str(program), str(work)]
-        self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
-        self.pid = self._process.pid
-        self.number = 0
-        _, self.area, self.sparse = self.told()
-
-    def told(self) -> tuple[str, int, int]:
-        """Checksum after the last signal; the addresses of its memory."""
-        path = self.work / f"sum-{self.number}"
-        wait_for(path.exists, 20, path.name)
-        checksum, area, sparse = path.read_text().split()
-        return checksum, int(area), int(sparse)
-
-    def write(self) -> str:
-        """Let it write one page in a hundred."""
-        return self._signalled(signal.SIGUSR1)
-
-    def look(self) -> str:
-        """The checksum of what it has now."""
-        return self._signalled(signal.SIGUSR2)
-
-    def written(self) -> set[int]:
-        """Which pages of its area the last `write` wrote."""
-        return set(range(self.number % 100, PAGES, 100))
-
-    def end(self) -> None:
-        """Kill it and reap it."""
-        os.kill(self.pid, signal.SIGKILL)
-        if self._process.returncode is None:
-            self._process.wait()
-        else:
-            os.waitpid(self.pid, 0)
-
-    def _signalled(self, number: signal.Signals) -> str:
-        self.number += 1
-        (self.work / f"sum-{self.number}").unlink(missing_ok=True)
-        os.kill(self.pid, number)
-        return self.told()[0]
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc is not installed")
-    built = tmp_path_factory.mktemp("rounds") / "rounds"
-    subprocess.run(["gcc", "-O1", "-o", str(built), str(PROGRAM)], check=True)
-    return built
+    return built(tmp_path_factory.mktemp("rounds"))
 
 
 @pytest.fixture

@@ -17,12 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command import Crckpt
 from trees import wait_for
 
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
+from crckpt.model import CheckpointId
+from crckpt.store import Repository, materialise
 from crckpt.tracking.tracker import Tracker, choose
 
 PROGRAM = Path(__file__).parent.parent / "programs/churn.c"
@@ -138,12 +141,7 @@ def dumped(tracker: Tracker, criu: Path, pid: int, images: Path, parent: Path | 
     """The base of a round in which CRIU dumps. AssertionError if it cannot, or if the dump holds wrong pages."""
     seen = images.with_name(f"{images.name}-seen")
     images.mkdir()
-    seen.mkdir()
-    script = images.with_name(f"{images.name}-script")
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
-    text = _SEE.format(places=[str(Path(__file__).parents[2]), packages], seen=seen)
-    script.write_text(f"#!{sys.executable}\n{text}")
-    script.chmod(0o755)
+    script = seeing(images.with_name(f"{images.name}-script"), seen)
     began = tracker.begin()
     words = ["dump", "--leave-running", "--tree", str(pid), "--images-dir", str(images), "--action-script", str(script)]
     words += ["--log-file", "log", "-v3", "--manage-cgroups=ignore", "--track-mem"]
@@ -156,6 +154,16 @@ def dumped(tracker: Tracker, criu: Path, pid: int, images: Path, parent: Path | 
     shutil.rmtree(seen)
     assert not wrong, f"{images.name}: {len(wrong)} wrong pages, the first of {wrong[0]}"
     return began.base
+
+
+def seeing(script: Path, seen: Path) -> Path:
+    """An action script for CRIU that leaves in `seen` what the frozen tree has."""
+    seen.mkdir()
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    text = _SEE.format(places=[str(Path(__file__).parents[2]), packages], seen=seen)
+    script.write_text(f"#!{sys.executable}\n{text}")
+    script.chmod(0o755)
+    return script
 
 
 def pages_in_parent(images: Path) -> int:
@@ -175,6 +183,42 @@ def test_never_a_wrong_page(program: Path, criu: Path, tmp_path: Path, seed: int
             assert bool(pages_in_parent(images)) == bool(parent), "there was something to get wrong"
             parent = images
         tracker.close()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_never_a_wrong_page_in_the_store(crckpt: Crckpt, program: Path, criu: Path, tmp_path: Path, seed: int) -> None:
+    """By `crckpt dump`: a keeper tracks the tree, the parent is a checkpoint, and each is looked at alone."""
+    seen, wrapper = tmp_path / "seen", tmp_path / "criu"
+    script = seeing(tmp_path / "script", seen)
+    # Before the hold of crckpt's own: in the order in which they are given.
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" != dump ] || set -- "$@" --action-script {script}\nexec {criu} "$@"\n')
+    wrapper.chmod(0o755)
+    crckpt.run("doctor", "--criu", str(wrapper))
+    for path in seen.iterdir():
+        path.unlink()
+    kept: list[tuple[str, Path]] = []
+    with churning(program, tmp_path / "work", 1000 + seed, BETWEEN[seed % len(BETWEEN)]) as pid:
+        for number in range(ROUNDS):
+            words = ("--incremental", "--json", "--criu", str(wrapper))
+            result = crckpt.run("dump", str(pid), "job", *words).document["result"]
+            if result["tracked"]["tracker"] == "":
+                pytest.skip(result["tracked"]["why"])
+            assert result["tracked"]["base"] == (kept[-1][0] if kept else None), result["tracked"]
+            assert bool(result["checkpoint"]["statistics"]["inherited_pages"]) == bool(kept)
+            kept.append((result["checkpoint"]["id"], tmp_path / f"seen-{number}"))
+            shutil.copytree(seen, kept[-1][1])
+            for path in seen.iterdir():
+                path.unlink()
+    for checkpoint, had in kept:
+        repository = Repository.open(crckpt.store)
+        images = tmp_path / checkpoint
+        images.mkdir()
+        materialise(repository, repository.get(CheckpointId(checkpoint)), images)
+        wrong = wrong_pages(images, had)
+        assert not wrong, f"{checkpoint}: {len(wrong)} wrong pages, the first of {wrong[0]}"
+        crckpt.run("rm", checkpoint)
+        crckpt.run("gc")
+        shutil.rmtree(images)
 
 
 def test_the_oracle_sees_a_reset_that_was_not_committed(program: Path, criu: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 /*
  * 32 MiB of which each SIGUSR1 writes one page in a hundred; beside it memory that is mapped, moved and dropped between.
  * argv[1] is a directory. After each signal N (SIGUSR2 writes nothing) the checksum of all lies in argv[1]/sum-N.
+ * SIGHUP starts it afresh, by exec; SIGWINCH makes a child, with its own page 5, that does nothing and ends with it;
+ * SIGURG opens argv[1]/file past the page cache.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define PAGE 4096ul
@@ -87,6 +90,9 @@ int main(int argc, char **argv)
     sigemptyset(&signals);
     sigaddset(&signals, SIGUSR1);
     sigaddset(&signals, SIGUSR2);
+    sigaddset(&signals, SIGHUP);
+    sigaddset(&signals, SIGWINCH);
+    sigaddset(&signals, SIGURG);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     area = mapped(PAGES);
     sparse = mapped(SIDE);
@@ -106,6 +112,16 @@ int main(int argc, char **argv)
         int got = sigwaitinfo(&signals, NULL);
         if (got < 0 && errno == EINTR)
             continue;
+        if (got == SIGHUP)
+            execv(argv[0], argv);
+        if (got == SIGWINCH && fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            area[5 * PAGE] = 0xc5;
+            for (;;)
+                pause();
+        }
+        if (got == SIGURG)
+            open(name, O_RDWR | O_DIRECT);
         number++;
         if (got == SIGUSR1) {
             for (unsigned long i = number % 100; i < PAGES; i += 100)

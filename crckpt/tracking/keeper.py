@@ -1,0 +1,199 @@
+"""A small process that follows a tree from one dump to the next: it holds the tracker, and ends with the tree.
+
+Run as `python -m crckpt.tracking.keeper PID CRIU DESCRIPTOR`. Whoever connects to its socket, or holds the other end of
+DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to begin is a dump until it asks
+`committed` or goes away, and there is one at a time. Killed, it leaves nothing in the tree: every page counts as
+written then.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import CrckptError
+from crckpt.host import proc
+from crckpt.tracking.tracker import Round, Tracker, choose
+
+_PEER: Final = struct.Struct("iII")
+
+
+class Request(Struct, frozen=True):
+    """`name` is of the dump that was committed."""
+
+    do: Literal["tell", "begin", "frozen", "committed", "end"]
+    name: str = ""
+
+
+class Keeper(Struct, frozen=True):
+    """Who follows which tree, and how. `why` is the sentence of the choice, `base` what the bits count from.
+
+    `dumping` is the PID of who dumps the tree at this moment, or 0; `criu` takes `environment` in a dump that tracks.
+    """
+
+    pid: int
+    root: int
+    comm: str
+    tracker: str
+    why: str
+    criu: str
+    environment: dict[str, str]
+    base: str = ""
+    dumping: int = 0
+
+
+class Answer(Struct, frozen=True):
+    """`busy` is the PID of another that dumps this tree; `refused` is why something cannot be."""
+
+    keeper: Keeper | None = None
+    began: Round | None = None
+    busy: int = 0
+    refused: str = ""
+
+
+def place(root: proc.Process) -> Path:
+    """The socket of this process's keeper. It is left behind if the keeper is killed."""
+    return directory() / f"{root.pid}-{root.start}"
+
+
+def directory() -> Path:
+    """Where the sockets are."""
+    if os.geteuid() == 0:
+        return Path("/run/crckpt/keepers")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}" / "keepers"  # noqa: S108
+
+
+class _Caller:
+    """A connection. `pid` is who is at its other end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines: BinaryIO = connection.makefile("rb")
+        self.pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def asked(self) -> Request | None:
+        """What it asks; None if it has gone."""
+        try:
+            line = self._lines.readline()
+        except OSError:
+            return None
+        return msgspec.json.decode(line, type=Request) if line.endswith(b"\n") else None
+
+    def answer(self, answer: Answer) -> None:
+        try:
+            self._connection.sendall(msgspec.json.encode(answer) + b"\n")
+        except OSError:
+            return  # it has gone, which is heard next
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+
+class _Service:
+    """Answers until the tree has ended, or until it is told to end."""
+
+    def __init__(self, tracker: Tracker, told: Keeper) -> None:
+        self._tracker = tracker
+        self._told = told
+        self._dumping: _Caller | None = None
+
+    def serve(self, root: int, listener: socket.socket, first: _Caller) -> None:
+        """`root` is a pidfd."""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(root, selectors.EVENT_READ)
+            waiting.register(listener, selectors.EVENT_READ)
+            waiting.register(first, selectors.EVENT_READ)
+            while True:
+                for key, _ in waiting.select():
+                    if key.fileobj == root:
+                        return
+                    if key.fileobj is listener:
+                        connection, _ = listener.accept()
+                        waiting.register(_Caller(connection), selectors.EVENT_READ)
+                        continue
+                    caller = key.fileobj
+                    assert isinstance(caller, _Caller)
+                    request = caller.asked()
+                    if request is None:
+                        waiting.unregister(caller)
+                        self._gone(caller)
+                    elif request.do == "end":
+                        return
+                    else:
+                        caller.answer(self._answered(caller, request))
+
+    def _answered(self, caller: _Caller, request: Request) -> Answer:
+        busy = self._dumping is not None and self._dumping is not caller
+        if request.do != "tell" and busy:
+            assert self._dumping is not None
+            return Answer(busy=self._dumping.pid)
+        try:
+            return self._done(caller, request)
+        except CrckptError as error:
+            return Answer(refused=error.message)
+
+    def _done(self, caller: _Caller, request: Request) -> Answer:
+        match request.do:
+            case "begin":
+                self._dumping = caller
+                return Answer(began=self._tracker.begin())
+            case "frozen":
+                self._tracker.frozen()
+            case "committed":
+                self._tracker.committed(request.name)
+                self._dumping = None
+        return Answer(keeper=self._told_now())
+
+    def _told_now(self) -> Keeper:
+        dumping = self._dumping.pid if self._dumping else 0
+        return msgspec.structs.replace(self._told, base=self._tracker.base, dumping=dumping)
+
+    def _gone(self, caller: _Caller) -> None:
+        caller.close()
+        if self._dumping is caller:
+            self._dumping = None
+
+
+def main(pid: int, criu: Path, descriptor: int) -> None:
+    """Keep the tree below `pid`, or say at once why that cannot be."""
+    first = _Caller(socket.socket(fileno=descriptor))
+    root = proc.read_process(pid)
+    if root is None:
+        first.answer(Answer(refused=f"PID {pid} has ended"))
+        return
+    choice = choose(root, criu)
+    if choice.tracker is None:
+        first.answer(Answer(refused=choice.why))
+        return
+    environment = dict(choice.tracker.environment(criu))
+    told = Keeper(os.getpid(), pid, root.comm, choice.tracker.name, choice.why, str(criu), environment)
+    path = place(root)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(0o177)
+    # One that was killed left its own.
+    path.unlink(missing_ok=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            first.answer(Answer(keeper=told))
+            _Service(choice.tracker, told).serve(os.pidfd_open(pid), listener, first)
+    finally:
+        path.unlink(missing_ok=True)
+        choice.tracker.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

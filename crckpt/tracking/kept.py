@@ -1,0 +1,157 @@
+"""The keepers of trees, from outside: found, started, asked and ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from crckpt.errors import DumpFailed, HostCannot
+from crckpt.host import proc, run
+from crckpt.tracking.keeper import Answer, Keeper, Request, directory, place
+from crckpt.tracking.tracker import Round
+
+_PATIENCE_S: Final = 60.0
+_PATIENCE_FROZEN_S: Final = 2.0
+_ENDED: Final = "the process that kept its tracker has ended"
+
+
+class Session:
+    """A connection to a keeper. Every method raises HostCannot if it has ended, or if the tree has."""
+
+    def __init__(self, connection: socket.socket, *, lost: bool = False) -> None:
+        """`lost`: another keeper was killed before this one was started."""
+        connection.settimeout(_PATIENCE_S)
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        self.lost = _ENDED if lost else ""
+
+    def started(self) -> Keeper:
+        """What a keeper says that was just started."""
+        return _told(self._heard())
+
+    def tell(self) -> Keeper:
+        """Who it is."""
+        return _told(self._asked(Request("tell")))
+
+    def begin(self) -> Round:
+        """As `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
+        answer = self._asked(Request("begin"))
+        if answer.busy:
+            raise DumpFailed(
+                f"process {answer.busy} is at a checkpoint of this tree",
+                hint="wait until it has ended; crckpt list shows what is being stored",
+            )
+        assert answer.began is not None
+        return answer.began
+
+    def frozen(self) -> None:
+        """As `Tracker.frozen`. The tree does not wait for long."""
+        self._connection.settimeout(_PATIENCE_FROZEN_S)
+        self._asked(Request("frozen"))
+
+    def committed(self, name: str) -> None:
+        """As `Tracker.committed`."""
+        self._connection.settimeout(_PATIENCE_S)
+        self._asked(Request("committed", name))
+
+    def end(self) -> None:
+        """Let the keeper end; it has, and the tree is let go, when this returns."""
+        with suppress(HostCannot):
+            self._asked(Request("end"))
+
+    def close(self) -> None:
+        """The keeper stays."""
+        self._lines.close()
+        self._connection.close()
+
+    def _asked(self, request: Request) -> Answer:
+        try:
+            self._connection.sendall(msgspec.json.encode(request) + b"\n")
+        except OSError:
+            raise HostCannot(_ENDED) from None
+        return self._heard()
+
+    def _heard(self) -> Answer:
+        try:
+            line = self._lines.readline()
+        except TimeoutError:
+            raise HostCannot("the process that keeps its tracker does not answer") from None
+        except OSError:
+            line = b""
+        if not line:
+            raise HostCannot(_ENDED)
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.refused:
+            raise HostCannot(answer.refused)
+        return answer
+
+
+def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
+    """That of the tree's keeper, which is started if there is none and `start`, or if it was killed.
+
+    None if nobody follows the tree. Raises HostCannot, which says why the tree cannot be followed.
+    """
+    path = place(root)
+    found = _connected(path)
+    if found is not None:
+        return found
+    lost = path.exists()
+    return _started(root, criu, lost=lost) if start or lost else None
+
+
+def keepers() -> Iterator[tuple[Keeper, Session]]:
+    """All of them, each with a session that the caller closes. What killed ones left is removed."""
+    with suppress(FileNotFoundError):
+        for path in sorted(directory().iterdir()):
+            found = _connected(path)
+            if found is None:
+                _tidy(path)
+                continue
+            with suppress(HostCannot):
+                yield found.tell(), found
+
+
+def _connected(path: Path) -> Session | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return Session(connection)
+
+
+def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    number = theirs.fileno()
+    words = (sys.executable, "-P", "-m", "crckpt.tracking.keeper", str(root.pid), criu, str(number))
+    with theirs:
+        # It outlives us, and is never waited for.
+        run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[2]).let_go()
+    started = Session(ours, lost=lost)
+    try:
+        started.started()
+    except HostCannot:
+        started.close()
+        raise
+    return started
+
+
+def _tidy(path: Path) -> None:
+    """Remove a socket, unless the process lives whose keeper was killed: its next dump is to say so."""
+    pid, _, start = path.name.partition("-")
+    process = proc.read_process(int(pid)) if pid.isdecimal() else None
+    if process is None or str(process.start) != start:
+        path.unlink(missing_ok=True)
+
+
+def _told(answer: Answer) -> Keeper:
+    assert answer.keeper is not None
+    return answer.keeper

@@ -1,0 +1,74 @@
+"""tests/programs/rounds.c, running: a target that says what it has in its memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from trees import wait_for
+
+PROGRAM = Path(__file__).parent.parent / "programs/rounds.c"
+PAGE = 4096
+PAGES = 8192
+FEW = 128
+"""Pages beside those of its area: 64 of a file's private map, 23 of its other areas, its stack, its libc's data."""
+
+
+class Target:
+    """tests/programs/rounds.c, running; restored under the same PID it is still this."""
+
+    def __init__(self, program: Path, work: Path) -> None:
+        self.work = work
+        null = subprocess.DEVNULL
+        argv = [str(program), str(work)]
+        self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+        self.pid = self._process.pid
+        self.number = 0
+        _, self.area, self.sparse = self.told()
+
+    def told(self) -> tuple[str, int, int]:
+        """Checksum after the last signal; the addresses of its memory."""
+        path = self.work / f"sum-{self.number}"
+        wait_for(path.exists, 20, path.name)
+        checksum, area, sparse = path.read_text().split()
+        return checksum, int(area), int(sparse)
+
+    def write(self) -> str:
+        """Let it write one page in a hundred."""
+        return self.signalled(signal.SIGUSR1)
+
+    def look(self) -> str:
+        """The checksum of what it has now."""
+        return self.signalled(signal.SIGUSR2)
+
+    def signalled(self, number: signal.Signals) -> str:
+        """Send it this signal, and wait for what it says then."""
+        self.number += 1
+        (self.work / f"sum-{self.number}").unlink(missing_ok=True)
+        os.kill(self.pid, number)
+        return self.told()[0]
+
+    def written(self) -> set[int]:
+        """Which pages of its area the last `write` wrote."""
+        return set(range(self.number % 100, PAGES, 100))
+
+    def end(self) -> None:
+        """Kill it and reap it."""
+        os.kill(self.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            self._process.wait()
+        else:
+            os.waitpid(self.pid, 0)
+
+
+def built(directory: Path) -> Path:
+    """The program; skips if there is no compiler."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    made = directory / "rounds"
+    subprocess.run(["gcc", "-O1", "-o", str(made), str(PROGRAM)], check=True)
+    return made

@@ -1,0 +1,378 @@
+"""`dump --incremental`: each checkpoint is complete, and says what was incremental, or why nothing was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from moments import orphans_of, wait_ended
+from rounds import FEW, PAGE, PAGES, Target, built
+from trees import wait_for
+
+from crckpt.criu.find import find
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap, proc
+from crckpt.images.pagemap import read_pagemap
+from crckpt.model import CheckpointId
+from crckpt.store import Repository, read_file
+from crckpt.tracking import preload
+from crckpt.tracking.kept import session
+
+UNCOMMITTED = "the last dump reset the bits and was not committed"
+FIRST = "no dump of this tree has been tracked yet"
+MIB = 1 << 20
+
+
+def untracked() -> str:
+    """Why this kernel tracks in no way, or nothing."""
+    if pagemap.tracks_by_soft_dirty():
+        return ""
+    try:
+        if not pagemap.tracks_by_write_protection():
+            return "a written page is not told"
+        return preload.refusal(find(None, None).path)
+    except HostCannot as error:
+        return error.message
+
+
+NO_TRACKER = untracked()
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("rounds"))
+
+
+@pytest.fixture
+def target(program: Path, tmp_path: Path) -> Iterator[Target]:
+    (tmp_path / "work").mkdir()
+    running = Target(program, tmp_path / "work")
+    yield running
+    running.end()
+
+
+def dumped(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
+    """The result of an incremental dump."""
+    document = crckpt.run("dump", str(target.pid), "job", "--incremental", "--json", *words).document
+    result: dict[str, Any] = document["result"]
+    return result
+
+
+def trackers(crckpt: Crckpt) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = crckpt.run("trackers", "--json").document["result"]["trackers"]
+    return listed
+
+
+def keeper(crckpt: Crckpt, target: Target) -> dict[str, Any]:
+    (found,) = [one for one in trackers(crckpt) if one["root"] == target.pid]
+    return found
+
+
+def is_whole(crckpt: Crckpt, checkpoint: str, target: Target, pid: int | None = None) -> None:
+    """The area of the process, which does nothing since the dump, is in the checkpoint as it is in memory."""
+    pid = pid or target.pid
+    repository = Repository.open(crckpt.store)
+    stored = repository.get(CheckpointId(checkpoint))
+    found = read_pagemap(read_file(repository, stored, f"pagemap-{pid}.img"))
+    pages = memoryview(read_file(repository, stored, found.pages_name))
+    compared = 0
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for entry in found.entries:
+            content, pages = pages[: entry.pages * PAGE], pages[entry.pages * PAGE :]
+            low, high = max(entry.vaddr, target.area), min(entry.vaddr + len(content), target.area + PAGES * PAGE)
+            if low < high:
+                memory.seek(low)
+                assert memory.read(high - low) == content[low - entry.vaddr : high - entry.vaddr]
+                compared += high - low
+    assert compared == PAGES * PAGE
+
+
+def restored(crckpt: Crckpt, target: Target, ref: str, number: int) -> str:
+    """End it, bring it back, and ask for the checksum of what it has; it had been told `number` things."""
+    target.end()
+    crckpt.run("restore", ref, "--detach")
+    target.number = number
+    return target.look()
+
+
+def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: Target) -> None:
+    sums, made = [], []
+    for number in range(5):
+        sums.append(target.told()[0])
+        result = dumped(crckpt, target)
+        told, checkpoint = result["tracked"], result["checkpoint"]
+        made.append(checkpoint["id"])
+        if number == 0:
+            assert (told["base"], told["why_full"]) == (None, FIRST)
+            assert told["why"].startswith(f"tracker: {told['tracker']} (")
+        else:
+            assert (told["base"], told["why_full"], told["whole"]) == (made[-2], "", [])
+            assert checkpoint["parent"] == made[-2]
+            assert len(target.written()) <= told["written_pages"] <= len(target.written()) + FEW
+            assert checkpoint["statistics"]["inherited_pages"] >= PAGES - len(target.written()) - FEW
+            assert checkpoint["statistics"]["new_bytes"] <= (len(target.written()) + FEW) * PAGE
+            assert checkpoint["statistics"]["raw_bytes"] > PAGES * PAGE, "it is complete"
+        is_whole(crckpt, made[-1], target)
+        if number < 4:
+            target.write()
+    crckpt.run("verify", "--all")
+    for number in (2, 4, 1):
+        assert restored(crckpt, target, made[number], number) == sums[number]
+    crckpt.run("rm", *made[:3], made[4])
+    crckpt.run("gc")
+    crckpt.run("verify", "--all")
+    assert restored(crckpt, target, made[3], 3) == sums[3]
+
+
+def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """Seen in the images themselves, before they are taken into the store."""
+    dumped(crckpt, target)
+    target.write()
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    sizes: list[int] = []
+    process = crckpt.start("dump", str(target.pid), "job", "--incremental", "--json", "--staging", str(staging))
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            sizes += [path.stat().st_size for path in staging.glob("*/images/pages-1.img")]
+    assert process.wait() == 0
+    process.communicate()
+    assert 0 < max(sizes) <= (len(target.written()) + FEW) * PAGE
+
+
+def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    checksum = target.write()
+    gone = keeper(crckpt, target)["pid"]
+    result = dumped(crckpt, target, "--stop")
+    assert result["tracked"]["base"] == first
+    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
+    crckpt.run("rm", first)
+    crckpt.run("gc")
+    assert restored(crckpt, target, "job", 1) == checksum
+    wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 10, "the keeper to end")
+    assert dumped(crckpt, target)["tracked"]["why_full"] == FIRST, "it is another process, of the same number"
+
+
+def _is_zombie(pid: int) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    target.write()
+    os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
+    target.write()
+    # Nobody asks for it this time: the tree was tracked, and is again.
+    result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
+    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    target.write()
+    after = dumped(crckpt, target)
+    assert after["tracked"]["base"] == result["checkpoint"]["id"]
+    is_whole(crckpt, after["checkpoint"]["id"], target)
+
+
+def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """The dump that goes on is whole, the next one is full."""
+    dumped(crckpt, target)
+    target.write()
+    kept = keeper(crckpt, target)["pid"]
+    process = crckpt.start("dump", str(target.pid), "job", "--incremental", "--json")
+    while not any(crckpt.store.glob("tmp/*/images/pages-1.img")):
+        assert process.poll() is None
+    os.kill(kept, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    newest = Repository.open(crckpt.store).checkpoints()[-1]
+    is_whole(crckpt, newest.id, target)
+    target.write()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    (target.work / "sum-0").unlink()
+    target.number = 0
+    os.kill(target.pid, signal.SIGHUP)
+    _, target.area, target.sparse = target.told()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    checksum = target.write()
+    after = dumped(crckpt, target)
+    assert after["tracked"]["base"] == result["checkpoint"]["id"]
+    assert restored(crckpt, target, "job", 1) == checksum
+
+
+def test_a_forked_child_is_dumped_whole_and_then_followed(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    target.signalled(signal.SIGWINCH)
+    (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
+    result = dumped(crckpt, target)
+    assert result["tracked"]["base"] == first
+    assert result["tracked"]["whole"] == [f"PID {child}: the process is new"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+    target.write()
+    after = dumped(crckpt, target)
+    assert (after["tracked"]["base"], after["tracked"]["whole"]) == (result["checkpoint"]["id"], [])
+    assert after["tracked"]["written_pages"] < PAGES // 2
+    crckpt.run("rm", first, result["checkpoint"]["id"])
+    crckpt.run("gc")
+    is_whole(crckpt, after["checkpoint"]["id"], target)
+    is_whole(crckpt, after["checkpoint"]["id"], target, child)
+
+
+def test_after_a_dump_that_came_to_nothing_the_next_is_full(target: Target, tmp_path: Path) -> None:
+    """The disk is full when the checkpoint is to be stored: by then the bits are reset."""
+    staging, filler, full = tmp_path / "staging", tmp_path / "store/filler", tmp_path / "full"
+    staging.mkdir()
+    criu = filling(tmp_path / "criu", filler, full)
+    words = ("--criu", str(criu), "--staging", str(staging))
+    with mounted(tmp_path / "store", 64 * MIB) as crckpt:
+        dumped(crckpt, target, *words)
+        target.write()
+        full.touch()
+        said = crckpt.run("dump", str(target.pid), "job", "--json", *words, status=10).document["error"]
+        assert said["message"].endswith("no checkpoint was made; the tree runs on")
+        full.unlink()
+        filler.unlink()
+        result = dumped(crckpt, target, *words)
+        assert result["tracked"]["why_full"] == UNCOMMITTED
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def filling(path: Path, filler: Path, full: Path) -> Path:
+    """A CRIU that leaves no room on a disk behind it, if there is a file `full`."""
+    fill = f"[ ! -e {full} ] || dd if=/dev/zero of={filler} bs=4k 2>/dev/null"
+    path.write_text(f'#!/bin/sh\n{find(None, None).path} "$@"\nstatus=$?\n{fill}\nexit $status\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: Target) -> None:
+    """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
+    dumped(crckpt, target)
+    target.write()
+    process = crckpt.start("dump", str(target.pid), "job", "--json")
+    while not any(crckpt.store.glob("tmp/*/images/pages-1.img")):
+        assert process.poll() is None
+    wait_ended(orphans_of(process))
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == UNCOMMITTED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    first = dumped(crckpt, target)
+    other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
+    told = dumped(crckpt, target, "--criu", str(other))["tracked"]
+    assert told["why_full"].startswith(f"the tracker works with another CRIU, {first['criu']}")
+    assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
+
+
+@contextmanager
+def mounted(store: Path, size: int) -> Iterator[Crckpt]:
+    """crckpt with a store on a file system of its own, of this size in bytes."""
+    store.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(store)], check=True)
+    try:
+        yield Crckpt(store)
+    finally:
+        subprocess.run(["umount", "--lazy", str(store)], check=True)
+
+
+def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    target.signalled(signal.SIGURG)
+    for _ in range(2):
+        result = dumped(crckpt, target)
+        assert result["tracked"]["base"] is None
+        assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """Another keeper has it; a dump of a process within the tree finds that out."""
+    target.signalled(signal.SIGWINCH)
+    (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
+    dumped(crckpt, target)
+    result = crckpt.run("dump", str(child), "child", "--incremental", "--json").document["result"]
+    assert result["tracked"]["base"] is None
+    assert result["tracked"]["why"] == f"tracker: none (PID {child}: it is tracked by another crckpt)"
+    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+
+
+def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    crckpt.run("rm", first)
+    crckpt.run("gc")
+    result = dumped(crckpt, target)
+    why = f"checkpoint {first[:12]}, the last one of this tree, is not in this store"
+    assert result["tracked"]["why_full"] == why
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> None:
+    """The second is refused as long as the first one is neither committed nor gone."""
+    dumped(crckpt, target)
+    root = proc.read_process(target.pid)
+    assert root is not None
+    first = session(root, find(None, None).path, start=False)
+    assert first is not None
+    first.begin()
+    assert keeper(crckpt, target)["dumping"] == os.getpid()
+    error = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]
+    assert error["message"].startswith(f"process {os.getpid()} is at a checkpoint of this tree; no checkpoint was made")
+    first.close()
+    assert dumped(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
+
+
+def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    target.write()
+    result = crckpt.run("dump", str(target.pid), "job", "--no-incremental", "--json").document["result"]
+    assert result["tracked"] is None
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    after = dumped(crckpt, target)
+    assert after["tracked"]["base"] == first
+    is_whole(crckpt, after["checkpoint"]["id"], target)
+
+
+def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    target.write()
+    crckpt.run("dump", str(target.pid), "job", "--async")
+    wait_for(lambda: len(Repository.open(crckpt.store).checkpoints()) == 2, 20, "the checkpoint")
+    wait_for(lambda: not keeper(crckpt, target)["dumping"], 20, "the dump to end")
+    newest = Repository.open(crckpt.store).checkpoints()[-1]
+    assert newest.statistics.inherited_pages
+    target.write()
+    assert dumped(crckpt, target)["tracked"]["base"] == newest.id
+
+
+def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
+    assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
+    crckpt.run("trackers", "--end", str(target.pid), status=2)
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    assert keeper(crckpt, target)["base"] == first
+    assert f"{target.pid}" in crckpt.run("trackers").out
+    (socket,) = Path("/run/crckpt/keepers").glob(f"{target.pid}-*")
+    assert socket.stat().st_mode & 0o777 == 0o600
+    assert socket.parent.stat().st_mode & 0o777 == 0o700
+    crckpt.run("trackers", "--end", str(target.pid))
+    assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
+    assert not socket.exists()
+    result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
+    assert result["tracked"] is None
