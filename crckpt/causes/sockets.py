@@ -41,6 +41,13 @@ SOCKETS = (
         "criu/sk-inet.c",
     ),
     Cause(
+        "socket-namespace",
+        "a socket of the tree is of another network namespace than the process that has it",
+        "close it in the program, or open it in the namespace where the program runs",
+        r"unix: Unix socket \d+ not found",
+        "criu/sk-unix.c",
+    ),
+    Cause(
         "socket-type",
         "an internet socket of type {type} cannot be saved",
         "close it in the program: CRIU knows stream, datagram and raw sockets",

@@ -25,6 +25,7 @@ _KCMP_FILE: Final = 0
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _UDP_CORK: Final = 1  # linux/udp.h
+_SIOCGSKNS: Final = 0x894C  # linux/sockios.h
 _SOL_NETLINK: Final = 270
 _NETLINK_LIST_MEMBERSHIPS: Final = 9  # linux/netlink.h
 _WORD: Final = 4
@@ -37,7 +38,8 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 class SocketKind(Struct, frozen=True):
     """A socket's numbers for family, type and protocol, and what CRIU minds of it.
 
-    `corked` holds data back (UDP), `unsavable_groups` are of netlink.
+    `corked` holds data back (UDP), `unsavable_groups` are of netlink, `namespace` is the network namespace in which it
+    was opened, 0 if unknown.
     """
 
     pid: int
@@ -47,6 +49,7 @@ class SocketKind(Struct, frozen=True):
     protocol: int
     corked: bool = False
     unsavable_groups: bool = False
+    namespace: int = 0
 
     @property
     def is_tcp(self) -> bool:
@@ -129,9 +132,21 @@ def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
             protocol,
             corked=_is_corked(found, kind, protocol),
             unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
+            namespace=_namespace(borrowed),
         )
     finally:
         found.detach()
+
+
+def _namespace(borrowed: int) -> int:
+    try:
+        namespace = fcntl.ioctl(borrowed, _SIOCGSKNS)
+    except OSError:  # it takes CAP_NET_ADMIN
+        return 0
+    try:
+        return os.fstat(namespace).st_ino
+    finally:
+        os.close(namespace)
 
 
 def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:

@@ -19,7 +19,12 @@ _FULL = {
     errno.EFBIG: "a file grew too large",
 }
 
-_TELLS_LESS = {"cannot-trace": ("traced", "being-dumped"), "other-name": ("file-hidden",)}
+_TELLS_LESS = {
+    "cannot-trace": ("traced", "being-dumped"),
+    "other-name": ("file-hidden",),
+    "packet-details": ("socket-namespace",),
+    "tcp-state": ("socket-namespace",),
+}
 """What CRIU's log says -> what the preflight says of the same."""
 
 Failure = TypeVar("Failure", bound=CrckptError)

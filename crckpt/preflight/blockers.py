@@ -224,6 +224,7 @@ def _unsaved_files(seen: Observed) -> Iterator[Finding]:
 
 
 def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
+    networks = {process.pid: dict(process.namespaces).get("net", 0) for process in seen.tree.processes}
     for held in seen.sockets:
         if held.family not in _FAMILIES:
             yield cause("socket-family").told(number=held.family)
@@ -233,6 +234,8 @@ def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
             yield cause("corked").told()
         if held.unsavable_groups:
             yield cause("netlink-groups").told()
+        if held.namespace and held.namespace != networks.get(held.pid, held.namespace):
+            yield cause("socket-namespace").told()
     if seen.passing.messages:
         yield cause("netlink-data").told()
     if seen.passing.queues:

@@ -32,6 +32,8 @@ KINDS: Final = {
     "device_map": "device-map",
     "epoll_of_closed": "epoll-closed",
     "foreign_namespace": "namespace-outside",
+    "foreign_socket": "socket-namespace",
+    "foreign_unix_socket": "socket-namespace",
     "hidden_directory": "file-hidden",
     "hidden_file": "file-hidden",
     "hidden_gone": "file-hidden",
@@ -99,6 +101,14 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
         error = crckpt.run("restore", "job", "--detach", "--json", status=23).document["error"]
         assert cause("nested-unmade").told().what in error["message"]
         assert error["hint"] == told["remedy"]
+
+
+def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt: Crckpt) -> None:
+    """CRIU saves it without a word, and opens one where the program runs."""
+    with held("foreign_datagrams") as tree:
+        (told,) = examine(Request(str(tree.pid)), Context(crckpt.store)).blockers
+        assert told.key == "socket-namespace"
+        crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
 
 
 def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
