@@ -113,6 +113,11 @@ PREFLIGHT = (
         "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
         "end the parent, or use --new-pid-namespace",
     ),
+    Cause(
+        "bpf-map-support",
+        "fd {fd} of PID {pid} is a BPF map, which only a CRIU that was built with libbpf can save (Debian's is not)",
+        "close it in the program, or take such a CRIU: --criu PATH",
+    ),
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
     Cause(
         "file-grown",

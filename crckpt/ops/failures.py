@@ -20,6 +20,7 @@ _FULL = {
 }
 
 _TELLS_LESS = {
+    "device": ("bpf-map",),
     "cannot-trace": ("traced", "being-dumped"),
     "other-name": ("file-hidden",),
     "packet-details": ("socket-namespace",),

@@ -32,6 +32,9 @@ _CONSOLES = {5: range(3), 4: range(1, 64)}
 _OF_PLUGINS = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 """Devices that CRIU saves if it has their plugin."""
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
+_BPF_MAP = re.compile(r"^map_type:\t(\d+)$", re.MULTILINE)
+_BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
+"""A hash or an array: enum bpf_map_type, linux/bpf.h."""
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|time|user|uts):\[(\d+)\]")
 
 
@@ -157,6 +160,9 @@ def _unsaved(found: Descriptor, seen: Observed) -> Iterator[Finding]:
         yield cause("io-uring").told()
     elif found.target == "anon_inode:[pidfd]":
         yield from _unsaved_pidfd(found, seen.strangers)
+    elif found.target == "anon_inode:bpf-map" and not _BPF_MAP_SAVED.search(found.info):
+        told = _BPF_MAP.search(found.info)
+        yield cause("bpf-map").told(**({"type": told[1]} if told else {}))
     elif kind == "anon_inode" and name.strip("[]") not in _ANONYMOUS:
         yield cause("device").told(fd=found.fd, what=f"anon {found.target}")
     elif kind == "pipe" and found.flags & os.O_DIRECT:

@@ -112,6 +112,8 @@ def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
             yield cause("link-remap").told(**named)
         if "eventfd-semaphore: 1" in found.info:
             yield cause("eventfd-semaphore").told(**named)
+        if found.target == "anon_inode:bpf-map":
+            yield cause("bpf-map-support").told(**named)
     for lock in seen.shared_locks:
         yield cause("lock-shared").told(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
     sealed = {mapping.pid: mapping for mapping in reversed(seen.mappings) if mapping.kind == "sealed"}

@@ -26,6 +26,7 @@ LIBC: Final = ctypes.CDLL(None)
 
 KINDS: Final = {
     "block_device": "device",
+    "bpf_queue": "bpf-map",
     "character_device": "device",
     "corked": "corked",
     "detached": "mount-lookup",
@@ -109,6 +110,14 @@ def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt
         (told,) = examine(Request(str(tree.pid)), Context(crckpt.store)).blockers
         assert told.key == "socket-namespace"
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
+
+
+def test_a_bpf_map_may_take_another_criu(crckpt: Crckpt) -> None:
+    with held("bpf_array") as tree:
+        seen = examine(Request(str(tree.pid)), Context(crckpt.store))
+        assert seen.blockers == ()
+        (told,) = seen.plan.warnings
+        assert told.key == "bpf-map-support"
 
 
 def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
