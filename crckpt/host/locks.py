@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.mounts import every_mount
 from crckpt.host.proc import title
 from crckpt.images.locks import Kind
 
@@ -56,11 +57,9 @@ def _file(path: str) -> str:
         finally:
             os.close(descriptor)
         told = dict(line.split(":\t", 1) for line in info.splitlines())
-        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-            mount, _, device, *_ = line.split()
-            if int(mount) == int(told["mnt_id"]):
-                major, minor = map(int, device.split(b":"))
-                return f"{major:02x}:{minor:02x}:{int(told['ino'])}"
+        for mount in every_mount():
+            if mount.id == int(told["mnt_id"]):
+                return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{int(told['ino'])}"
     return ""
 
 

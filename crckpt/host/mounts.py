@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,10 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Mount(Struct, frozen=True):
-    """A mount: `options` are those of the mount itself, `of_all` those of its file system."""
+    """A mount: `options` are those of the mount itself, `of_all` those of its file system, of which is `device`."""
 
+    id: int
+    device: int
     path: str
     kind: str
     options: frozenset[str]
@@ -44,13 +47,20 @@ class Mount(Struct, frozen=True):
 def mounted() -> tuple[Mount, ...]:
     """The mounts of our namespace, each mount point once (the last one mounted there), parents first."""
     found: dict[str, Mount] = {}
+    for each in every_mount():
+        found.pop(each.path, None)
+        found[each.path] = each
+    return tuple(sorted(found.values(), key=lambda mount: len(Path(mount.path).parts)))
+
+
+def every_mount() -> Iterator[Mount]:
+    """The mounts of our namespace as the kernel lists them, those too that lie below others."""
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
         fields, (kind, _, of_all) = before.split(b" "), after.split(b" ", 2)
+        device = os.makedev(*map(int, fields[2].split(b":")))
         path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
-        found.pop(path, None)
-        found[path] = Mount(path, kind.decode(), _words(fields[5]), _words(of_all))
-    return tuple(sorted(found.values(), key=lambda mount: len(Path(mount.path).parts)))
+        yield Mount(int(fields[0]), device, path, kind.decode(), _words(fields[5]), _words(of_all))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:

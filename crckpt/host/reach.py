@@ -6,12 +6,12 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.host.maps import mapped_files
+from crckpt.host.mounts import every_mount
 from crckpt.host.proc import Descriptor
 
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
@@ -103,5 +103,4 @@ def _is_file(mode: int, target: str) -> bool:
 
 
 def _mounts() -> frozenset[int]:
-    """Ids of the mounts of our namespace. Source: proc_pid_mountinfo(5)."""
-    return frozenset(int(line.split(b" ", 1)[0]) for line in Path("/proc/self/mountinfo").read_bytes().splitlines())
+    return frozenset(mount.id for mount in every_mount())

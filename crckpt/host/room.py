@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from crckpt.host import cgroups
+from crckpt.host.mounts import every_mount
 
 _MEMINFO = Path("/proc/meminfo")
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -30,12 +31,8 @@ def is_read_only(path: Path) -> bool:
 def is_in_memory(path: Path) -> bool:
     """Whether what is written to an existing path takes memory."""
     device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if before.split()[2] == number:
-            return after.split()[0] in _IN_MEMORY
-    return False
+    kind = next((mount.kind for mount in every_mount() if mount.device == device), "")
+    return kind in _IN_MEMORY
 
 
 def free_memory(*, swap: bool = False) -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.mounts import every_mount
 from crckpt.host.proc import Descriptor
 
 _WATCH: Final = re.compile(
@@ -64,13 +65,7 @@ def _opened(point: str, kind: int, handle: bytes) -> bool:
 
 
 def _mount_points(device: int) -> list[str]:
-    """Source: proc_pid_mountinfo(5), which writes blanks in octal."""
-    named = f"{os.major(device)}:{os.minor(device)}".encode()
-    rows = (line.split() for line in Path("/proc/self/mountinfo").read_bytes().splitlines())
-    points = (
-        os.fsdecode(re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), row[4])) for row in rows if row[2] == named
-    )
-    return [point for point in points if Path(point).is_dir()]
+    return [each.path for each in every_mount() if each.device == device and Path(each.path).is_dir()]
 
 
 def _kernel_device(number: int) -> int:
