@@ -18,6 +18,7 @@ from crckpt.errors import CrckptError, StoreUnusable, UsageError
 
 _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
+    "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
     "rehearse": ("rehearse:rehearse", "Try a restore where it changes nothing."),
     "trackers": ("trackers:trackers", "List what follows trees between dumps, or end it."),

@@ -59,8 +59,8 @@ def doctor(
 
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
-    from crckpt.ops.dump import Request, examine
     from crckpt.ops.predict import predict
+    from crckpt.ops.subject import Request, examine
 
     if fix:
         raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")

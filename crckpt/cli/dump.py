@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec.structs import replace
@@ -13,7 +12,12 @@ from crckpt.cli import options
 from crckpt.cli.progress import shown
 from crckpt.cli.render import dumped, emit
 from crckpt.config import COMPRESS_LEVELS
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, UsageError
+
+if TYPE_CHECKING:
+    from crckpt.ops.subject import PreCopy
+
+_ROUNDS: Final = 8
 
 
 class Tcp(enum.StrEnum):
@@ -34,13 +38,8 @@ TcpOption = Annotated[
 
 
 def dump(
-    target: Annotated[
-        str, typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET")
-    ],
-    job: Annotated[
-        str | None,
-        typer.Argument(help="The series that the checkpoint belongs to.", metavar="JOB", show_default="program's name"),
-    ] = None,
+    target: options.Target,
+    job: options.Job = None,
     stop: Annotated[
         bool, typer.Option("--stop", help="End the tree, once its checkpoint is safe on disk and not before.")
     ] = False,
@@ -71,15 +70,29 @@ def dump(
             show_default="if the tree is tracked: crckpt trackers",
         ),
     ] = None,
-    staging: Annotated[
-        Path | None,
+    pre_copy: Annotated[
+        bool,
         typer.Option(
-            "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
+            "--pre-copy", help="Copy in rounds while the tree runs, then freeze it for what was written meanwhile."
+        ),
+    ] = False,
+    max_freeze: Annotated[
+        str | None,
+        typer.Option(
+            "--max-freeze",
+            help="Take rounds until so short a freeze is foreseen: 100ms, 0.5s.",
+            show_default="as long as rounds pay",
+            metavar="TIME",
         ),
     ] = None,
-    no_preflight: Annotated[
-        bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, with the tree frozen.")
+    max_rounds: Annotated[
+        int | None, typer.Option("--max-rounds", min=1, help="Take so many rounds at the most.", show_default="8")
+    ] = None,
+    abort_over: Annotated[
+        bool, typer.Option("--abort-over", help="Make no checkpoint if a freeze longer than --max-freeze is foreseen.")
     ] = False,
+    staging: options.Staging = None,
+    no_preflight: options.NoPreflight = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
@@ -97,21 +110,30 @@ def dump(
     from contextlib import suppress
 
     from crckpt.host.background import continued_in_background
-    from crckpt.ops.dump import Dumped, Request
+    from crckpt.ops.dump import Dumped
     from crckpt.ops.dump import dump as perform
+    from crckpt.ops.subject import Request
 
     request = Request(
-        target, job, stop, tcp.value if tcp else None, tag, note, dry_run, asynchronous, not no_preflight, incremental
+        target,
+        job,
+        stop,
+        tcp.value if tcp else None,
+        tag,
+        note,
+        dry_run,
+        asynchronous,
+        not no_preflight,
+        incremental,
+        _rounds(pre_copy, max_rounds, max_freeze, abort_over),
     )
 
     def say(result: Dumped) -> None:
         emit("dump", dumped(result, verbose=verbose), as_json=as_json)
 
-    context = options.context(store, criu=criu, config=config)
+    context = options.context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
-    if staging is not None:
-        context = replace(context, staging=staging.absolute())
     if asynchronous and not dry_run:
         let_go = continued_in_background()
 
@@ -126,3 +148,17 @@ def dump(
     with shown("storing", as_json=as_json) as progress:
         result = perform(request, replace(context, progress=progress))
     say(result)
+
+
+def _rounds(wanted: bool, most: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
+    from crckpt.ops.subject import PreCopy
+
+    if not wanted and (most is not None or max_freeze is not None or abort_over):
+        words = "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"
+        raise UsageError(words, hint="add --pre-copy, or leave them out")
+    if abort_over and max_freeze is None:
+        raise UsageError("--abort-over needs to know what is too long", hint="add --max-freeze, as --max-freeze 100ms")
+    if not wanted:
+        return None
+    longest = None if max_freeze is None else options.milliseconds(max_freeze, "--max-freeze")
+    return PreCopy(most or _ROUNDS, longest, abort_over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,22 @@ ConfigPath = Annotated[
     typer.Option("--config", envvar="CRCKPT_CONFIG", help="Configuration file.", show_default="/etc/crckpt.yaml"),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say which options CRIU got and why.")]
+Target = Annotated[
+    str, typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET")
+]
+Job = Annotated[
+    str | None,
+    typer.Argument(help="The series that the checkpoint belongs to.", metavar="JOB", show_default="program's name"),
+]
+Staging = Annotated[
+    Path | None,
+    typer.Option(
+        "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
+    ),
+]
+NoPreflight = Annotated[
+    bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, with the tree frozen.")
+]
 Ref = Annotated[
     str,
     typer.Argument(
@@ -40,8 +57,21 @@ Ref = Annotated[
 ]
 
 
+def milliseconds(text: str, option: str) -> float:
+    """A time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text)
+    if found is None:
+        raise UsageError(f"{option} {text} is no time", hint=f"say {option} 100ms, or {option} 0.5s")
+    return float(found[1]) * (1000 if found[2] == "s" else 1)
+
+
 def context(
-    store: Path | None, *, criu: Path | None = None, config: Path | None = None, progress: Progress = silent
+    store: Path | None,
+    *,
+    criu: Path | None = None,
+    config: Path | None = None,
+    staging: Path | None = None,
+    progress: Progress = silent,
 ) -> Context:
     """Where things are: options before environment (typer reads that), before configuration, before defaults."""
     configured = _configuration(config)
@@ -49,7 +79,7 @@ def context(
         store=(store or configured.store or default_store()).absolute(),
         criu_option=criu,
         criu_configured=configured.criu,
-        staging=configured.staging,
+        staging=staging.absolute() if staging else configured.staging,
         compress=configured.compress,
         config_digest=configured.digest,
         progress=progress,

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from crckpt.causes import Finding
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
-    from crckpt.ops.dump import Dumped, Examined
-    from crckpt.ops.incremental import Tracked
+    from crckpt.ops.dump import Dumped
+    from crckpt.ops.incremental import Copied, Tracked
     from crckpt.ops.predict import Foreseen
     from crckpt.ops.restore import Restored
+    from crckpt.ops.subject import Copying, Examined
     from crckpt.store import Checkpoint
 
 SCHEMA = 1
@@ -201,6 +202,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         "warnings": [str(finding) for finding in result.plan.warnings],
         "unreaped": result.unreaped,
         "tracked": result.tracked,
+        "copying": result.copying,
         "checkpoint": None if checkpoint is None else summary(checkpoint),
     }
 
@@ -211,8 +213,10 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             for reason in result.plan.reasons:
                 yield f"{reason.option}: {reason.why}\n"
             yield f"{shlex.join(result.command)}\n"
+        if result.copying is not None:
+            yield from _copying(result.copying, planned=checkpoint is None and not result.pending)
         if result.tracked is not None:
-            yield from _tracked(result.tracked)
+            yield from _tracked(result.tracked, planned=checkpoint is None and not result.pending)
         if result.pending:
             yield f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on\n"
             yield f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}\n"
@@ -234,15 +238,36 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     return Shown(document, text())
 
 
-def _tracked(found: Tracked) -> Iterator[str]:
+def _tracked(found: Tracked, *, planned: bool) -> Iterator[str]:
+    """What was incremental, or would be."""
     if found.why:
         yield f"{on_one_line(found.why)}\n"
-    if found.base is None:
+    if found.base is None and not found.rounds:
         yield f"full dump: {on_one_line(found.why_full)}\n"
         return
+    since = f"round {found.rounds}" if found.rounds else short(found.base or "")
     written, left = (size(pages * PAGE_SIZE) for pages in (found.written_pages, found.left_pages))
-    yield f"incremental: {written} written since {short(found.base)}, {left} as they were there\n"
+    if planned:
+        yield f"incremental: what was written since {since}\n"
+    else:
+        yield f"incremental: {written} written since {since}, {left} as they were there\n"
     yield from (f"dumped whole: {on_one_line(why)}\n" for why in found.whole)
+
+
+def copied(found: Copied) -> str:
+    """A round."""
+    pages = f"{count(found.pages, 'page')}, {size(found.bytes)}"
+    return f"round {found.number}: {pages} in {duration(found.ms)}, frozen {duration(found.frozen_ms)}\n"
+
+
+def _copying(found: Copying, *, planned: bool) -> Iterator[str]:
+    if planned:
+        yield "memory is copied in rounds first, and the dump is of what is written after the last\n"
+    yield from map(copied, found.rounds)
+    if found.foreseen_ms is not None and found.max_freeze_ms is not None:
+        over = "longer than" if found.foreseen_ms > found.max_freeze_ms else "within"
+        limit = duration(found.max_freeze_ms)
+        yield f"a freeze of {duration(found.foreseen_ms)} was foreseen, {over} the {limit} of --max-freeze\n"
 
 
 def examined(result: Examined, foreseen: Foreseen) -> Shown:

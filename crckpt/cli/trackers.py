@@ -21,8 +21,8 @@ def trackers(
 ) -> None:
     """List the trees that are tracked from one checkpoint to the next, each by a small process.
 
-    `crckpt dump --incremental` starts it, and it ends with its tree. To end it sooner harms nothing: the next
-    checkpoint is full.
+    `crckpt dump --incremental` starts it, as do `--pre-copy` and `crckpt pre-dump`; it ends with its tree. To end it
+    sooner harms nothing: the next checkpoint is full.
     """
     from crckpt.ops.trackers import trackers as perform
 
@@ -32,10 +32,7 @@ def trackers(
         if not result.keepers:
             yield "no tree is tracked\n"
             return
-        rows = [
-            (str(one.root), one.comm, str(one.pid), short(one.base) or "none: the next dump is full", one.why)
-            for one in result.keepers
-        ]
+        rows = [(str(one.root), one.comm, str(one.pid), _base(one.base), one.why) for one in result.keepers]
         titles = ("tree", "program", "keeper", "base", "tracker")
         yield from aligned(titles, [tuple(map(on_one_line, row)) for row in rows], right=frozenset(titles[:1]))
         if result.ended:
@@ -43,3 +40,9 @@ def trackers(
 
     document = {"trackers": [asdict(one) for one in result.keepers], "ended": result.ended}
     emit("trackers", Shown(document, text()), as_json=as_json)
+
+
+def _base(name: str) -> str:
+    if "/" in name:
+        return f"round {name.rpartition('/')[2]}"
+    return short(name) or "none: the next dump is full"

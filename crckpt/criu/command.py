@@ -50,6 +50,19 @@ def dump_command(
     )
 
 
+def pre_dump_command(criu: Path, pid: int, paths: Paths, base: str | None = None) -> tuple[str, ...]:
+    """`criu pre-dump` of the memory of the tree below `pid`, which goes on; `base` as for `dump_command`."""
+    return (
+        str(criu),
+        "pre-dump",
+        "--tree",
+        str(pid),
+        *_places(paths, log="pre-dump.log"),
+        "--track-mem",
+        *(("--prev-images-dir", base) if base else ()),
+    )
+
+
 def restore_command(
     criu: Path, paths: Paths, options: Options, *, sibling: bool, inherit: tuple[str, ...] = (), stream: bool = False
 ) -> tuple[str, ...]:
@@ -75,15 +88,13 @@ def shown(options: Options) -> tuple[str, ...]:
     return (*_chosen(options), *ghost)
 
 
+def _places(paths: Paths, *, log: str) -> tuple[str, ...]:
+    return ("--images-dir", str(paths.images), "--work-dir", str(paths.work), "--log-file", log, LOG_LEVEL)
+
+
 def _common(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
     return (
-        "--images-dir",
-        str(paths.images),
-        "--work-dir",
-        str(paths.work),
-        "--log-file",
-        log,
-        LOG_LEVEL,
+        *_places(paths, log=log),
         # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
         "--manage-cgroups=ignore",
         *(("--action-script", str(paths.script)) if paths.script else ()),

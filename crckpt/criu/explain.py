@@ -29,7 +29,7 @@ _MOST_LINES = 1000
 _TIME = re.compile(r"^\([\d.]+\) *")
 _WRITER = re.compile(rf"(?:{_TIME.pattern})?(?:pie: )?(\d+): ")
 """At a restore every process writes lines of its own, with its number before them."""
-_PROCESS = re.compile(r"(?<!processes )\(pid: (\d+)(?: comm: (.*))?\)")
+_PROCESS = re.compile(r"(?<!processes )\((?:type: \d+ )?pid: (\d+)(?: comm: (.*))?\)")
 _RULE = "-" * 40
 _PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
 _DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")

@@ -112,8 +112,8 @@ class Observed(Struct, frozen=True):
         return frozenset((*threads, *(process.tracer for process in self.tree.processes if process.tracer)))
 
 
-def observe(root: proc.Process, own: proc.Process) -> Observed:
-    """Look at the tree below `root`; `own` is crckpt's process."""
+def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
+    """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known."""
     tree = proc.read_tree(root)
     descriptors = _descriptors(tree)
     sockets = tuple(_kinds(descriptors))
@@ -129,7 +129,7 @@ def observe(root: proc.Process, own: proc.Process) -> Observed:
         datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
-        memory=sum(proc.memory(pid) for pid in tree.pids),
+        memory=sum(proc.memory(pid) for pid in tree.pids) if memory is None else memory,
         outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
         sockets=sockets,
         unread=tuple(_unread(descriptors, sockets)),

@@ -44,6 +44,7 @@ _SCAN_WP_MATCHING = 1
 _SCAN_CHECK_WPASYNC = 2
 _PAGE_IS_WPALLOWED = 1 << 0
 _PAGE_IS_WRITTEN = 1 << 1
+_PAGE_IS_FILE = 1 << 2
 _PAGE_IS_PRESENT = 1 << 3
 _PAGE_IS_SWAPPED = 1 << 4
 _PAGE_IS_PFNZERO = 1 << 5
@@ -75,14 +76,31 @@ def private_anonymous(pid: int) -> tuple[Map, ...]:
     Only these are tracked: everything else is dumped as a whole. hugetlb must not even be looked at while bits are
     reset: on some kernels that never returns.
     """
-    found = []
+    return tuple(one for one, is_of_file in _private(pid) if not is_of_file)
+
+
+def changed_of_files(pid: int) -> int:
+    """How many pages of its private maps of files a process has changed: they are its own, but not tracked.
+
+    Raises OSError.
+    """
+    found = 0
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+        for one in (one for one, is_of_file in _private(pid) if is_of_file):
+            for regions in _regions(file.fileno(), one, _PAGE_IS_PFNZERO | _PAGE_IS_FILE):
+                found += sum(end - start for start, end, _ in struct.iter_unpack("<3Q", regions)) // mmap.PAGESIZE
+    return found
+
+
+def _private(pid: int) -> Iterator[tuple[Map, bool]]:
+    """Private maps, and whether they are of files."""
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
         called = name[0] if name else ""
-        if rights[3] == "p" and inode == "0" and (called in _ANONYMOUS or called.startswith("[anon:")):
+        is_anonymous = inode == "0" and (called in _ANONYMOUS or called.startswith("[anon:"))
+        if rights[3] == "p" and (is_anonymous or inode != "0"):
             start, _, end = addresses.partition("-")
-            found.append(Map(int(start, 16), int(end, 16)))
-    return tuple(found)
+            yield Map(int(start, 16), int(end, 16)), not is_anonymous
 
 
 class WriteProtection:
@@ -134,7 +152,9 @@ def is_registered(pagemap: int, found: Map) -> bool:
     """Whether somebody write-protects the map so. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
     try:
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=_SCAN_CHECK_WPASYNC)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTTY):  # ENOTTY: a kernel that cannot protect so, before 6.7
+            raise
         return False
     return True
 
@@ -186,21 +206,29 @@ def _all_of(file: io.FileIO, length: int) -> bytes:
     return bytes(read)
 
 
-def _regions(pagemap: int, found: Map) -> Iterator[bytes]:
+def _regions(pagemap: int, found: Map, excluded: int = _PAGE_IS_PFNZERO) -> Iterator[bytes]:
     buffer = ctypes.create_string_buffer(_REGIONS_AT_ONCE * _REGION)
     place = found.start
     while place < found.end:
-        count, place = _request(pagemap, place, min(place + _PIECE, found.end), buffer)
+        count, place = _request(pagemap, place, min(place + _PIECE, found.end), buffer, excluded=excluded)
         yield buffer.raw[: count * _REGION]
 
 
 def _request(
-    pagemap: int, start: int, end: int, buffer: ctypes.Array[ctypes.c_char] | None, flags: int = 0
+    pagemap: int,
+    start: int,
+    end: int,
+    buffer: ctypes.Array[ctypes.c_char] | None,
+    *,
+    flags: int = 0,
+    excluded: int = _PAGE_IS_PFNZERO,
 ) -> tuple[int, int]:
-    """(regions found, where the kernel went on to) of PAGEMAP_SCAN for pages that hold something."""
+    """(regions found, where the kernel went on to) of PAGEMAP_SCAN for pages that hold something, and are of no kind
+    that is `excluded`.
+    """
     room = len(buffer) // _REGION if buffer else 0
     place = ctypes.addressof(buffer) if buffer else 0
-    holds_something = (_PAGE_IS_PFNZERO, _PAGE_IS_PFNZERO, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
+    holds_something = (excluded, excluded, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
     told = _PAGE_IS_WPALLOWED | _PAGE_IS_WRITTEN
     request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *holds_something, told))
     count: int = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, request)

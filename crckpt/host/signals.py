@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -47,7 +48,13 @@ def interruptible() -> None:
 
 @contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Interruptions that come in this block are raised when it ends (or where `interrupts_let_in` allows them)."""
+    """Interruptions that come in this block are raised when it ends (or where `interrupts_let_in` allows them).
+
+    Only the main thread is interrupted: in another one nothing is put off.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     with _put_off(value=True):
         yield
     _deliver_unless_put_off()

@@ -35,8 +35,10 @@ PROT_WRITE: Final = 2
 PROT_EXEC: Final = 4
 """Bits of `Vma.prot`."""
 
+MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
-"""A bit of `Vma.flags`: the mapping is a stack."""
+MAP_HUGETLB: Final = 0x40000
+"""Bits of `Vma.flags`: the mapping is private, a stack, or of huge pages that were set aside."""
 
 _KINDS: Final = (
     (VDSO, "vdso"),
@@ -85,6 +87,14 @@ class Vma(Struct, frozen=True):
         """The id in `files.img` of what is mapped; None if it is not a file."""
         is_file = self.status & (FILE_PRIVATE | FILE_SHARED) and not self.status & (SYSV_IPC | SOCKET)
         return self.shmid if is_file else None
+
+    @property
+    def is_read_by_position(self) -> bool:
+        """Whether a restore reads its pages where they lie in their image, which no stream allows.
+
+        CRIU fills such a mapping only when it is in its place (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
+        """
+        return self.flags & (MAP_PRIVATE | MAP_HUGETLB) == MAP_PRIVATE | MAP_HUGETLB
 
     @property
     def kind(self) -> str:

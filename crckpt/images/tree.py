@@ -103,6 +103,12 @@ class ImageTree(Struct, frozen=True):
         return tuple(file for file in self.files if isinstance(file, InetSocket))
 
     @property
+    def is_read_by_position(self) -> bool:
+        """Whether CRIU must have the images as files, and cannot have them as streams."""
+        spaces = (process.memory for process in self.processes if process.memory is not None)
+        return any(vma.is_read_by_position for space in spaces for vma in space.vmas)
+
+    @property
     def listening(self) -> tuple[InetSocket, ...]:
         """TCP sockets that take connections: their addresses must be free at restore."""
         return tuple(socket for socket in self.inet_sockets if socket.is_listening)

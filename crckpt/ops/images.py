@@ -31,6 +31,14 @@ def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, prog
         files.write_bytes(rearm_timers(files.read_bytes()))
 
 
+def laid_out(repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress) -> Path:
+    """A new directory in `work`, with the images as files. Raises IntegrityError, OSError."""
+    directory = work / "images"
+    directory.mkdir(mode=0o700)
+    unpack(repository, checkpoint, directory, progress)
+    return directory
+
+
 class Streamed:
     """The images as streams, which may be read in several threads. Whoever reads one meets IntegrityError."""
 

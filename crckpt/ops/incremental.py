@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,23 +15,55 @@ from crckpt.host import proc
 from crckpt.host.files import make_private_directory
 from crckpt.images.stats import DumpStats
 from crckpt.model import CheckpointId
-from crckpt.store import Checkpoint, Repository, materialise_base
-from crckpt.tracking.kept import Session, session
+from crckpt.store import Repository, materialise_base
+from crckpt.tracking.kept import Session, running, session
+from crckpt.tracking.tracker import Round
 
-_APART = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
+_APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
+
+_BASE: Final = "base-"
+
+
+class Base(Struct, frozen=True):
+    """The sets of images that a dump or a round counts from: `before` is the last, `rounds` of them are no checkpoint.
+
+    The first of them may be `checkpoint`, without its pages, in `directory`.
+    """
+
+    before: Path
+    rounds: int = 0
+    checkpoint: CheckpointId | None = None
+    directory: Path | None = None
+
+
+class Copied(Struct, frozen=True):
+    """A round, with the number it has since the last checkpoint: what CRIU copied, and how long it took.
+
+    `bytes` are of private and shared memory, `fixed_bytes` what is not tracked and copied each time. Times are
+    milliseconds.
+    """
+
+    number: int
+    pages: int
+    bytes: int
+    fixed_bytes: int
+    ms: float
+    frozen_ms: float
 
 
 class Tracked(Struct, frozen=True):
     """What was incremental, and if nothing was, why, in `why_full`.
 
-    `tracker` is its name, or empty, and `why` the sentence on it. `base` is the checkpoint that the dump counted from,
-    `whole` are clauses on processes that had no part in that. `written_pages` are in CRIU's images, `left_pages` were
-    left to `base`; both are of private memory, as CRIU counted them.
+    `tracker` is its name, or empty, and `why` the sentence on it. The dump counted from `rounds` that were copied
+    before it, or else, or before those, from the checkpoint `base`; `whole` are clauses on processes that had no part
+    in that. `written_pages` are in CRIU's images, `left_pages` were left to what was before; both are of private
+    memory, as CRIU counted them.
     """
 
     tracker: str
     why: str
     base: CheckpointId | None = None
+    rounds: int = 0
     why_full: str = ""
     whole: tuple[str, ...] = ()
     written_pages: int = 0
@@ -37,84 +71,126 @@ class Tracked(Struct, frozen=True):
 
 
 class Way:
-    """How one dump is made. `close` it."""
+    """How a dump is made, and the rounds before it: each begins, is `frozen` and `committed`. `close` it."""
 
     def __init__(self, told: Tracked, followed: Session | None = None) -> None:
         """Without `followed` it is full, and changes nothing for the next one."""
         self.told = told
+        self.base: Base | None = None
         self.environment: tuple[str, ...] = ()
         self.tracks = False
-        self._followed = followed
+        self.followed = followed
+        self._unfit = ""
 
-    def begin(self, repository: Repository, criu: Path, directory: Path) -> None:
-        """From now on the next dump is full, unless this one is committed. The base for CRIU is `directory`.
+    def begin(self, repository: Repository, criu: Path, place: Callable[[], Path]) -> None:
+        """From now on the next dump is full, unless this one is committed.
 
-        Raises DumpFailed if another dump of the tree is going on. All else only makes the dump full.
+        If it counts from a checkpoint, the base for CRIU comes to be in what `place` makes. Raises DumpFailed if
+        another dump of the tree is going on. All else only makes the dump full.
         """
-        if self._followed is None:
+        self.base, self.tracks = None, False
+        if self.followed is None:
             return
         try:
-            keeper = self._followed.tell()
+            keeper = self.followed.tell()
             if keeper.criu != str(criu):
                 way_out = f"to begin anew: crckpt trackers --end {keeper.root}"
-                self._give_up(f"the tracker works with another CRIU, {keeper.criu}; {way_out}")
+                self.give_up(f"the tracker works with another CRIU, {keeper.criu}; {way_out}")
                 return
-            began = self._followed.begin()
+            began = self.followed.begin()
         except HostCannot as error:
-            self._give_up(error.message)
+            self.give_up(error.message)
             return
         self.tracks = began.tracks
-        self.environment = tuple(f"{name}={value}" for name, value in keeper.environment.items())
-        whole = tuple(one.why for one in began.whole)
-        self.told = replace(self.told, tracker=keeper.tracker, why=keeper.why, why_full=began.why, whole=whole)
+        self.environment = ("env", *(f"{name}={value}" for name, value in keeper.environment.items()))
+        why = "" if began.base else self._unfit or (began.tracks and self.followed.lost) or began.why
+        self._unfit = ""
+        self.told = Tracked(keeper.tracker, keeper.why, why_full=why, whole=tuple(one.why for one in began.whole))
         if began.base:
-            self._count_from(repository, began.base, directory)
-        elif began.tracks and self._followed.lost:
-            self.told = replace(self.told, why_full=self._followed.lost)
+            self._count_from(repository, began, place)
 
     def frozen(self) -> None:
-        """In the hold."""
+        """In the hold; or after a round, which has none."""
         self._say(Session.frozen)
 
-    def committed(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint is durable."""
-        self._say(lambda followed: followed.committed(checkpoint.id))
+    def committed(self, name: str) -> None:
+        """It is kept: the id of a checkpoint that is durable, or the directory of a round."""
+        self._say(lambda followed: followed.committed(name))
 
     def counted(self, found: DumpStats) -> Tracked:
         """What it came to."""
         return replace(self.told, written_pages=found.pages_written, left_pages=found.pages_skipped_parent)
 
+    def unfit(self, why: str) -> None:
+        """CRIU found that the tree does not fit the base: what begins next is full, and that is why."""
+        self.base = None
+        self.told = Tracked(self.told.tracker, self.told.why, why_full=why)
+        self._unfit = why
+
+    def give_up(self, why: str) -> None:
+        """From now on all is dumped in full."""
+        self.close()
+        self.followed = None
+        self.told = replace(self.told, why_full=why)
+
+    @property
+    def tracker(self) -> str:
+        """Its name, or nothing."""
+        with suppress(HostCannot):
+            return self.followed.tell().tracker if self.followed is not None else ""
+        return ""
+
     def close(self) -> None:
         """The dump is over."""
-        if self._followed is not None:
-            self._followed.close()
+        if self.followed is not None:
+            self.followed.close()
 
-    def _count_from(self, repository: Repository, name: str, directory: Path) -> None:
+    def _count_from(self, repository: Repository, began: Round, place: Callable[[], Path]) -> None:
+        name = began.base
         try:
-            base = repository.get(CheckpointId(name))
-            make_private_directory(directory, "image-directory")
-            materialise_base(repository, base, directory)
-        except NoSuchCheckpoint:
-            why = f"checkpoint {name[:12]}, the last one of this tree, is not in this store"
-            self.told = replace(self.told, why_full=why, whole=())
-        except (IntegrityError, StoreUnusable) as error:
+            self.base = _after_rounds(repository, Path(name)) if "/" in name else _after(repository, name, place())
+            for one in began.whole:
+                # Of a process that it finds there CRIU leaves the vdso to the base, which an exec has moved.
+                (self.base.before / f"pagemap-{one.pid}.img").unlink(missing_ok=True)
+        except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.told = replace(self.told, why_full=error.message, whole=())
         else:
-            self.told = replace(self.told, base=base.id)
+            self.told = replace(self.told, base=self.base.checkpoint, rounds=self.base.rounds)
 
     def _say(self, what: Callable[[Session], None]) -> None:
         """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full."""
-        if self._followed is not None:
+        if self.followed is not None:
             try:
-                what(self._followed)
+                what(self.followed)
             except HostCannot:
                 self.close()
-                self._followed = None
+                self.followed = None
 
-    def _give_up(self, why: str) -> None:
-        self.close()
-        self._followed = None
-        self.told = replace(self.told, why_full=why)
+
+def _after(repository: Repository, name: str, place: Path) -> Base:
+    """The set in `place` that stands for a checkpoint."""
+    checkpoint = _stored(repository, name)
+    # The name is what says after rounds which checkpoint it was.
+    directory = place / f"{_BASE}{checkpoint}"
+    make_private_directory(directory, "image-directory")
+    materialise_base(repository, repository.get(checkpoint), directory)
+    return Base(directory, checkpoint=checkpoint, directory=directory)
+
+
+def _after_rounds(repository: Repository, last: Path) -> Base:
+    """`last` is the set of a round; all are numbered, and lie beside the checkpoint that the first counts from."""
+    if not last.is_dir():
+        raise StoreUnusable(f"the rounds that were copied before are gone from {last.parent}")
+    directory = next(last.parent.glob(f"{_BASE}*"), None)
+    checkpoint = None if directory is None else _stored(repository, directory.name.removeprefix(_BASE))
+    return Base(last, int(last.name), checkpoint, directory)
+
+
+def _stored(repository: Repository, name: str) -> CheckpointId:
+    try:
+        return repository.get(CheckpointId(name)).id
+    except NoSuchCheckpoint:
+        raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the last one of this tree, is not in this store") from None
 
 
 def way(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Way | None:
@@ -131,3 +207,21 @@ def way(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> 
     except HostCannot as error:
         return Way(Tracked("", error.message, why_full="nothing tells what was written"))
     return Way(Tracked("", ""), followed) if followed is not None else None
+
+
+def foreseen(root: proc.Process, *, wanted: bool | None, apart: bool) -> Tracked | None:
+    """What a dump now would have to do with the one before it, as far as that can be told without touching the tree."""
+    if wanted is False:
+        return None
+    if apart:
+        return Tracked("", "tracker: none", why_full=_APART) if wanted else None
+    followed = running(root)
+    if followed is None:
+        why = "no tracker of this tree is running yet; the dump starts one"
+        return Tracked("", "", why_full=why) if wanted else None
+    with closing(followed):
+        keeper = followed.tell()
+    told = Tracked(keeper.tracker, keeper.why, why_full=keeper.why_full)
+    if "/" in keeper.base:
+        return replace(told, rounds=int(Path(keeper.base).name))
+    return replace(told, base=CheckpointId(keeper.base)) if keeper.base else told

@@ -8,29 +8,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.criu.speed import subject
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import machine, resident, room
 from crckpt.host.observe import Observed
-from crckpt.host.proc import descriptors, memory, read_process
 from crckpt.model import PAGE_SIZE, JobName, Options, Statistics
 from crckpt.ops.context import Context
-from crckpt.ops.dump import Examined
 from crckpt.ops.failures import as_ours
+from crckpt.ops.freeze import Trial, load_of_tree, trial
+from crckpt.ops.subject import Examined
 from crckpt.preflight.cost import (
     CommitSpeed,
     ImageFiles,
-    Load,
     Prediction,
     predicted,
-    speed,
 )
-from crckpt.preflight.dump import ghosts
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.on_trial import OnTrial
 
@@ -40,8 +35,8 @@ _SAMPLE: Final = 12 << 20
 _LEAST: Final = 1 / 4
 """Of the sample that is wanted: less tells nothing."""
 
-_ROUNDS: Final = ("first", "second")
-"""What is measured is measured so often; the second dump shows what changes in an idle tree."""
+_TIMES: Final = 2
+"""What is measured is measured so often."""
 
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
 
@@ -109,24 +104,11 @@ def _beyond(size: int, staging: Path) -> str:
 
 def _prediction(examined: Examined, context: Context, place: _Place) -> Prediction:
     seen = examined.seen
-    loads: list[Load] = []
-    with subject(examined.criu.path, place.staging) as trial:
-        dumps = [trial.dump(name, lambda: loads.append(_load_of(trial.root, trial.child))) for name in _ROUNDS]
-    load = loads[0]
-    images = _image_files(dumps[0].images, load, trial.root)
+    tried = trial(examined.criu.path, place.staging, hold=False)
+    images = _image_files(tried)
     sample = _sample(seen)
-    return predicted(
-        _load_of_tree(seen),
-        speed(
-            load,
-            memory_ms=fmean(dump.memory_ms for dump in dumps),
-            frozen_ms=fmean(dump.frozen_ms for dump in dumps),
-            dump_ms=fmean(dump.dump_ms for dump in dumps),
-        ),
-        images,
-        _commit_speed(place, [dump.images for dump in dumps], sample),
-        _size(sample),
-    )
+    commit = _commit_speed(place, tried.images, sample)
+    return predicted(load_of_tree(seen), tried.speed, images, commit, _size(sample))
 
 
 def _sample(seen: Observed) -> list[bytes]:
@@ -141,49 +123,18 @@ def _size(sample: list[bytes]) -> int:
     return sum(map(len, sample))
 
 
-def _load_of_tree(seen: Observed) -> Load:
-    live = [process for process in seen.tree.processes if process.state != "zombie"]
-    return Load(
-        memory=seen.memory + _ghosts(seen),
-        maps=sum(resident.maps(process.pid) for process in live),
-        descriptors=len(seen.descriptors),
-        threads=sum(len(process.threads) for process in live),
-        processes=len(live),
-    )
-
-
-def _ghosts(seen: Observed) -> int:
-    """Bytes of files without a name, which CRIU copies; mapped ones that lie in memory count as that."""
-    mapped = {path for path, *_ in seen.deleted_maps if _in_memory(path)}
-    return sum(size for path, size in ghosts(seen) if path not in mapped)
-
-
-def _in_memory(path: str) -> bool:
-    return room.is_in_memory(room.existing(Path(path).parent))
-
-
-def _load_of(*pids: int) -> Load:
-    threads = [process.threads for pid in pids if (process := read_process(pid))]
-    return Load(
-        memory=sum(memory(pid) for pid in pids),
-        maps=sum(resident.maps(pid) for pid in pids),
-        descriptors=sum(len(descriptors(pid)) for pid in pids),
-        threads=sum(map(len, threads)),
-        processes=len(pids),
-    )
-
-
-def _image_files(images: Path, load: Load, root: int) -> ImageFiles:
+def _image_files(tried: Trial) -> ImageFiles:
+    images, load = tried.images[0], tried.load
     sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
     of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
     return ImageFiles(
         files=len(sizes) - len(of_tasks),
         process_files=(len(of_tasks) - load.threads) / load.processes,
-        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{root}.img")),
+        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{tried.root}.img")),
     )
 
 
-def _commit_speed(place: _Place, images: list[Path], sample: list[bytes]) -> CommitSpeed:
+def _commit_speed(place: _Place, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
     for directory in images:
         for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
             path.unlink()
@@ -199,7 +150,7 @@ def _commit_speed(place: _Place, images: list[Path], sample: list[bytes]) -> Com
         path.touch(mode=0o600)
         path.write_bytes(b"".join(content))
     store = place.on_trial.store
-    little, most = zip(*((store(begun), store(memory)) for _ in _ROUNDS), strict=True)
+    little, most = zip(*((store(begun), store(memory)) for _ in range(_TIMES)), strict=True)
     # Of what is known or zero little comes to the disk: then its moods are more than what the bytes take.
     spent = max(
         min(found.ms for found in most) - min(found.ms for found in little),

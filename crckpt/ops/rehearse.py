@@ -28,7 +28,7 @@ from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, tree_of
+from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore import all_there, outside_ends
 from crckpt.ops.survey import survey
@@ -92,7 +92,10 @@ class Rehearsed(Struct, frozen=True):
 
 
 class _Subject(Struct, frozen=True):
-    """One checkpoint to rehearse, all that is known of it, and where: `work` is private, and all that is written."""
+    """One checkpoint to rehearse, all that is known of it, and where: `work` is private, and all that is written.
+
+    `files` has the images if CRIU cannot have them as streams.
+    """
 
     request: Request
     checkpoint: Checkpoint
@@ -100,6 +103,7 @@ class _Subject(Struct, frozen=True):
     tree: ImageTree
     verdict: Verdict
     images: Streamed
+    files: Path | None
     work: Path
     group: limited_group.Group | None
 
@@ -145,7 +149,10 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         work = stack.enter_context(repository.transaction()).path.resolve()
         group = stack.enter_context(limited_group.limited(limit))
         images = Streamed(reading, context.progress)
-        subject = _Subject(request, checkpoint, criu, tree, verdict, images, work, group)
+        files = None
+        if tree.is_read_by_position:
+            files = laid_out(repository, checkpoint, work, context.progress)
+        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group)
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out
     return Rehearsed(
@@ -247,8 +254,9 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
     ):
         # There are no peers: a connection that were kept would send into the void.
         options = replace(subject.checkpoint.options, tcp="close" if subject.tree.established else None)
-        paths = Paths(streamer.directory, work, hold.script)
-        command = restore_command(subject.criu.path, paths, options, sibling=False, inherit=tuple(kept), stream=True)
+        paths = Paths(subject.files or streamer.directory, work, hold.script)
+        stream = subject.files is None
+        command = restore_command(subject.criu.path, paths, options, sibling=False, inherit=tuple(kept), stream=stream)
         outcome = follow(
             (*inside, *command),
             work / "restore.log",

@@ -24,7 +24,7 @@ from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupt
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, tree_of
+from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
@@ -153,14 +153,14 @@ def _restore_one(subject: _Subject) -> Restored:
         if verdict.blockers and (request.preflight or request.dry_run):
             raise refused(verdict.blockers)
         if request.dry_run:
-            command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), ())
+            command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), (), stream=not tree.is_read_by_position)
             return Restored(subject.checkpoint, verdict, command, subject.criu)
         outside = _Outside(verdict.outside_pipes, request.terminal if verdict.needs_terminal else None)
-        if began is None or outside != _Outside():
-            # What is outside is said to CRIU when it starts.
-            early.close()
-            began = stack.enter_context(_begun(subject, outside))
         stack.enter_context(_files_rewound(subject, verdict))
+        if began is None or outside != _Outside() or tree.is_read_by_position:
+            # What is outside is said to CRIU when it starts, and whether its images are files.
+            early.close()
+            began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
         return _run(subject, tree, verdict, began, Streamed(reading, subject.context.progress))
 
 
@@ -172,7 +172,10 @@ class _Outside(Struct, frozen=True):
 
 
 class _Begun(Struct, frozen=True):
-    """A CRIU that waits for its images, and what it was started with. `since` is a moment before it."""
+    """A CRIU that waits for its images, or has them as files, and what it was started with.
+
+    `since` is a moment before it.
+    """
 
     criu: Running
     streamer: Streamer
@@ -182,19 +185,23 @@ class _Begun(Struct, frozen=True):
     since: int
 
     def give_up(self) -> None:
-        """Let it end, if it has not: without its images it has done nothing."""
+        """Let it end, if it has not: without its images it has done nothing, and in the hold it undoes what it did."""
         self.streamer.refuse()
+        self.hold.release()
         self.criu.ended()
 
 
 @contextmanager
-def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
-    """Start CRIU. It ends if the block does before it has its images."""
+def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> Iterator[_Begun]:
+    """Start CRIU. It ends if the block does before it was followed. Its images it gets as files, or streamed."""
     request = subject.request
     with ExitStack() as stack:
         work = stack.enter_context(subject.repository.transaction()).path
         # First, to be closed last: a CRIU that was cut short has left children who listen.
         streamer = stack.enter_context(serving(work))
+        images = streamer.directory
+        if as_files:
+            images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress)
         hold = stack.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace:
@@ -202,7 +209,7 @@ def _begun(subject: _Subject, outside: _Outside) -> Iterator[_Begun]:
         kept = stack.enter_context(outside_ends(outside.pipes, detach=request.detach))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
-            *_command(subject, Paths(streamer.directory, work, hold.script), tuple(kept)),
+            *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=not as_files),
         )
         since = leftovers.now()
         with interrupts_put_off():
@@ -229,9 +236,9 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) 
     return judge(wanted, survey(wanted, files, subject.context.store))
 
 
-def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...]) -> tuple[str, ...]:
+def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
     options = replace(subject.checkpoint.options, tcp=subject.request.tcp or subject.checkpoint.options.tcp)
-    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=True)
+    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=stream)
 
 
 def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed) -> Restored:

@@ -73,7 +73,9 @@ def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
     tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
     asked = needs(tree, sizes, keeps_connections=wanted.keeps_connections)
     ghosts = tuple(_ghosts(tree, sizes))
-    memory, free = _memory(images, ghosts)
+    # Streams need no room; files do, until the tree runs.
+    unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
+    memory, free = _memory(images, (*ghosts, *unpacked))
     return Here(
         arch=kernel.arch(),
         cpu_features=frozenset(kernel.cpu_features()),
@@ -82,7 +84,7 @@ def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
         tasks=cgroups.tasks_left(),
         memory=memory,
         free_memory=free,
-        disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *ghosts))),
+        disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *unpacked, *ghosts))),
     )
 
 
@@ -105,13 +107,13 @@ def _met(need: Need) -> bool:
     return trial().state != "missing"
 
 
-def _memory(images: tuple[StoredFile, ...], ghosts: Iterable[tuple[Path, int]]) -> tuple[int, int]:
-    """What the tree will take, and what is free."""
+def _memory(images: tuple[StoredFile, ...], written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
+    """What the tree will take, with what is written beside, and what is free."""
     pages = tuple(file for file in images if file.pagemap)
-    deleted = sum(size for directory, size in ghosts if room.is_in_memory(directory))
-    needed, free = sum(file.bytes for file in pages) + deleted, room.free_memory()
+    beside = sum(size for directory, size in written if room.is_in_memory(directory))
+    needed, free = sum(file.bytes for file in pages) + beside, room.free_memory()
     if needed > free:
-        needed, free = _bytes_apart(pages) + deleted, room.free_memory(swap=True)
+        needed, free = _bytes_apart(pages) + beside, room.free_memory(swap=True)
     return needed, free
 
 

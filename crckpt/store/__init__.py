@@ -77,7 +77,7 @@ from crckpt.store.refs import Tag
 from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
 from crckpt.store.retention import Collected, Unreadable
-from crckpt.store.transaction import STAGING, Transaction, staged
+from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
 from crckpt.store.verify import Damage, Verified, verify
 
 __all__ = [
@@ -99,6 +99,7 @@ __all__ = [
     "check_name",
     "details_of",
     "file_names",
+    "handed_over",
     "ingest",
     "load",
     "materialise",

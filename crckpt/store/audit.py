@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.verify import Damage
-from crckpt.store.workers import workers
+from crckpt.store.workers import result_of, workers
 
 _FRAMES_AT_ONCE: Final = 16
 
@@ -77,7 +76,7 @@ def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callabl
     with workers() as pool:
         for pack in audit.packs.values():
             starts = range(0, len(pack.table), _FRAMES_AT_ONCE)
-            for size, found in pool.map(partial(_check, pack), starts):
+            for size, found in map(result_of, [pool.submit(_check, pack, start) for start in starts]):
                 audit.frames.setdefault(pack.digest, {}).update(found)
                 done += size
                 progress(done, audit.bytes)

@@ -42,12 +42,21 @@ def decode_columns(content: bytes, extents: int) -> Extents:
     if len(planes) != size:
         raise IntegrityError("the index contradicts itself")
     bytes_ = np.frombuffer(planes, np.uint8).reshape(4, 8, extents)
-    first, count, pack, page = (np.ascontiguousarray(column.T).view("<u8").reshape(-1) for column in bytes_)
+    first, count, pack, page = map(_numbers, bytes_)
     found = np.empty(extents, EXTENT)
     found["count"], found["pack"] = count + np.uint64(1), pack.astype(np.uint32) - np.uint32(1)
     counts = found["count"].astype(np.int64)
     found["first"] = _summed(_unfolded(first), counts).astype(np.uint64)
     found["page"] = _pages(found["pack"], _unfolded(page), counts)
+    return found
+
+
+def _numbers(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """The numbers with these bytes, the lowest first. Most planes are all zero."""
+    found: npt.NDArray[np.uint64] = planes[0].astype(np.uint64)
+    for at, plane in enumerate(planes[1:], 1):
+        if plane.any():
+            found |= plane.astype(np.uint64) << np.uint64(8 * at)
     return found
 
 
@@ -68,7 +77,9 @@ def _pages(pack: npt.NDArray[Any], steps: _Signed, count: _Signed) -> npt.NDArra
 
 def _groups(pack: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
     """Which extents lie in each pack; zeros lie nowhere."""
-    order = np.argsort(pack, kind="stable")
+    key = pack + np.uint32(1)
+    # Numbers of 16 bits are sorted several times as quickly.
+    order = np.argsort(key.astype(np.uint16) if key.max(initial=0) < 1 << 16 else key, kind="stable")
     ends = np.flatnonzero(np.diff(pack[order])) + 1
     return [some for some in np.split(order, ends) if len(some) and pack[some[0]] != ZERO]
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Places
 from crckpt.store.pack import FRAME_PAGES, FRAME_SIZE
+from crckpt.store.workers import result_of
 
 _WAITING: Final = 32
 """Frames that may wait for their turn: 8 MiB of memory keep all threads busy while the next pages are looked at."""
@@ -88,12 +89,12 @@ class Frames:
         work = self._tried if self._on_trial and self._closed % _TRIAL_EVERY == 0 else self._compressed
         self._waiting.append(self._pool.submit(work, self._open[: self._filled], self._level))
         if not self._closed:
-            self._heed(self._waiting[0].result())
+            self._heed(result_of(self._waiting[0]))
         self._open, self._filled, self._closed = _empty(), 0, self._closed + 1
 
     def _next(self) -> Frame:
         # That trials count when their turn comes, not when they end, makes the same packs of the same pages.
-        done = self._waiting.popleft().result()
+        done = result_of(self._waiting.popleft())
         self._heed(done)
         return done.frame
 

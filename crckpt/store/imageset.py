@@ -1,8 +1,8 @@
 """An image directory as CRIU left it, as sources of pages; incremental ones are made complete.
 
-An incremental set has page map entries whose pages lie in the set before it: behind its symlink `parent`, or, if that
-one was stored, in a checkpoint. Of the first kind every entry gets its pages here, of the second it is told which they
-are. Page maps are changed to have them all.
+An incremental set has page map entries whose pages lie in the set before it, behind its symlink `parent`, and so on.
+They are gathered from there. One set of the chain may be a *base*, that is a checkpoint: of its pages is told only
+which they are. Page maps are changed to have them all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -23,6 +23,7 @@ from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, is_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import (
     EXTENT,
+    ZERO,
     Bytes,
     Extents,
     Mask,
@@ -39,6 +40,9 @@ from crckpt.store.index import DETAILS, FILE, PAGES
 
 _PARENT: Final = "parent"
 _NOTHING: Final = np.empty(0, EXTENT)
+_IN_BASE: Final = ZERO
+"""In place of a file's number. As pages of zeros, those of the base have no place that could be joined or moved."""
+
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
 
@@ -125,17 +129,17 @@ def of_bytes(name: str, kind: str, content: bytes) -> Source:
     return Source(name, kind, len(content), _whole(len(content)), content=content)
 
 
-def sources(directory: Path, details: bytes, *, incremental: bool) -> tuple[Source, ...]:
+def sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
     """Everything to be stored of an image directory, in the order of the names, `details` last.
 
-    If it is `incremental`, what it leaves to the set before is `left`. Raises IntegrityError if page maps and pages do
-    not fit together, or if something is no regular file.
+    What it leaves to the set in `base`, which needs not be there, is `left`. Raises IntegrityError if page maps and
+    pages do not fit together, or if something is no regular file.
     """
     sizes = _sizes(directory)
     found: dict[str, Source] = {}
     for name in filter(is_pagemap, sizes):
         pagemap = _read_pagemap(directory, name)
-        pages = _pages_source(directory, name, pagemap, incremental=incremental)
+        pages = _pages_source(directory, name, pagemap, base)
         for source in (_map_source(directory, name, pagemap), pages):
             if source.name in found:
                 raise IntegrityError(f"{name}: {source.name} belongs to another page map, too")
@@ -187,60 +191,68 @@ def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
     return of_bytes(name, FILE, write_pagemap(PageMap(pagemap.pages_id, tuple(entries))))
 
 
-def _pages_source(directory: Path, name: str, pagemap: PageMap, *, incremental: bool) -> Source:
-    left = _left(name, pagemap) if incremental else _NOTHING
-    own = pagemap
-    if len(left):
-        own = PageMap(pagemap.pages_id, tuple(entry for entry in pagemap.entries if not entry.flags & IN_PARENT))
-    files: list[Path] = []
-    extents = _placed(directory, name, own, files, ())
-    size = count_of(extents) * PAGE_SIZE
-    return Source(pagemap.pages_name, PAGES, size, extents, tuple(files), pagemap=name, left=left)
+def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
+    chain = _Chain(name, base.resolve() if base else None, [])
+    extents = chain.placed(directory, pagemap, ())
+    in_base = extents["pack"] == _IN_BASE
+    # What is left and what is not is put together by the addresses.
+    if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
+        raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
+    own = extents[~in_base]
+    size = count_of(own) * PAGE_SIZE
+    left = extents[in_base]
+    left["pack"] = 0
+    return Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
 
 
-def _left(name: str, pagemap: PageMap) -> Extents:
-    """Which pages lie in the set before. Then all entries must be in order: those of both kinds are put together."""
-    entries = np.array([entry for entry in pagemap.entries if entry.pages], np.uint64).reshape(-1, 3)
-    inherited = (entries[:, 2] & np.uint64(IN_PARENT)) != 0
-    if not inherited.any():
-        return _NOTHING
-    first, count = entries[:, 0] // np.uint64(PAGE_SIZE), entries[:, 1]
-    if (first[:-1] + count[:-1] > first[1:]).any() or count.max() > np.iinfo(np.uint32).max:
-        raise IntegrityError(f"{name}: its entries are too large, or not in the order of their addresses")
-    left = np.zeros(int(inherited.sum()), EXTENT)
-    left["first"], left["count"] = first[inherited], count[inherited]
-    return left
+class _Chain(NamedTuple):
+    """The sets that the pages of one page map lie in; `files` are those found so far."""
 
+    name: str
+    base: Path | None
+    files: list[Path]
 
-def _placed(directory: Path, name: str, pagemap: PageMap, files: list[Path], seen: tuple[Path, ...]) -> Extents:
-    """Where all pages of a page map lie, in its order. Adds the files that they lie in to `files`."""
-    _check_size(directory / pagemap.pages_name, name, pagemap.present)
-    number = len(files)
-    files.append(directory / pagemap.pages_name)
-    entries = np.array([entry for entry in pagemap.entries if entry.pages], np.uint64).reshape(-1, 3)
-    inherited = (entries[:, 2] & np.uint64(IN_PARENT)) != 0
-    above = _placed_above(directory, name, files, (*seen, directory.resolve())) if inherited.any() else None
-    if above is not None and entries[inherited, 1].max() > above["count"].sum(dtype=np.uint64):
-        raise IntegrityError(f"{name}: an entry needs more pages than the set before has")
-    extents = np.empty(len(entries), EXTENT)
-    extents["first"], extents["count"], extents["pack"] = entries[:, 0] // np.uint64(PAGE_SIZE), entries[:, 1], number
-    own = np.where(inherited, 0, entries[:, 1])
-    extents["page"] = np.cumsum(own) - own
-    return extents if above is None else _resolved(extents, inherited, above, name)
+    def placed(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
+        """Where all its pages lie, in its order, with numbers of `files`."""
+        _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
+        number = len(self.files)
+        self.files.append(directory / pagemap.pages_name)
+        entries = np.array([entry for entry in pagemap.entries if entry.pages], np.uint64).reshape(-1, 3)
+        inherited = (entries[:, 2] & np.uint64(IN_PARENT)) != 0
+        above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
+        most = count_of(above) if above is not None else np.iinfo(np.uint32).max
+        if inherited.any() and entries[inherited, 1].max() > most:
+            raise IntegrityError(f"{self.name}: an entry needs more pages than the set before can have")
+        extents = np.empty(len(entries), EXTENT)
+        extents["first"], extents["count"], extents["pack"] = (
+            entries[:, 0] // np.uint64(PAGE_SIZE),
+            entries[:, 1],
+            number,
+        )
+        own = np.where(inherited, 0, entries[:, 1])
+        extents["page"] = np.cumsum(own) - own
+        if above is None:
+            extents["pack"][inherited], extents["page"][inherited] = _IN_BASE, 0
+            return extents
+        return _resolved(extents, inherited, above, self.name)
 
-
-def _placed_above(directory: Path, name: str, files: list[Path], seen: tuple[Path, ...]) -> Extents:
-    link = directory / _PARENT
-    above = link.resolve()
-    if not link.is_symlink() or not above.is_dir():
-        raise IntegrityError(f"{name}: pages lie in the set before, and {link} does not lead to it")
-    if above in seen:
-        raise IntegrityError(f"{link} leads back to {above}")
-    return _placed(above, name, _read_pagemap(above, name), files, seen)
+    def _above(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
+        """What lies in the set before; None if that is the base, which has what is left to it."""
+        link = directory / _PARENT
+        above = link.resolve()
+        if link.is_symlink() and above == self.base:
+            return None
+        if not link.is_symlink() or not above.is_dir():
+            raise IntegrityError(f"{self.name}: pages lie in the set before, and {link} does not lead to it")
+        if above in seen:
+            raise IntegrityError(f"{link} leads back to {above}")
+        return self.placed(above, _read_pagemap(above, self.name), seen)
 
 
 def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
     """The extents, with those that are inherited replaced by what `above` has there."""
+    if not inherited.any():
+        return extents
     try:
         found, which = found_in(extents[inherited], above)
     except LookupError as missing:

@@ -24,7 +24,8 @@ class NewCheckpoint(Struct, frozen=True):
     """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
 
     `details` are bytes (JSON) that may be secret: they lie in the pack. Without `parent` the newest of the job is it.
-    `incremental`: what the images leave to the set before lies in `parent`, which must be named.
+    `base` is the directory that stood for `parent`, which must be named then, when the images were made: pages that
+    they, or sets before them, leave to that one lie in the parent. It may be gone.
     """
 
     job: JobName
@@ -36,7 +37,7 @@ class NewCheckpoint(Struct, frozen=True):
     dump_ms: float
     details: bytes
     parent: CheckpointId | None = None
-    incremental: bool = False
+    base: Path | None = None
     note: str | None = None
     run_id: str | None = None
     stopped: bool = False
@@ -79,9 +80,7 @@ def ingest(
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = Target(begun.path, compress, dedup, progress)
-        packed = pack_images(
-            repository.layout, repository.facts, parent, images, new.details, target, incremental=new.incremental
-        )
+        packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target, new.base)
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             remember(repository.layout, written)

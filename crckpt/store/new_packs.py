@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from crckpt.store.frames import Frame, Frames
 from crckpt.store.layout import Facts
 from crckpt.store.pack import FRAME_PAGES
 from crckpt.store.pack_writer import PackWriter, Written
+from crckpt.store.workers import Workers, result_of
 
 _PARTS: Final = 16
 _SMALLEST: Final = (16 << 20) // PAGE_SIZE
@@ -65,7 +66,7 @@ class NewPacks:
             self._write(frame)
         if len(self._writers) > len(self._finished):
             self._finish(self._writers[-1])
-        return tuple(finished.result() for finished in self._finished)
+        return tuple(result_of(finished) for finished in self._finished)
 
     def places(self, numbers: Places) -> tuple[Places, Places]:
         """In which of the packs, and where in it, the pages of these numbers lie."""
@@ -101,7 +102,7 @@ class NewPacks:
 def new_packs(directory: Path, frames: Frames, limit: int, facts: Facts) -> Iterator[NewPacks]:
     """Packs that are written in `directory`, with `limit` pages in each but the last; files are closed at the end."""
     with ExitStack() as stack:
-        syncer = ThreadPoolExecutor(1)
+        syncer = Workers(1)
         packs = NewPacks(directory, frames, limit, facts, syncer)
         stack.callback(packs.close)
         stack.callback(syncer.shutdown, cancel_futures=True)

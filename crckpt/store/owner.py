@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.files import open_private, write
 
@@ -43,11 +44,12 @@ class Owner(Struct, frozen=True):
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
-def this_process(since: float) -> Owner:
-    """Ourselves."""
-    pid = os.getpid()
+def owner_of(since: float, pid: int = 0) -> Owner:
+    """Ourselves, or process `pid` of our PID namespace. Raises HostCannot if it has ended."""
+    pid = pid or os.getpid()
     process = proc.read_process(pid)
-    assert process is not None
+    if process is None:
+        raise HostCannot(f"PID {pid} has ended")
     return Owner(
         host=platform.node(),
         boot_id=proc.boot_id(),
@@ -59,11 +61,14 @@ def this_process(since: float) -> Owner:
     )
 
 
-def write_owner(path: Path, since: float, what: str) -> None:
-    """Record ourselves in a new file, for as long as this boot lasts: it is not synced. `what` names its steps."""
+def write_owner(path: Path, since: float, what: str, *, pid: int = 0) -> None:
+    """Record process `pid`, or ourselves, in a new file, for as long as this boot lasts: it is not synced.
+
+    `what` names its steps.
+    """
     descriptor = open_private(path, what)
     try:
-        write(descriptor, this_process(since).encode(), what)
+        write(descriptor, owner_of(since, pid).encode(), what)
     finally:
         os.close(descriptor)
 

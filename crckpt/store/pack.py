@@ -6,7 +6,8 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +48,7 @@ class Pack(Struct, frozen=True):
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
         content = _read(self.path, start, length)
         if len(content) != length:
-            raise IntegrityError(f"{self.name}, frame {first}: the file is cut short")
+            raise self._cut_short(first)
         return memoryview(content)
 
     def check(self, frame: int, stored: memoryview) -> None:
@@ -72,17 +73,23 @@ class Pack(Struct, frozen=True):
 
         Raises IntegrityError unless they are what was stored.
         """
-        stored = self.stored(first, len(into))
-        sizes = self.table[first : first + len(into)][["stored", "raw"]].tolist()
-        for frame, ((size, raw), memory) in enumerate(zip(sizes, into, strict=True), first):
-            self.check(frame, stored[:size])
+        some = self.table[first : first + len(into)]
+        sizes, raws = some["stored"].tolist(), some["raw"].tolist()
+        content = _buffer(sum(sizes))
+        if _read_into(content, self.path, int(some["offset"][0])) != len(content):
+            raise self._cut_short(first)
+        for frame, size, raw, memory in zip(range(first, first + len(into)), sizes, raws, into, strict=True):
+            stored, content = content[:size], content[size:]
+            self.check(frame, stored)
             try:
-                done = _decompressor().stream_reader(stored[:size]).readinto(memory[:raw])
+                done = _decompressor().stream_reader(stored).readinto(memory[:raw])
             except zstandard.ZstdError as error:
                 raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
             if done != raw:
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
-            stored = stored[size:]
+
+    def _cut_short(self, frame: int) -> IntegrityError:
+        return IntegrityError(f"{self.name}, frame {frame}: the file is cut short")
 
     @property
     def name(self) -> str:
@@ -124,11 +131,30 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:
+    with _opened(path) as descriptor:
+        return os.pread(descriptor, length, offset)
+
+
+def _read_into(content: memoryview, path: Path, offset: int) -> int:
+    with _opened(path) as descriptor:
+        return os.preadv(descriptor, [content], offset)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(descriptor, length, offset)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _buffer(size: int) -> memoryview:
+    """Memory of so many bytes, one for each thread: what is used again costs no page faults."""
+    if len(getattr(_local, "buffer", b"")) < size:
+        _local.buffer = memoryview(bytearray(size))
+    buffer: memoryview = _local.buffer
+    return buffer[:size]
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:

@@ -99,17 +99,16 @@ def pack_images(
     images: Path,
     details: bytes,
     target: Target,
-    *,
-    incremental: bool = False,
+    base: Path | None = None,
 ) -> Packed:
-    """Store what is new of an image directory in new packs; if `incremental`, it leaves pages to the parent.
+    """Store what is new of an image directory in new packs; what it leaves to the set in `base` the parent has.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages.
     """
-    found = sources(images, details, incremental=incremental)
+    found = sources(images, details, base)
     held = sum(source.size for source in found)
     raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
-    known = KnownPages(layout, facts, parent if target.dedup or incremental else None)
+    known = KnownPages(layout, facts, parent if target.dedup or base else None)
     left = [known.left(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, facts) as packs:

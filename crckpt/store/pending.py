@@ -16,7 +16,7 @@ from crckpt.errors import CrckptError
 from crckpt.host.files import ensure_private_directory, own_name, remove, write_durably
 from crckpt.model import JobName
 from crckpt.store.layout import Layout
-from crckpt.store.owner import Owner, this_process
+from crckpt.store.owner import Owner, owner_of
 
 
 class Pending(Struct, frozen=True):
@@ -37,7 +37,7 @@ def announced(layout: Layout, job: JobName, created: datetime, run_id: str | Non
     """
     ensure_private_directory(layout.pending, "pending")
     path = layout.pending / own_name()
-    facts = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(this_process(time.time()))}
+    facts = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(owner_of(time.time()))}
     _write(path, facts)
     try:
         yield

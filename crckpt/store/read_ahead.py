@@ -14,6 +14,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Numbers, Places
 from crckpt.store.fingerprints import fingerprints
 from crckpt.store.imageset import BATCH_PAGES, Source
+from crckpt.store.workers import result_of
 
 _BUFFERS: Final = 3
 """One to work on, and one ahead for each of two threads."""
@@ -41,9 +42,9 @@ def read_ahead(sources: Iterable[Source], seed: int, pool: Executor) -> Iterator
         pages = buffers[number % _BUFFERS][: source.pages - start]
         waiting.append(pool.submit(_batch, source, start, pages, seed))
         if len(waiting) == _BUFFERS:
-            yield waiting.popleft().result()
+            yield result_of(waiting.popleft())
     while waiting:
-        yield waiting.popleft().result()
+        yield result_of(waiting.popleft())
 
 
 def _batch(source: Source, start: int, pages: Bytes, seed: int) -> Batch:

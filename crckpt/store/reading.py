@@ -14,22 +14,26 @@ from concurrent.futures import Executor, Future
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.pipes import PIPE_SIZE
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Bytes, Numbers, Places, spread
+from crckpt.store.extents import ZERO, Bytes, Places, ends_of, spread
 from crckpt.store.index import DETAILS, StoredFile
 from crckpt.store.pack import FRAME_PAGES
+from crckpt.store.workers import result_of
 
 _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
 
 _PAGES_IN_PART: Final = 512
-_PARTS_AHEAD: Final = 64
-"""Parts of which the frames are unpacked before they are asked for: up to 128 MiB."""
+_PARTS_AT_FIRST: Final = 64
+"""Parts of which the frames are unpacked before anything is asked for: up to 128 MiB."""
+
+_PARTS_AHEAD: Final = 16
+"""And later: what was unpacked a moment ago is still in the cores' caches, and little memory is touched at all."""
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that follow each other in a pack and are read at once: up to 2 MiB."""
@@ -40,26 +44,34 @@ _MOST_FRAMES: Final = 1024
 _FEWEST_FRAMES: Final = 8
 """But so many, 2 MiB, for each file; as much again is for pages that pipes refer to."""
 
-_PIECE: Final = np.dtype([("pack", "<u4"), ("frame", "<u8"), ("start", "<u4"), ("count", "<u4"), ("to", "<u8")])
-"""`count` pages from page `start` of a frame on are pages `to` and following of the file."""
-
 _PACK_SHIFT: Final = 40
-"""A frame's number in all packs: the pack's, shifted, and its own there."""
 
 _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 _SHARE_OF_PART: Final = 3
-"""A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent."""
+"""A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent.
+Where all are kept there is room for each."""
 
 _ZEROS: Final = memoryview(bytearray(1 << 20))
 """Writable, so that a pipe can refer to it; nobody does write."""
 
-_Pieces = npt.NDArray[np.void]
+
+class _Pieces(Struct, frozen=True):
+    """`count` pages from page `start` on of the frame `frames[which]` are pages `to` and following of a file.
+
+    All but `frames` are arrays of as many; a frame's number is its pack's, shifted, and its own there.
+    """
+
+    frames: Places
+    which: Places
+    start: Places
+    count: Places
+    to: Places
 
 
 class Reader:
     """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
 
-    `files` are all of them, `total` their size in bytes. It takes up to 256 MiB of memory, and some 4 MiB for each file
+    `files` are all of them, `total` their size in bytes. It takes up to 256 MiB of memory, and some 5 MiB for each file
     that is read at the same time. Every method raises IntegrityError, naming the checkpoint, pack and frame, on any
     damage.
     """
@@ -135,54 +147,54 @@ class _Plan:
         self._contents = contents
         self._pool = pool
         self._asked: deque[list[Future[None]]] = deque()
-        pieces = _pieces(contents, file)
-        frames, which = np.unique(_frame(pieces), return_inverse=True)
-        slots = min(len(frames), most)
-        self._pieces, self._frames, self._which = pieces, frames, which.astype(np.int64)
-        self._ends = _ends(pieces, max(1, slots // _SHARE_OF_PART))
-        part = np.searchsorted(self._ends, np.arange(len(pieces)), side="right")
-        self._uses = np.unique(self._which * len(self._ends) + part)
+        self._pieces = pieces = _pieces(contents, file)
+        frames = len(pieces.frames)
+        slots = min(frames, most)
+        self._ends = _ends(pieces, frames if slots == frames else max(1, slots // _SHARE_OF_PART))
+        parts = len(self._ends)
+        part = np.searchsorted(self._ends, np.arange(len(pieces.which)), side="right")
+        # The frames that parts need, part by part; and the parts that need frames, frame by frame.
+        needed_by, self._needs = np.divmod(_different(part * frames + pieces.which), max(1, frames))
+        self._needs_end = np.searchsorted(needed_by, np.arange(parts), side="right").tolist()
+        self._uses = np.sort(self._needs * parts + needed_by)
         last = np.array(self._ends, np.int64) - 1
-        self._read_after = (pieces["to"][last] + pieces["count"][last]).astype(np.int64)
+        self._read_after = pieces.to[last] + pieces.count[last]
         self._pages = np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8)
         # Where there are few, frames would have to make room while pipes still refer to them.
-        self._are_lent = slots == len(frames) or slots >= _SHARE_OF_PART * _LENT_PAGES
-        self._ring = _Ring(int(np.bincount(part, pieces["count"]).max(initial=0)))
-        self._slot_of = np.full(len(frames), -1, np.int64)
+        self._are_lent = slots == frames or slots >= _SHARE_OF_PART * _LENT_PAGES
+        self._ring = _Ring(int(np.bincount(part, pieces.count).max(initial=0)))
+        self._slot_of = np.full(frames, -1, np.int64)
         self._frame_in = np.full(slots, -1, np.int64)
         self._free = list(range(slots))
-        last_use = np.full(len(frames), -1, np.int64)
-        np.maximum.at(last_use, self._which, part)
+        last_use = self._uses[np.searchsorted(self._uses, np.arange(1, frames + 1) * parts) - 1] % max(1, parts)
         self._by_last_use = np.argsort(last_use, kind="stable")
         self._needed_until = last_use[self._by_last_use]
         self._let_go_of = 0
 
     def begin(self) -> None:
         """Have frames unpacked before they are asked for, as far as there is room."""
-        self._ask_ahead(0)
+        self._ask_ahead(0, _PARTS_AT_FIRST)
 
     def read(self) -> Iterator[tuple[int, Bytes]]:
         """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
         for part in range(len(self._ends)):
-            self._ask_ahead(part)
+            self._ask_ahead(part, _PARTS_AHEAD)
             for future in self._asked.popleft():
-                future.result()
+                result_of(future)
             yield from self._part(part)
 
-    def _ask_ahead(self, now: int) -> None:
-        """Have the frames of part `now` and of the parts after it unpacked, as far as there is room."""
+    def _ask_ahead(self, now: int, parts: int) -> None:
+        """Have the frames of part `now`, and of others up to so many `parts`, unpacked, as far as there is room."""
         in_use = self._first_in_use(now)
         self._let_go(in_use)
-        for part in range(now + len(self._asked), min(now + _PARTS_AHEAD, len(self._ends))):
-            if not self._has_room(part, in_use):
+        for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
+            missing = self._missing(part)
+            if not self._has_room(len(missing), part, in_use):
                 return
-            self._asked.append(self._ask(part))
-
-    def _pieces_of(self, part: int) -> slice:
-        return slice(self._ends[part - 1] if part else 0, self._ends[part])
+            self._asked.append(self._ask(missing))
 
     def _missing(self, part: int) -> Places:
-        wanted: Places = np.unique(self._which[self._pieces_of(part)])
+        wanted: Places = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
         return wanted[self._slot_of[wanted] < 0]
 
     def _first_in_use(self, part: int) -> int:
@@ -197,9 +209,9 @@ class _Plan:
         self._forget(self._by_last_use[self._let_go_of : end])
         self._let_go_of = end
 
-    def _has_room(self, part: int, now: int) -> bool:
-        """Make room for the frames of a part; whether there was, beside what it and those from `now` on need."""
-        short = len(self._missing(part)) - len(self._free)
+    def _has_room(self, wanted: int, part: int, now: int) -> bool:
+        """Make room for so many frames of a part; whether there was, beside what it and those from `now` on need."""
+        short = wanted - len(self._free)
         if short > 0:
             frames = self._frame_in[self._frame_in >= 0]
             next_use = self._next_use(frames, now)
@@ -221,29 +233,28 @@ class _Plan:
         found: Places = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
         return found
 
-    def _ask(self, part: int) -> list[Future[None]]:
-        """Have the frames of a part unpacked."""
-        missing = self._missing(part)
-        slots = np.array([self._free.pop() for _ in range(len(missing))], np.int64)
+    def _ask(self, missing: Places) -> list[Future[None]]:
+        """Have frames unpacked that are not; there is room."""
+        slots = [self._free.pop() for _ in range(len(missing))]
         self._slot_of[missing], self._frame_in[slots] = slots, missing
-        frames = self._frames[missing]
-        runs = np.flatnonzero(np.diff(frames) != 1) + 1
+        frames = self._pieces.frames[missing].tolist()
         return [
-            self._pool.submit(self._unpack, int(some[at]), into[at : at + _FRAMES_AT_ONCE].tolist())
-            for some, into in zip(np.split(frames, runs), np.split(slots, runs), strict=True)
-            for at in range(0, len(some), _FRAMES_AT_ONCE)
+            self._pool.submit(self._unpack, frames[at : at + _FRAMES_AT_ONCE], slots[at : at + _FRAMES_AT_ONCE])
+            for at in range(0, len(frames), _FRAMES_AT_ONCE)
         ]
 
-    def _unpack(self, first: int, slots: list[int]) -> None:
-        """Unpack frames that follow each other."""
-        number, frame = divmod(first, 1 << _PACK_SHIFT)
-        memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots]
-        self._contents.pack(number).unpack(frame, memory)
+    def _unpack(self, frames: list[int], slots: list[int]) -> None:
+        """Unpack frames, which are in order. What follows each other in a pack is read at once."""
+        ends = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
+        for start, end in zip([0, *ends], [*ends, len(frames)], strict=True):
+            number, first = divmod(frames[start], 1 << _PACK_SHIFT)
+            memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots[start:end]]
+            self._contents.pack(number).unpack(first, memory)
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
-        of = self._pieces_of(part)
-        counts, to = (self._pieces[name][of].astype(np.int64) for name in ("count", "to"))
-        pages = self._together(self._slot_of[self._which[of]] * FRAME_PAGES + self._pieces["start"][of], counts)
+        of = slice(self._ends[part - 1] if part else 0, self._ends[part])
+        counts, to = self._pieces.count[of], self._pieces.to[of]
+        pages = self._together(self._slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of], counts)
         begins = np.flatnonzero(np.concatenate(([True], to[1:] != to[:-1] + counts[:-1])))
         starts = np.concatenate(([0], np.cumsum(counts)))
         ends = np.append(starts[begins[1:]], starts[-1])
@@ -264,7 +275,8 @@ class _Ring:
 
     def __init__(self, most: int) -> None:
         """`most` is how many pages are asked for at once."""
-        self._pages = np.empty((2 * most + _LENT_PAGES, PAGE_SIZE), np.uint8)
+        # At once, given before with less than _LENT_PAGES after them, and unused at the end.
+        self._pages = np.empty((3 * most + _LENT_PAGES, PAGE_SIZE), np.uint8)
         self._at = 0
 
     def next(self, count: int) -> Bytes:
@@ -280,40 +292,65 @@ def _zeros(count: int) -> Iterator[memoryview]:
         yield _ZEROS[: count - done]
 
 
-def _frame(pieces: _Pieces) -> Numbers:
-    numbers: Numbers = pieces["pack"].astype(np.uint64) << np.uint64(_PACK_SHIFT) | pieces["frame"]
-    return numbers
-
-
 def _ends(pieces: _Pieces, most: int) -> list[int]:
-    """Where the parts end, in pieces: each has up to `most` of them, and about so many pages as are read at once."""
-    by_pages = np.cumsum(pieces["count"], dtype=np.int64) // _PAGES_IN_PART
-    ends = []
+    """Where the parts end, in pieces: each has about so many pages as are read at once, in up to `most` frames."""
+    by_pages = np.cumsum(pieces.count) // _PAGES_IN_PART
+    cuts = np.diff(by_pages, prepend=by_pages[:1]) != 0
+    needs = _different(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))
+    bounds = [*np.flatnonzero(cuts).tolist(), len(cuts)] if len(cuts) else []
+    ends: list[int] = []
     begin = 0
-    for end in [*(np.flatnonzero(np.diff(by_pages)) + 1).tolist(), len(pieces)]:
-        ends += [*range(begin + most, end, most), end] if end > begin else []
+    for end, frames in zip(bounds, np.bincount(needs).tolist(), strict=True):
+        ends += [*range(begin + most, end, most), end] if frames > most else [end]
         begin = end
     return ends
 
 
+def _different(numbers: Places) -> Places:
+    """The different ones of them, in order. For so few of so many it is three times as quick as numpy's own way."""
+    in_order = np.sort(numbers)
+    found: Places = in_order[np.diff(in_order, prepend=-1) != 0]
+    return found
+
+
 def _pieces(contents: Contents, file: StoredFile) -> _Pieces:
     """A file's extents, cut where frames end."""
-    ends = np.cumsum(file.extents["count"], dtype=np.uint64)
     stored = file.extents["pack"] != ZERO
-    extents, to = file.extents[stored], (ends - file.extents["count"])[stored]
-    end = extents["page"] + extents["count"]
-    for pack in np.unique(extents["pack"]).tolist():
-        if int(end[extents["pack"] == pack].max()) > contents.pack(pack).pages:
-            raise IntegrityError(f"{file.name} refers to pages that {contents.pack(pack).name} does not have")
-    size = np.uint64(FRAME_PAGES)
-    first = extents["page"] // size
-    frames = (end - np.uint64(1)) // size - first + np.uint64(1)
-    pieces = np.empty(int(frames.sum()), _PIECE)
-    pieces["frame"] = spread(first, frames)
-    of = np.repeat(np.arange(len(extents)), frames.astype(np.int64))
-    start: Numbers = np.maximum(extents["page"][of], pieces["frame"] * size)
-    pieces["pack"] = extents["pack"][of]
-    pieces["start"] = start - pieces["frame"] * size
-    pieces["count"] = np.minimum(end[of], (pieces["frame"] + np.uint64(1)) * size) - start
-    pieces["to"] = to[of] + start - extents["page"][of]
-    return pieces
+    extents, to = file.extents[stored], (ends_of(file.extents) - file.extents["count"])[stored]
+    page, count, pack = (extents[name].astype(np.int64) for name in ("page", "count", "pack"))
+    starts = _starts(contents, file.name, pack, page, page + count)
+    first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
+    frame = spread(first, last - first + 1).astype(np.int64)
+    of = np.repeat(np.arange(len(extents)), last - first + 1)
+    start = np.maximum(page[of], frame * FRAME_PAGES)
+    frames, which = _needed(starts, starts[pack][of] + frame)
+    return _Pieces(
+        frames=frames,
+        which=which,
+        start=start - frame * FRAME_PAGES,
+        count=np.minimum((page + count)[of], (frame + 1) * FRAME_PAGES) - start,
+        to=to[of] + start - page[of],
+    )
+
+
+def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Places) -> Places:
+    """Where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have none.
+
+    Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
+    """
+    pages = np.zeros(len(contents.checkpoint.packs), np.int64)
+    for number in np.unique(pack).tolist():
+        pages[number] = contents.pack(number).pages
+    beyond = np.flatnonzero((page < 0) | (end > pages[pack]))
+    if len(beyond):
+        raise IntegrityError(f"{name} refers to pages that {contents.pack(int(pack[beyond[0]])).name} does not have")
+    return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
+
+
+def _needed(starts: Places, numbers: Places) -> tuple[Places, Places]:
+    """Of frames by their numbers in the row: all that there are, as `_Pieces` has them, and which of those each is."""
+    are_needed = np.zeros(int(starts[-1]), np.bool_)
+    are_needed[numbers] = True
+    needed = np.flatnonzero(are_needed)
+    pack = np.searchsorted(starts, needed, side="right") - 1
+    return pack << _PACK_SHIFT | needed - starts[pack], (np.cumsum(are_needed) - 1)[numbers]

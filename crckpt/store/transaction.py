@@ -44,6 +44,23 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
         _remove(path)
 
 
+@contextmanager
+def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator[Path]:
+    """A new directory in `directory`, which process `pid` of ours is to remove; `outside` if that is not the store's.
+
+    If the block fails it is removed here: the process does not know of it yet. If the process is killed, it is as that
+    of any owner that has ended.
+    """
+    path = directory / f"{_STAGED if outside else ''}{own_name()}"
+    try:
+        make_private_directory(path, "transaction")
+        write_owner(path / "owner.json", time.time(), "owner", pid=pid)
+        yield path
+    except BaseException:
+        _remove(path)
+        raise
+
+
 def _remove(path: Path) -> None:
     # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
     with suppress(OSError):

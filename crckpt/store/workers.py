@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from crckpt.host.signals import interrupts_put_off
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Workers(ThreadPoolExecutor):
+    """Threads that an interruption of the main thread leaves as they are.
+
+    It comes after a call: amid one it would leave a lock taken for which they wait for ever, and we for them.
+    """
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a thread do this; ask `result_of` for what it returns."""
+        with interrupts_put_off():
+            return super().submit(work, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As that of any executor."""
+        with interrupts_put_off():
+            super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 @contextmanager
-def workers() -> Iterator[Executor]:
+def workers() -> Iterator[Workers]:
     """They have ended when the block is left; what they had not begun is dropped."""
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    pool = Workers(len(os.sched_getaffinity(0)))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def result_of(future: Future[T]) -> T:
+    """What a thread of `Workers` returns, or the exception that it raises. An interruption comes when it has."""
+    with interrupts_put_off():
+        return future.result()

@@ -2,8 +2,8 @@
 
 Run as `python -m crckpt.tracking.keeper PID CRIU DESCRIPTOR`. Whoever connects to its socket, or holds the other end of
 DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to begin is a dump until it asks
-`committed` or goes away, and there is one at a time. Killed, it leaves nothing in the tree: every page counts as
-written then.
+`committed` or goes away, and there is one at a time; its images may need the rounds, so that the keeper stays until it
+is over. Killed, it leaves nothing in the tree: every page counts as written then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -21,20 +22,28 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError
 from crckpt.host import proc
+from crckpt.host.files import remove_tree
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 _PEER: Final = struct.Struct("iII")
 
 
 class Request(Struct, frozen=True):
-    """`name` is of the dump that was committed."""
+    """`name` is of the dump that was committed.
 
-    do: Literal["tell", "begin", "frozen", "committed", "end"]
+    `stage` hands over `directories`, which go when the base is no longer in the last of them: rounds are staged there.
+    """
+
+    do: Literal["tell", "begin", "stage", "frozen", "committed", "end"]
     name: str = ""
+    directories: tuple[str, ...] = ()
 
 
 class Keeper(Struct, frozen=True):
-    """Who follows which tree, and how. `why` is the sentence of the choice, `base` what the bits count from.
+    """Who follows which tree, and how. `why` is the sentence of the choice.
+
+    `base` is what the bits count from: a checkpoint's id, or the directory of a round that is staged. Without one the
+    next dump is full, and `why_full` says why.
 
     `dumping` is the PID of who dumps the tree at this moment, or 0; `criu` takes `environment` in a dump that tracks.
     """
@@ -47,6 +56,7 @@ class Keeper(Struct, frozen=True):
     criu: str
     environment: dict[str, str]
     base: str = ""
+    why_full: str = ""
     dumping: int = 0
 
 
@@ -102,12 +112,15 @@ class _Caller:
 
 
 class _Service:
-    """Answers until the tree has ended, or until it is told to end."""
+    """Answers until the tree has ended, or until it is told to end, and until no dump is going on."""
 
     def __init__(self, tracker: Tracker, told: Keeper) -> None:
         self._tracker = tracker
         self._told = told
         self._dumping: _Caller | None = None
+        self._staged: tuple[str, ...] = ()
+        self._ending = False
+        self._enders: list[_Caller] = []
 
     def serve(self, root: int, listener: socket.socket, first: _Caller) -> None:
         """`root` is a pidfd."""
@@ -115,10 +128,12 @@ class _Service:
             waiting.register(root, selectors.EVENT_READ)
             waiting.register(listener, selectors.EVENT_READ)
             waiting.register(first, selectors.EVENT_READ)
-            while True:
+            while not self._ending or self._dumping is not None:
                 for key, _ in waiting.select():
                     if key.fileobj == root:
-                        return
+                        waiting.unregister(root)
+                        self._ending = True
+                        continue
                     if key.fileobj is listener:
                         connection, _ = listener.accept()
                         waiting.register(_Caller(connection), selectors.EVENT_READ)
@@ -130,7 +145,9 @@ class _Service:
                         waiting.unregister(caller)
                         self._gone(caller)
                     elif request.do == "end":
-                        return
+                        # They are answered by hearing us go, which is to be the last thing.
+                        self._ending = True
+                        self._enders.append(caller)
                     else:
                         caller.answer(self._answered(caller, request))
 
@@ -149,21 +166,37 @@ class _Service:
             case "begin":
                 self._dumping = caller
                 return Answer(began=self._tracker.begin())
+            case "stage":
+                self.discard()
+                self._staged = request.directories
             case "frozen":
                 self._tracker.frozen()
             case "committed":
                 self._tracker.committed(request.name)
-                self._dumping = None
+                self._over()
         return Answer(keeper=self._told_now())
 
     def _told_now(self) -> Keeper:
         dumping = self._dumping.pid if self._dumping else 0
-        return msgspec.structs.replace(self._told, base=self._tracker.base, dumping=dumping)
+        now = self._tracker
+        return msgspec.structs.replace(self._told, base=now.base, why_full=now.why_full, dumping=dumping)
 
     def _gone(self, caller: _Caller) -> None:
         caller.close()
         if self._dumping is caller:
-            self._dumping = None
+            self._over()
+
+    def _over(self) -> None:
+        self._dumping = None
+        if self._staged and Path(self._staged[-1]) not in Path(self._tracker.base).parents:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove what is staged. What cannot be removed is left to `crckpt gc`."""
+        for directory in self._staged:
+            with suppress(OSError):
+                remove_tree(Path(directory), "rounds")
+        self._staged = ()
 
 
 def main(pid: int, criu: Path, descriptor: int) -> None:
@@ -189,7 +222,11 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
             listener.bind(str(path))
             listener.listen()
             first.answer(Answer(keeper=told))
-            _Service(choice.tracker, told).serve(os.pidfd_open(pid), listener, first)
+            service = _Service(choice.tracker, told)
+            try:
+                service.serve(os.pidfd_open(pid), listener, first)
+            finally:
+                service.discard()
     finally:
         path.unlink(missing_ok=True)
         choice.tracker.close()

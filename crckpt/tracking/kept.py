@@ -45,11 +45,15 @@ class Session:
         answer = self._asked(Request("begin"))
         if answer.busy:
             raise DumpFailed(
-                f"process {answer.busy} is at a checkpoint of this tree",
+                f"process {answer.busy} is copying or dumping this tree",
                 hint="wait until it has ended; crckpt list shows what is being stored",
             )
         assert answer.began is not None
         return answer.began
+
+    def stage(self, directories: tuple[Path, ...]) -> None:
+        """Hand these over: they are removed once the base is no round in the last of them, or the keeper ends."""
+        self._asked(Request("stage", directories=tuple(map(str, directories))))
 
     def frozen(self) -> None:
         """As `Tracker.frozen`. The tree does not wait for long."""
@@ -62,7 +66,8 @@ class Session:
         self._asked(Request("committed", name))
 
     def end(self) -> None:
-        """Let the keeper end; it has, and the tree is let go, when this returns."""
+        """Let the keeper end; it has, and the tree is let go, when this returns: that waits for a dump that goes on."""
+        self._connection.settimeout(None)
         with suppress(HostCannot):
             self._asked(Request("end"))
 
@@ -98,12 +103,16 @@ def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
 
     None if nobody follows the tree. Raises HostCannot, which says why the tree cannot be followed.
     """
-    path = place(root)
-    found = _connected(path)
+    found = running(root)
     if found is not None:
         return found
-    lost = path.exists()
+    lost = place(root).exists()
     return _started(root, criu, lost=lost) if start or lost else None
+
+
+def running(root: proc.Process) -> Session | None:
+    """That of the keeper that the tree has, if it has one."""
+    return _connected(place(root))
 
 
 def keepers() -> Iterator[tuple[Keeper, Session]]:

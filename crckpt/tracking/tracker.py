@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap, proc
+from crckpt.model import PAGE_SIZE
 from crckpt.tracking import preload, unseen
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
@@ -137,7 +138,9 @@ class Tracker:
         """Before CRIU is started. From now on the bits are lost unless `committed` follows. Raises HostCannot."""
         self.look()
         self._to_be_kept = frozenset(self._members)
-        whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in self._whole.items())
+        # One that ended a moment ago could not be entered for that.
+        there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
+        whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in there.items())
         base, why = self._base, self._why_full
         self._base, self._why_full = "", "the last dump reset the bits and was not committed"
         self._spoilt = self._spoiler()
@@ -162,6 +165,11 @@ class Tracker:
     def base(self) -> str:
         """The dump that the bits count from; empty if the next one is to be full."""
         return self._base
+
+    @property
+    def why_full(self) -> str:
+        """Why the next dump is to be full, or nothing."""
+        return self._why_full
 
     @property
     def refusal(self) -> str:
@@ -237,6 +245,18 @@ def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice
         tracker.close()
         return Choice(None, f"tracker: none ({refused})")
     return Choice(tracker, f"tracker: {method.name} ({why})")
+
+
+def written(name: str, pid: int) -> int:
+    """How many pages that are tracked a process has written, by the method of that name. Raises OSError."""
+    method = SoftDirty() if name == SoftDirty.name else UffdWp()
+    rows = method.written(pid)
+    return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
+
+
+def untracked(name: str, pid: int) -> int:
+    """How many private pages of a process count as written whatever it does. Raises OSError."""
+    return 0 if name == SoftDirty.name else pagemap.changed_of_files(pid)
 
 
 def _method(criu: Path) -> tuple[Method | None, str]:

@@ -23,7 +23,7 @@ _MISSED: Final = "writes by the device would be missed"
 def writes_unseen(pids: Iterable[int]) -> str:
     """The first thing found in these processes that rules out tracking, as a clause; empty if there is none."""
     for pid in pids:
-        for why in (*_of_maps(pid), *_of_descriptors(pid)):
+        for why in (*_of_maps(pid), *_of_descriptors(pid), *_of_memory(pid)):
             return f"PID {pid} has {why}; {_MISSED}"
     return ""
 
@@ -47,6 +47,14 @@ def _of_descriptors(pid: int) -> Iterator[str]:
             yield f"{target} open"
         elif target.startswith("/") and _flags(pid, number) & os.O_DIRECT:
             yield f"an O_DIRECT descriptor ({number}: {target})"
+
+
+def _of_memory(pid: int) -> Iterator[str]:
+    """Pinned by whom does not matter: the ring or device may be in the hands of another process."""
+    with suppress(OSError):
+        found = re.search(r"^VmPin:\s*([1-9]\d*) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        if found:
+            yield f"{found[1]} KiB of memory pinned for a device"
 
 
 def _opened(pid: int) -> Iterator[tuple[int, str]]:

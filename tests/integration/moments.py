@@ -53,9 +53,9 @@ def traced(tree: Tree) -> bool:
 
 
 def orphans_of(dump: subprocess.Popen[str]) -> tuple[int, ...]:
-    """SIGKILL crckpt; the processes that it had started by then, which go on without it."""
+    """SIGKILL crckpt; the processes that it had started by then, which go on without it (none if it has ended)."""
     dump.send_signal(signal.SIGSTOP)  # so that it starts no more while we look
-    found = psutil.Process(dump.pid).children(recursive=True)
+    found = psutil.Process(dump.pid).children(recursive=True) if dump.returncode is None else []
     dump.kill()
     dump.communicate()
     return tuple(process.pid for process in found)

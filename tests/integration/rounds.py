@@ -52,6 +52,13 @@ class Target:
         os.kill(self.pid, number)
         return self.told()[0]
 
+    def start_afresh(self) -> None:
+        """Let it replace itself, by exec."""
+        (self.work / "sum-0").unlink()
+        self.number = 0
+        os.kill(self.pid, signal.SIGHUP)
+        _, self.area, self.sparse = self.told()
+
     def written(self) -> set[int]:
         """Which pages of its area the last `write` wrote."""
         return set(range(self.number % 100, PAGES, 100))

@@ -189,6 +189,7 @@ def _reader(tree: Tree) -> Iterator[Tree]:
 
 def _count_on(workdir: Path) -> None:
     wait_for((workdir / "redis.sock").exists, READY_S, "redis to listen")
+    wait_for(lambda: _ask(workdir, "PING") == "PONG\n", READY_S, "redis to have read its file")
     _ask(workdir, "EVAL", "for i = 1, 100 do redis.call('INCR', 'counter') end", "0")
 
 

@@ -17,7 +17,7 @@ from trees import PYTHON, Case, Tree, open_workdir, runs, wait_for
 
 from crckpt.causes import cause
 from crckpt.ops.context import Context
-from crckpt.ops.dump import Request, examine
+from crckpt.ops.subject import Request, examine
 
 REFUSED: Final = 24
 FAILED: Final = 21

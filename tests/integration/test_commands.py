@@ -41,6 +41,7 @@ KEYS = {
         "warnings",
         "unreaped",
         "tracked",
+        "copying",
         "checkpoint",
     },
     "restore": {

@@ -10,7 +10,7 @@ from stopped import BY_NAME
 from trees import CASES, PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
-from crckpt.ops.dump import Request, examine
+from crckpt.ops.subject import Request, examine
 
 REFUSED = 24
 

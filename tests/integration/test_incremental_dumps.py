@@ -4,103 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import Crckpt
+from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
-from rounds import FEW, PAGE, PAGES, Target, built
+from rounds import FEW, PAGE, PAGES, Target
 from trees import wait_for
 
 from crckpt.criu.find import find
-from crckpt.errors import HostCannot
-from crckpt.host import pagemap, proc
-from crckpt.images.pagemap import read_pagemap
-from crckpt.model import CheckpointId
-from crckpt.store import Repository, read_file
-from crckpt.tracking import preload
+from crckpt.host import proc
+from crckpt.store import Repository
 from crckpt.tracking.kept import session
 
 UNCOMMITTED = "the last dump reset the bits and was not committed"
 FIRST = "no dump of this tree has been tracked yet"
-MIB = 1 << 20
 
-
-def untracked() -> str:
-    """Why this kernel tracks in no way, or nothing."""
-    if pagemap.tracks_by_soft_dirty():
-        return ""
-    try:
-        if not pagemap.tracks_by_write_protection():
-            return "a written page is not told"
-        return preload.refusal(find(None, None).path)
-    except HostCannot as error:
-        return error.message
-
-
-NO_TRACKER = untracked()
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("rounds"))
-
-
-@pytest.fixture
-def target(program: Path, tmp_path: Path) -> Iterator[Target]:
-    (tmp_path / "work").mkdir()
-    running = Target(program, tmp_path / "work")
-    yield running
-    running.end()
-
-
-def dumped(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
-    """The result of an incremental dump."""
-    document = crckpt.run("dump", str(target.pid), "job", "--incremental", "--json", *words).document
-    result: dict[str, Any] = document["result"]
-    return result
-
-
-def trackers(crckpt: Crckpt) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = crckpt.run("trackers", "--json").document["result"]["trackers"]
-    return listed
-
-
-def keeper(crckpt: Crckpt, target: Target) -> dict[str, Any]:
-    (found,) = [one for one in trackers(crckpt) if one["root"] == target.pid]
-    return found
-
-
-def is_whole(crckpt: Crckpt, checkpoint: str, target: Target, pid: int | None = None) -> None:
-    """The area of the process, which does nothing since the dump, is in the checkpoint as it is in memory."""
-    pid = pid or target.pid
-    repository = Repository.open(crckpt.store)
-    stored = repository.get(CheckpointId(checkpoint))
-    found = read_pagemap(read_file(repository, stored, f"pagemap-{pid}.img"))
-    pages = memoryview(read_file(repository, stored, found.pages_name))
-    compared = 0
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for entry in found.entries:
-            content, pages = pages[: entry.pages * PAGE], pages[entry.pages * PAGE :]
-            low, high = max(entry.vaddr, target.area), min(entry.vaddr + len(content), target.area + PAGES * PAGE)
-            if low < high:
-                memory.seek(low)
-                assert memory.read(high - low) == content[low - entry.vaddr : high - entry.vaddr]
-                compared += high - low
-    assert compared == PAGES * PAGE
-
-
-def restored(crckpt: Crckpt, target: Target, ref: str, number: int) -> str:
-    """End it, bring it back, and ask for the checksum of what it has; it had been told `number` things."""
-    target.end()
-    crckpt.run("restore", ref, "--detach")
-    target.number = number
-    return target.look()
 
 
 def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: Target) -> None:
@@ -202,10 +124,7 @@ def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, t
 
 def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
     dumped(crckpt, target)
-    (target.work / "sum-0").unlink()
-    target.number = 0
-    os.kill(target.pid, signal.SIGHUP)
-    _, target.area, target.sparse = target.told()
+    target.start_afresh()
     result = dumped(crckpt, target)
     assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
     is_whole(crckpt, result["checkpoint"]["id"], target)
@@ -253,14 +172,6 @@ def test_after_a_dump_that_came_to_nothing_the_next_is_full(target: Target, tmp_
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def filling(path: Path, filler: Path, full: Path) -> Path:
-    """A CRIU that leaves no room on a disk behind it, if there is a file `full`."""
-    fill = f"[ ! -e {full} ] || dd if=/dev/zero of={filler} bs=4k 2>/dev/null"
-    path.write_text(f'#!/bin/sh\n{find(None, None).path} "$@"\nstatus=$?\n{fill}\nexit $status\n')
-    path.chmod(0o755)
-    return path
-
-
 def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: Target) -> None:
     """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
     dumped(crckpt, target)
@@ -280,17 +191,6 @@ def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target:
     told = dumped(crckpt, target, "--criu", str(other))["tracked"]
     assert told["why_full"].startswith(f"the tracker works with another CRIU, {first['criu']}")
     assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
-
-
-@contextmanager
-def mounted(store: Path, size: int) -> Iterator[Crckpt]:
-    """crckpt with a store on a file system of its own, of this size in bytes."""
-    store.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(store)], check=True)
-    try:
-        yield Crckpt(store)
-    finally:
-        subprocess.run(["umount", "--lazy", str(store)], check=True)
 
 
 def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:
@@ -334,7 +234,7 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     first.begin()
     assert keeper(crckpt, target)["dumping"] == os.getpid()
     error = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]
-    assert error["message"].startswith(f"process {os.getpid()} is at a checkpoint of this tree; no checkpoint was made")
+    assert error["message"].startswith(f"process {os.getpid()} is copying or dumping this tree; no checkpoint was made")
     first.close()
     assert dumped(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
 

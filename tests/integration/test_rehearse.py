@@ -294,9 +294,8 @@ def traceless(crckpt: Crckpt) -> Iterator[None]:
 
 def traces(crckpt: Crckpt) -> tuple[object, ...]:
     """What a rehearsal could leave. Control groups of one that still runs are not left."""
-    groups = [
-        path for path in Path("/sys/fs/cgroup").rglob("crckpt-rehearsal-*") if not runs(int(path.name.split("-")[2]))
-    ]
+    found = Path("/sys/fs/cgroup").rglob("crckpt-rehearsal-*")
+    groups = [path for path in found if not runs(int(path.name.split("-")[2])) and path.exists()]
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(crckpt.store) in line]
     return groups, mounts, network_locks(), staging(crckpt)
 

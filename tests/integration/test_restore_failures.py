@@ -16,6 +16,8 @@ from command import Crckpt, network_locks
 from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import Tree, started, wait_for
 
+from crckpt.store.pack import open_pack
+
 pytestmark = pytest.mark.usefixtures("adopted")
 
 INTEGRITY: Final = 13
@@ -193,7 +195,7 @@ def _size_then(crckpt: Crckpt, identity: str, path: Path) -> int:
 
 
 def _damage(crckpt: Crckpt, identity: str) -> None:
-    """Flip a byte of the pack that came with a checkpoint."""
+    """Flip a byte of the pack that came with a checkpoint, in the frame that has its index."""
     manifests = {
         path.parent.name: json.loads(path.read_text()) for path in crckpt.store.glob("checkpoints/*/manifest.json")
     }
@@ -202,7 +204,7 @@ def _damage(crckpt: Crckpt, identity: str) -> None:
     (own,) = (use["digest"] for use in manifests[identity]["packs"] if use["digest"] not in older)
     pack = crckpt.store / "packs" / own[:2] / f"{own}.pack"
     content = bytearray(pack.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[int(open_pack(pack, own).table["offset"][-1])] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(content)
 

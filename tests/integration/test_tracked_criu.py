@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from rounds import FEW, PAGE, PAGES, Target, built
+from rounds import FEW, PAGE, PAGES, Target
 
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
@@ -22,18 +22,6 @@ def criu() -> Path:
         return find(None, None).path
     except HostCannot as error:
         pytest.skip(error.message)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("rounds"))
-
-
-@pytest.fixture
-def target(program: Path, tmp_path: Path) -> Iterator[Target]:
-    running = Target(program, tmp_path)
-    yield running
-    running.end()
 
 
 def chosen(target: Target, tmp_path: Path) -> Tracker:
@@ -98,6 +86,7 @@ def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Pat
     """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
     tracker = chosen(target, tmp_path)
     if way and not tracker.environment(criu()).get("CRCKPT_CRIU_PRELOAD"):
+        tracker.close()
         pytest.skip("this CRIU gets the library by LD_PRELOAD anyway, or needs none")
     first, second = tmp_path / "first", tmp_path / "second"
     assert dumped(target, tracker, first, "pre-dump", name=way).base == ""
@@ -152,6 +141,7 @@ def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Pa
     first, second = tmp_path / "first", tmp_path / "second"
     environment = tracker.environment(criu())
     if not environment:
+        tracker.close()
         pytest.skip("the kernel's own bits need no tracker")
     dumped(target, tracker, first, "dump", "--leave-running")
     tracker.close()

@@ -39,17 +39,17 @@ static void counted(int number)
 
 static long waited(const char *in)
 {
-    struct timespec second = {1, 0};
+    struct timespec seconds = {3, 0};
     char byte;
     if (!strcmp(in, "nanosleep"))
-        return nanosleep(&second, NULL) ? -errno : 0;
+        return nanosleep(&seconds, NULL) ? -errno : 0;
     if (!strcmp(in, "poll"))
-        return poll(NULL, 0, 1000) < 0 ? -errno : 0;
+        return poll(NULL, 0, 3000) < 0 ? -errno : 0;
     if (!strcmp(in, "read"))
         return read(0, &byte, 1) < 0 ? -errno : byte;
     if (!strcmp(in, "futex")) {
         static uint32_t word;
-        syscall(SYS_futex, &word, FUTEX_WAIT, 0, &second, NULL, 0);
+        syscall(SYS_futex, &word, FUTEX_WAIT, 0, &seconds, NULL, 0);
         return -errno;
     }
     if (!strcmp(in, "epoll")) {

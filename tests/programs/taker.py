@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -30,11 +32,20 @@ def main() -> None:
         leave_behind(kind)
 
 
+@contextmanager
+def counting_from(number: int) -> Iterator[None]:
+    """The next PID comes after that one. Afterwards none does: others that were given up are waited for, too."""
+    before = int(LAST.read_text())
+    LAST.write_text(str(number))
+    yield
+    LAST.write_text(str(max(before, int(LAST.read_text()))))
+
+
 def take_pid(number: int) -> int:
     """Fork a child with that PID: 0 in the child, its PID here. Others fork too, so that it may need a few tries."""
     for _ in range(TRIES):
-        LAST.write_text(str(number - 1))
-        pid = os.fork()
+        with counting_from(number - 1):
+            pid = os.fork()
         if pid == 0 and os.getpid() != number:
             os._exit(0)
         if pid in (0, number):
@@ -47,9 +58,9 @@ def take_thread(number: int) -> NoReturn:
     """Start threads until one has that id."""
     for _ in range(TRIES):
         release = threading.Event()
-        LAST.write_text(str(number - 1))
         thread = threading.Thread(target=release.wait)
-        thread.start()
+        with counting_from(number - 1):
+            thread.start()
         if thread.native_id == number:
             hold()
         release.set()

@@ -243,15 +243,3 @@ def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path
         if inode != "0" or "s" in rights or name[:1] in (["[vdso]"], ["[vvar]"]):
             assert addresses not in tracked, line
     assert len(tracked) > 2
-
-
-def test_soft_dirty_bits_tell_the_same(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    if not pagemap.tracks_by_soft_dirty():
-        rows = pagemap.soft_dirty(target.pid, private_anonymous(target.pid))
-        assert len(rows) == 0, "a kernel without the bits sets none"
-        pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
-    Path(f"/proc/{target.pid}/clear_refs").write_text("4")
-    target.do("write(told, (3, 40))")
-    rows = pagemap.soft_dirty(target.pid, [Map(place, place + PAGES * PAGE)])
-    assert rows.tolist() == [[place + page * PAGE, place + (page + 1) * PAGE] for page in (3, 40)]

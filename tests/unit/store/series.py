@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest
-from crckpt.store.extents import spread
+from crckpt.store.extents import Mask, spread
 from crckpt.store.pack import FRAME_PAGES, open_pack
 
 ADDRESS = 0x400000
@@ -28,15 +30,16 @@ class Program:
     pages: int
     rng: np.random.Generator
 
-    def rewrite(self, share: float) -> int:
-        """Rewrite pages, each with this probability; how many it were."""
-        chosen = np.flatnonzero(self.rng.random(self.pages) < share)
+    def rewrite(self, share: float) -> Mask:
+        """Rewrite pages, each with this probability; which of all it were."""
+        rewritten: Mask = self.rng.random(self.pages) < share
+        chosen = np.flatnonzero(rewritten)
         with (self.directory / "pages-1.img").open("r+b") as file:
             for at, content in zip(chosen.tolist(), some_pages(self.rng, len(chosen)), strict=True):
                 file.seek(at * PAGE_SIZE)
                 file.write(content)
         (self.directory / "core-1.img").write_bytes(self.rng.bytes(1000))
-        return len(chosen)
+        return rewritten
 
 
 def some_pages(rng: np.random.Generator, count: int) -> list[bytes]:
@@ -63,6 +66,30 @@ def series(repository: Repository, program: Program, length: int, share: float) 
         made = ingest(repository, program.directory, replace(described(), parent=parent))
         parent = made.id
         yield made
+
+
+def chain(repository: Repository, program: Program, length: int, share: float) -> Iterator[Checkpoint]:
+    """So many checkpoints; all after the first leave to the one before what was not rewritten since."""
+    made = ingest(repository, program.directory, described())
+    yield made
+    images = program.directory.with_name("written")
+    for _ in range(1, length):
+        _write_incremental(images, program, program.rewrite(share))
+        made = ingest(repository, images, replace(described(), parent=made.id, base=images.with_name("gone")))
+        shutil.rmtree(images)
+        yield made
+
+
+def _write_incremental(directory: Path, program: Program, rewritten: Mask) -> None:
+    memory = np.memmap(program.directory / "pages-1.img", np.uint8, "r").reshape(-1, PAGE_SIZE)
+    bounds = [0, *(np.flatnonzero(np.diff(rewritten)) + 1).tolist(), len(rewritten)]
+    areas = [
+        Area(ADDRESS + start * PAGE_SIZE, tuple(page.tobytes() for page in memory[start:end]))
+        if rewritten[start]
+        else Area(ADDRESS + start * PAGE_SIZE, (), end - start)
+        for start, end in itertools.pairwise(bounds)
+    ]
+    write_set(directory, ImageSet({"pagemap-1.img": areas}), "../gone")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def stored(
     if written is None:
         return ingest(repository, directory, described())
     newest = repository.checkpoints()[-1]
-    return ingest(repository, directory, replace(described(), parent=newest.id, incremental=True))
+    return ingest(repository, directory, replace(described(), parent=newest.id, base=base / "gone"))
 
 
 def _areas(pages: Memory, written: set[int] | None) -> list[Area]:
@@ -117,6 +117,34 @@ def test_each_of_a_series_is_complete(
         repository.gc()
         assert verify(repository).damages == ()
         assert held(repository, alone, base) == wanted
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes, st.lists(changes, min_size=2, max_size=5), st.sets(places, max_size=40), st.booleans())
+def test_rounds_before_a_dump_are_gathered(
+    first: Memory, series: list[dict[int, int]], gone: set[int], on_base: bool
+) -> None:
+    """Each set leaves what was not written since to the one before, the first of them to a checkpoint, or to nobody."""
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        repository = opened(base)
+        memory = dict(first) if on_base else {}
+        parent = stored(repository, base, {NAMES[0]: memory}).id if on_base else None
+        images, link = base / "gone", "../gone"
+        for number, written in enumerate(series):
+            memory |= written
+            if number == len(series) - 1:
+                memory = {address: held for address, held in memory.items() if address not in gone}
+            images = base / f"round-{number}"
+            areas = _areas(memory, set(written))
+            write_set(images, ImageSet({NAMES[0]: areas}, {"inventory.img": b"i"}), link if on_base or number else None)
+            link = f"../{images.name}"
+        known = replace(described(), parent=parent, base=base / "gone" if on_base else None)
+        made = ingest(repository, images, known)
+        repository.remove([checkpoint.id for checkpoint in repository.checkpoints() if checkpoint != made])
+        repository.gc()
+        assert verify(repository).damages == ()
+        assert held(repository, made, base) == expected({NAMES[0]: memory})
 
 
 def test_what_is_stored_is_what_a_full_dump_would_be(tmp_path: Path) -> None:
@@ -215,14 +243,14 @@ def _pack_gone(repository: Repository, base: Path) -> None:
 
 def _out_of_order(repository: Repository, base: Path) -> None:
     parent = stored(repository, base, {NAMES[0]: {1: 1, 2: 2}})
-    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(2, 1), area(1, 5)]}))
-    ingest(repository, images, replace(described(), parent=parent.id, incremental=True))
+    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(2, 1), area(1, 5)]}), "../gone")
+    ingest(repository, images, replace(described(), parent=parent.id, base=base / "gone"))
 
 
 def _endless(repository: Repository, base: Path) -> None:
     parent = stored(repository, base, {NAMES[0]: {1: 1, 2: 2}})
-    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(1, 1 << 40)]}))
-    ingest(repository, images, replace(described(), parent=parent.id, incremental=True))
+    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(1, 1 << 40)]}), "../gone")
+    ingest(repository, images, replace(described(), parent=parent.id, base=base / "gone"))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +260,7 @@ def _endless(repository: Repository, base: Path) -> None:
         (_new_process, "pagemap-7.img: the page at 0x1000"),
         (_pack_gone, "the page at 0x1000"),
         (_out_of_order, "not in the order of their addresses"),
-        (_endless, "not in the order of their addresses"),
+        (_endless, "an entry needs more pages than the set before can have"),
     ],
 )
 def test_a_page_that_is_nowhere_is_refused(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, files_of, flip, opened, packs, page, restored, store
-from series import series, started
+from series import chain, series, started
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, reader, reading
+from crckpt.store import Checkpoint, Repository, reader, reading, verify
 from crckpt.store.pack import FRAME_PAGES, Pack
 
 
@@ -56,6 +58,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     frames=st.integers(3, 12),
     lent=st.integers(0, 5),
 )
+@example(pages=[*range(2, 32, 2), 0, *range(32, 62, 2), 0, 0, *range(62, 96, 2), *[0] * 200], frames=7, lent=4)
 def test_any_order_in_little_memory(
     tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int
 ) -> None:
@@ -88,6 +91,53 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
     assert content == (program.directory / "pages-1.img").read_bytes()
     assert len({digest for digest, _ in unpacked}) > 10
     assert set(unpacked.values()) == {1}
+
+
+def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+    """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 64 << 8)
+    kept = list(chain(repository, program, 100, 0.01))
+    first, middle, last = kept[0], kept[50], kept[-1]
+    memory = (program.directory / "pages-1.img").read_bytes()
+
+    def read() -> int:
+        assert repository.contents(last).index.files
+        unpacked.clear()
+        assert image(repository, last, "pages-1.img") == memory
+        assert set(unpacked.values()) == {1}
+        return len(unpacked)
+
+    needed = len(memory) // PAGE_SIZE / FRAME_PAGES
+    assert read() <= 1.25 * needed, "frames are unpacked for what little is wanted of them"
+    written = sum(checkpoint.statistics.stored_bytes for checkpoint in kept)
+    new = sum(checkpoint.statistics.new_bytes for checkpoint in kept)
+    assert written <= 2 * new * first.statistics.stored_bytes / first.statistics.new_bytes
+    repository.remove([middle.id])
+    repository.gc()
+    assert verify(repository).damages == ()
+    assert read() <= 1.25 * needed
+    repository.remove([checkpoint.id for checkpoint in kept[:-1] if checkpoint is not middle])
+    repository.gc()
+    assert verify(repository).damages == ()
+    assert read() <= 1.25 * needed
+
+
+def test_frames_of_many_packs_are_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pages are scattered, a task for each frame would cost a good part of what it does."""
+    repository = opened(tmp_path)
+    *_, last = chain(repository, started(tmp_path / "images", 4000), 30, 0.03)
+    tasks: list[object] = []
+    original = ThreadPoolExecutor.submit
+
+    def counted(self: ThreadPoolExecutor, *task: Any) -> Any:
+        tasks.append(task)
+        return original(self, *task)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+    image(repository, last, "pages-1.img")
+    assert len(last.packs) > 10
+    assert 0 < len(tasks) <= sum(use.frames for use in last.packs) / 4
 
 
 def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:

@@ -17,7 +17,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.host import proc
 from crckpt.model import CheckpointId
 from crckpt.store import Collected, Repository, verify
-from crckpt.store.owner import this_process
+from crckpt.store.owner import owner_of
 
 
 def _images(*numbers: int) -> ImageSet:
@@ -112,7 +112,7 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
 
 def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    ours = this_process(0.0)
+    ours = owner_of(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
     _transaction(repository, "1-gone", replace(ours, pid=ended.pid).encode())
@@ -135,8 +135,8 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     process = proc.read_process(child)
     assert process is not None
-    owner = replace(this_process(0.0), pid=child, start=process.start)
-    assert not owner.is_alive
+    forked = replace(owner_of(0.0), pid=child, start=process.start)
+    assert not forked.is_alive
     os.waitpid(child, 0)
 
 

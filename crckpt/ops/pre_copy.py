@@ -1,0 +1,52 @@
+"""Before a dump: copy in rounds while the tree runs, and see beforehand how long the freeze will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from crckpt.errors import PreflightRefused
+from crckpt.ops.freeze import forecast
+from crckpt.ops.incremental import Copied
+from crckpt.ops.rounds import take_rounds
+from crckpt.ops.subject import Copying, PreCopy, Subject, looked_at_again
+from crckpt.store import Repository, staged
+
+
+def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path) -> Subject:
+    """The subject as it is after the rounds that it asks for: they take their time, so it is looked at anew.
+
+    CRIU's logs come to be in `work`, trials of this host's speed go to `staging`. Raises PreflightRefused if too long a
+    freeze is foreseen and that is to end it, and what `take_rounds`, `forecast` and `looked_at_again` raise.
+    """
+    asked, way = subject.request.pre_copy, subject.way
+    if asked is None or way is None:
+        return subject
+    expected_ms = _expectation(subject, asked, staging)
+    rounds = take_rounds(subject, way, repository, work, asked.most, lambda last: _fits(asked, expected_ms(last)))
+    # To measure its memory again would take longer than all else, and meanwhile it writes.
+    again = looked_at_again(subject, rounds[-1].bytes if way.followed is not None and rounds else None)
+    expected = expected_ms(rounds[-1] if way.followed is not None else None)
+    if asked.abort_over and not _fits(asked, expected):
+        raise PreflightRefused(
+            f"the tree would be frozen for about {expected:.0f} ms, longer than the {asked.max_freeze_ms:.0f} ms that "
+            "--max-freeze allows",
+            hint="try again, the rounds that were copied are kept; or allow longer, or leave out --abort-over",
+        )
+    return replace(again, copying=Copying(rounds, expected, asked.max_freeze_ms))
+
+
+def _expectation(subject: Subject, asked: PreCopy, staging: Path) -> Callable[[Copied | None], float | None]:
+    """What tells how many milliseconds a freeze after this round, or of a full dump, would take: if that matters."""
+    if asked.max_freeze_ms is None:
+        return lambda _: None
+    with staged(staging) as place:
+        found = forecast(subject.criu.path, place, subject.seen)
+    tracker = subject.way.tracker if subject.way is not None else ""
+    return lambda last: found.full_ms() if last is None else found.after_ms(last, tracker)
+
+
+def _fits(asked: PreCopy, expected_ms: float | None) -> bool:
+    return expected_ms is not None and asked.max_freeze_ms is not None and expected_ms <= asked.max_freeze_ms

@@ -1,0 +1,52 @@
+"""Copy what was written since the last round, or dump, while the tree runs: the next dump counts from there."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.errors import DumpFailed, HostCannot
+from crckpt.host.signals import interrupts_put_off
+from crckpt.model import JobName
+from crckpt.ops.aftermath import tree_state_said, untouched_said
+from crckpt.ops.context import Context
+from crckpt.ops.failures import as_ours
+from crckpt.ops.incremental import Copied, Tracked, way
+from crckpt.ops.rounds import take
+from crckpt.ops.subject import Request, subject_of
+
+
+class PreDumped(Struct, frozen=True):
+    """The round that was taken; `tracked` says what it counts from."""
+
+    job: JobName
+    pid: int
+    tracked: Tracked
+    copied: Copied
+
+
+def pre_dump(request: Request, context: Context) -> PreDumped:
+    """Take a round. It is kept by the tree's keeper, and ends with it.
+
+    Raises UsageError, PreflightRefused, HostCannot (nothing tells what was written, and why), StoreUnusable,
+    StoreLocked, DumpFailed or Interrupted; the tree runs on in any case.
+    """
+    with untouched_said():
+        subject = subject_of(request, context)
+        repository = context.repository(create=True)
+    tree = subject.seen.tree
+    with repository.shared(), repository.transaction() as begun, interrupts_put_off():
+        log = begun.path / "pre-dump.log"
+        with tree_state_said(tree, log, repository):
+            found = way(tree.root, subject.criu.path, wanted=True, apart=subject.apart)
+            assert found is not None
+            try:
+                copied = take(replace(subject, way=found), found, repository, begun.path)
+            except HostCannot as error:
+                hint = f"crckpt dump {request.target} {subject.job} makes a full checkpoint"
+                raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
+            except OSError as error:
+                raise as_ours(error, DumpFailed, "the round") from error
+            finally:
+                found.close()
+    return PreDumped(subject.job, tree.root.pid, found.told, copied)

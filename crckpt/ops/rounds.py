@@ -1,0 +1,132 @@
+"""Rounds: what was written is copied while the tree runs, until little is left for the freeze."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from crckpt.criu.command import Paths, pre_dump_command
+from crckpt.criu.engine import follow
+from crckpt.errors import HostCannot
+from crckpt.host.proc import Tree
+from crckpt.host.signals import interrupts_let_in
+from crckpt.images.stats import read_dump_stats
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.context import Context
+from crckpt.ops.incremental import Copied, Way
+from crckpt.ops.subject import Subject, Unfit, succeeded
+from crckpt.store import STAGING, Repository, handed_over, load
+from crckpt.tracking.tracker import untracked
+
+_FEW: Final = 512
+"""Pages: to start CRIU once more costs more than they do."""
+
+_LESS: Final = 0.8
+"""Of the round before: a round that copied more was in vain."""
+
+
+def take(subject: Subject, way: Way, repository: Repository, work: Path) -> Copied:
+    """Copy what was written since the last round, or dump; everything if the tree does not fit that any more.
+
+    CRIU's log comes to be in the directory `work`. Raises HostCannot if nothing tells what was written, and why;
+    DumpFailed, and the rounds before are lost.
+    """
+    try:
+        return _taken(subject, way, repository, work)
+    except Unfit as error:
+        way.unfit(error.why)
+        return _taken(subject, way, repository, work)
+
+
+def take_rounds(
+    subject: Subject,
+    way: Way,
+    repository: Repository,
+    work: Path,
+    most: int,
+    fits: Callable[[Copied], bool],
+) -> tuple[Copied, ...]:
+    """Take rounds, `most` at the most, until one `fits` or no longer pays; none where nothing tells what was written.
+
+    Raises DumpFailed, Interrupted (between two rounds).
+    """
+    copied: list[Copied] = []
+    try:
+        while len(copied) < most and not (copied and fits(copied[-1])) and _pays(copied):
+            copied.append(take(subject, way, repository, work))
+            with interrupts_let_in():
+                pass  # what came while CRIU ran is heard here
+    except HostCannot as error:
+        way.give_up(error.message)
+    return tuple(copied)
+
+
+def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Copied:
+    began = time.monotonic()
+    new = cache(lambda: _staged(subject.context, repository, way))
+    way.begin(repository, subject.criu.path, new)
+    if not way.tracks:
+        raise HostCannot(way.told.why_full)
+    number, above = (way.base.rounds + 1, way.base.before.parent) if way.base else (1, new())
+    images = above / str(number)
+    images.mkdir(mode=0o700)
+    before = str(way.base.before) if way.base else None
+    words = pre_dump_command(subject.criu.path, subject.seen.tree.root.pid, Paths(images, work), before)
+    succeeded(subject, follow((*way.environment, *words), work / "pre-dump.log", meanwhile=load))
+    stats = read_dump_stats((work / "stats-dump").read_bytes())
+    # In a round CRIU stops nowhere for us: what came up in the freeze is looked for as soon as it has ended.
+    way.frozen()
+    way.committed(str(images))
+    _must_count(way, images)
+    return Copied(
+        number,
+        stats.pages_written + stats.shared_pages_written,
+        (stats.pages_written + stats.shared_pages_written) * PAGE_SIZE,
+        (_untracked(way.told.tracker, subject.seen.tree) + stats.shared_pages_written) * PAGE_SIZE,
+        (time.monotonic() - began) * 1000,
+        stats.frozen_time / 1000,
+    )
+
+
+def _pays(copied: Sequence[Copied]) -> bool:
+    """Whether another round may leave less to the freeze, of what is tracked."""
+    pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in copied[-2:]]
+    if pages and pages[-1] < _FEW:
+        return False
+    return len(pages) < 2 or pages[-1] <= _LESS * pages[-2]
+
+
+def _must_count(way: Way, images: Path) -> None:
+    """Raises HostCannot unless the next dump counts from this round."""
+    keeper = way.followed.tell() if way.followed is not None else None
+    if keeper is None:
+        raise HostCannot("the process that kept its tracker has ended")
+    if keeper.base != str(images):
+        raise HostCannot(keeper.why_full)
+
+
+def _staged(context: Context, repository: Repository, way: Way) -> Path:
+    """A new directory for rounds, which the keeper removes."""
+    assert way.followed is not None
+    keeper = way.followed.tell().pid
+    with handed_over(repository.layout.transactions, keeper) as beside:
+        if context.staging is None:
+            way.followed.stage((beside,))
+            return beside
+        with handed_over(context.staging, keeper, outside=True) as place:
+            (beside / STAGING).symlink_to(place)
+            way.followed.stage((beside, place))
+            return place
+
+
+def _untracked(tracker: str, tree: Tree) -> int:
+    """Pages of private memory that are copied each time."""
+    found = 0
+    for process in tree.processes:
+        with suppress(OSError):
+            found += untracked(tracker, process.pid)
+    return found

@@ -1,0 +1,287 @@
+"""What is dumped, how, and for whom: all that is known, and checked, before anything is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from crckpt.causes import Finding
+from crckpt.criu.command import Paths, dump_command
+from crckpt.criu.engine import Outcome
+from crckpt.criu.find import Criu
+from crckpt.errors import DumpFailed, UsageError
+from crckpt.host import observe, proc, room, targets
+from crckpt.host.signals import interrupts_let_in
+from crckpt.model import PAGE_SIZE, JobName
+from crckpt.ops.context import Context, as_user, entered, need_root
+from crckpt.ops.failures import explained, refused
+from crckpt.ops.incremental import Base, Copied, Way, foreseen
+from crckpt.preflight.dump import Plan, plan, refusal
+from crckpt.preflight.room import Room, shortages
+from crckpt.store import check_name
+from crckpt.tracking.tracker import untracked, written
+
+_ENDING_S = 0.5
+
+_OF_THE_BASE = ("parent-pages", "parent-directory", "parent-untracked")
+"""Causes by which the base is not what CRIU was told, or not what the tree was."""
+
+
+class Unfit(DumpFailed):
+    """The tree did not fit what the dump or round counts from: in full it can be done. `why` says so in a clause."""
+
+    why = ""
+
+
+class PreCopy(Struct, frozen=True):
+    """Copy in rounds before the freeze, `most` at the most, or until a freeze of `max_freeze_ms` is foreseen.
+
+    `abort_over`: if a longer one is foreseen all the same, make no dump.
+    """
+
+    most: int
+    max_freeze_ms: float | None = None
+    abort_over: bool = False
+
+
+class Request(Struct, frozen=True):
+    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump.
+
+    `incremental` None: if the tree is tracked already, or is to be copied in rounds before (`pre_copy`).
+    """
+
+    target: str
+    job: str | None = None
+    stop: bool = False
+    tcp: Literal["keep", "close"] | None = None
+    tag: str | None = None
+    note: str | None = None
+    dry_run: bool = False
+    asynchronous: bool = False
+    preflight: bool = True
+    incremental: bool | None = None
+    pre_copy: PreCopy | None = None
+
+    @property
+    def wants_tracker(self) -> bool | None:
+        """Whether a tracker is to be started; None: no, but one that is there is used."""
+        return True if self.pre_copy is not None else self.incremental
+
+
+class Copying(Struct, frozen=True):
+    """The rounds before a freeze, and how many milliseconds that was foreseen and allowed to take, if it was asked."""
+
+    rounds: tuple[Copied, ...]
+    foreseen_ms: float | None = None
+    max_freeze_ms: float | None = None
+
+
+class Subject(Struct, frozen=True):
+    """What is dumped, how, and for whom: all that is known before anything is touched.
+
+    `way` is None unless the dump is to be incremental, or a base of one; `copying` is what came before the dump.
+    """
+
+    request: Request
+    context: Context
+    seen: observe.Observed
+    job: JobName
+    criu: Criu
+    planned: Plan
+    way: Way | None = None
+    copying: Copying | None = None
+
+    @property
+    def base(self) -> Base | None:
+        """What the dump counts from."""
+        return self.way.base if self.way is not None else None
+
+    @property
+    def apart(self) -> bool:
+        """Whether CRIU runs as another user, or in namespaces of the tree."""
+        return bool(self.planned.enter) or self.planned.as_user is not None
+
+    def command(self, paths: Paths) -> tuple[str, ...]:
+        """CRIU's command line for a dump with these paths."""
+        root, enter = self.seen.tree.root, self.planned.enter
+        pid = root.ns_pids[-1] if "pid" in enter else root.pid
+        words = dump_command(
+            self.criu.path,
+            pid,
+            _seen_from(enter, paths),
+            self.planned.options,
+            leave_running=not self.request.stop,
+            unprivileged=self.planned.as_user is not None,
+            track=self.way is not None and self.way.tracks,
+            base=str(self.base.before) if self.base else None,
+        )
+        if self.way is not None and self.way.tracks:
+            words = (*self.way.environment, *words)
+        user = as_user(self.planned.as_user, self.seen.own_capabilities)
+        return (*entered(root.pid, enter), *user, *words)
+
+
+def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
+    """The paths for a CRIU in another mount namespace, where /tmp may be another and /var/lib read-only (systemd)."""
+    if enter != ("mnt",) or not paths.work.is_absolute():
+        return paths
+    # /proc/PID/root leads into the files of PID, wherever it is followed; /proc itself is shared with the PIDs.
+    ours = Path(f"/proc/{os.getpid()}/root")
+    images, work = (ours / path.relative_to("/") for path in (paths.images, paths.work))
+    return Paths(images, work, ours / paths.script.relative_to("/") if paths.script else None)
+
+
+def _look(request: Request, memory: int | None) -> tuple[observe.Observed, JobName]:
+    pid = targets.resolve(request.target)
+    own = proc.read_process(os.getpid())
+    process = proc.read_process(pid)
+    assert own is not None
+    against = refusal(process, pid, own.pid, proc.ancestors(own.pid))
+    if process is None or against is not None:
+        assert against is not None
+        raise UsageError(against.what, hint=against.remedy) if process is None else refused((against,))
+    job = check_name(request.job, "job") if request.job is not None else _job_of(process.comm)
+    if request.tag is not None:
+        check_name(request.tag, "tag")
+    return observe.observe(process, own, memory), JobName(job)
+
+
+def _job_of(comm: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
+
+
+class Examined(Struct, frozen=True):
+    """What a dump of a tree would meet, and do: `blockers` stand against it, `plan` has warnings and options."""
+
+    pid: int
+    blockers: tuple[Finding, ...]
+    plan: Plan
+    seen: observe.Observed
+    job: JobName
+    criu: Criu
+
+
+def examine(request: Request, context: Context) -> Examined:
+    """Look at a tree as `dump` does before it freezes it. Raises UsageError, PreflightRefused, HostCannot."""
+    need_root("to look into a process")
+    subject = _looked_at(request, context)
+    return Examined(
+        subject.seen.tree.root.pid, _against(subject), subject.planned, subject.seen, subject.job, subject.criu
+    )
+
+
+def subject_of(request: Request, context: Context, memory: int | None = None) -> Subject:
+    """What the request names, if nothing stands against a dump. Raises UsageError, PreflightRefused, HostCannot.
+
+    `memory` is how many bytes of it are to be dumped; it is measured if it is not known.
+    """
+    need_root("to checkpoint a process")
+    subject = _looked_at(request, context, memory)
+    if request.preflight and (blockers := _against(subject, memory)):
+        raise refused(blockers)
+    return subject
+
+
+def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
+    """The same tree, way and job as they are some time later; `memory` as for `subject_of`.
+
+    Raises what that raises, and DumpFailed if the tree has ended and another has its PID.
+    """
+    root = subject.seen.tree.root
+    # By its PID: what else names it may name another one by now, and an exec has changed its own name.
+    request = structs.replace(subject.request, target=str(root.pid), job=subject.job)
+    again = subject_of(request, subject.context, memory)
+    if again.seen.tree.root.start != root.start:
+        raise DumpFailed(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {subject.request.target}")
+    return structs.replace(again, way=subject.way, copying=subject.copying)
+
+
+def _against(subject: Subject, memory: int | None = None) -> tuple[Finding, ...]:
+    images = _images(subject) if memory is None else memory
+    return (*subject.planned.blockers, *shortages(images, _room(subject.context)))
+
+
+def _images(subject: Subject) -> int:
+    """About how many bytes CRIU will write: of a tree that is tracked, what was written since, and what is not tracked.
+
+    The latter is shared memory, and what each process has changed of its files' private maps.
+    """
+    seen, request = subject.seen, subject.request
+    told = foreseen(seen.tree.root, wanted=request.incremental, apart=subject.apart)
+    if told is None or not (told.base or told.rounds):
+        return seen.memory
+    expected = 0
+    for pid in seen.tree.pids:
+        with suppress(OSError):
+            pages = written(told.tracker, pid) + untracked(told.tracker, pid)
+            expected += pages * PAGE_SIZE + proc.shared_memory(pid)
+    return min(seen.memory, expected)
+
+
+def _looked_at(request: Request, context: Context, memory: int | None = None) -> Subject:
+    seen, job = _look(request, memory)
+    criu = context.criu()
+    planned = plan(
+        seen,
+        request.tcp,
+        stop=request.stop,
+        locks_by_nftables=criu.locks_by_nftables,
+        names={tracer: proc.title(tracer) for tracer in seen.tracers},
+    )
+    return Subject(request, context, seen, job, criu, planned)
+
+
+def _room(context: Context) -> Room:
+    if context.staging is not None and not context.staging.is_dir():
+        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+    store = room.existing(context.store)
+    directory = context.staging or store
+    return Room(
+        directory=str(directory),
+        disk=room.free_disk(directory),
+        memory=room.free_memory(),
+        in_memory=room.is_in_memory(directory),
+        beside=directory.stat().st_dev == store.stat().st_dev,
+        read_only=next((str(place) for place in (store, directory) if room.is_read_only(place)), ""),
+    )
+
+
+def succeeded(subject: Subject, outcome: Outcome) -> Outcome:
+    """The outcome of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed."""
+    if not outcome.ok:
+        # A CRIU that was cut short leaves sockets in repair mode, which nobody else can end.
+        dead = outcome.status < 0 and subject.planned.options.tcp == "keep"
+        if outcome.status < 0:
+            # Nor does a process survive that which was inside a call of CRIU's; its end takes a moment.
+            proc.wait_until_gone(subject.seen.tree.pids, _ENDING_S)
+        # An interruption that came before CRIU had a session of its own has ended it: then that is the reason.
+        with interrupts_let_in():
+            # For failures only, as what explains them.
+            from crckpt.ops.resources import in_live_tree
+
+            resolved = in_live_tree(subject.seen, inside="pid" in subject.planned.enter)
+            state = "; TCP connections may be dead" if dead else ""
+            why = _unfit(outcome) if subject.base else ""
+            failed = explained(
+                outcome, Unfit if why else DumpFailed, "the dump", resolved, state, subject.planned.blockers
+            )
+            if isinstance(failed, Unfit):
+                failed.why = why
+            raise failed
+    return outcome
+
+
+def _unfit(outcome: Outcome) -> str:
+    """How the tree does not fit the base, if that is why a CRIU failed that was not cut short."""
+    from crckpt.criu.explain import explain
+
+    told = explain(outcome.log)
+    if outcome.status < 0 or told.finding is None or told.finding.key not in _OF_THE_BASE:
+        return ""
+    what = f"of {told.place} " if told.place else ""
+    return f"what CRIU found {what}did not fit what was copied before: {told.finding.what}"

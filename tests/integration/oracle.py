@@ -1,0 +1,235 @@
+"""What the oracle is made of: a tree that churns, what it had while it was frozen, and what images hold of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from trees import wait_for
+
+from crckpt.criu.find import find
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
+from crckpt.tracking.tracker import Round, Tracker, choose
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+PAGE = 4096
+BETWEEN = (20000, 100000, 2000)
+"""Microseconds between two steps of a thread: from a round in which most pages are clean to one in which few are."""
+NOT_THERE = "not found in parent"
+"""How CRIU says that a page is clean which the dump before does not have."""
+_NOTHING = bytes(PAGE)
+_RSEQ = 32
+
+
+def wrong_pages(images: Path, seen: Path, rseq: frozenset[int] = frozenset()) -> list[str]:
+    """Pages that the frozen tree had otherwise. At the addresses `rseq` the kernel writes of itself, for CRIU too."""
+    wrong = []
+    for path in seen.iterdir():
+        maps, had, beneath = pickle.loads(path.read_bytes())  # noqa: S301 (our own script wrote it)
+        held = _pages_of(images, int(path.name))
+        ours = {address for start, end in maps for address in range(start, end, PAGE)} & held.keys()
+        assert had, "there was something to compare"
+        for address in ours | had.keys():
+            other = beneath.get(address, _NOTHING)
+            pages = held.get(address, other), had.get(address, other)
+            if pages[0] != pages[1] and len({_masked(page, address, rseq) for page in pages}) == 2:
+                wrong.append(f"{path.name}: {address:#x}")
+    assert any(seen.iterdir()), "the frozen tree was looked at"
+    return wrong
+
+
+def _masked(page: bytes, address: int, rseq: frozenset[int]) -> bytes:
+    masked = bytearray(page)
+    for place in rseq:
+        if address <= place < address + PAGE:
+            masked[place - address : place - address + _RSEQ] = bytes(min(_RSEQ, address + PAGE - place))
+    return bytes(masked)
+
+
+def _pages_of(images: Path, pid: int) -> dict[int, bytes]:
+    """Every page that these images hold of a process, those of their parents included."""
+    path = images / f"pagemap-{pid}.img"
+    if not path.exists():
+        return {}
+    pagemap = read_pagemap(path.read_bytes())
+    before = _pages_of(images / "parent", pid) if any(entry.flags & IN_PARENT for entry in pagemap.entries) else {}
+    found: dict[int, bytes] = {}
+    with (images / pagemap.pages_name).open("rb") as file:
+        for entry in pagemap.entries:
+            for address in range(entry.vaddr, entry.vaddr + entry.pages * PAGE, PAGE):
+                found[address] = file.read(PAGE) if entry.flags & PRESENT else before[address]
+    return found
+
+
+def pages_in_parent(images: Path) -> int:
+    """How many pages these images leave to their parent."""
+    maps = (read_pagemap(path.read_bytes()) for path in images.glob("pagemap-[0-9]*.img"))
+    return sum(entry.pages for found in maps for entry in found.entries if entry.flags & IN_PARENT)
+
+
+def seeing(script: Path, seen: Path) -> Path:
+    """An action script for CRIU that leaves in `seen` what the frozen tree has."""
+    seen.mkdir()
+    python = f"exec {sys.executable} -I -S {PROGRAMS / 'seen.py'} {seen}"
+    script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || {python}\n')
+    script.chmod(0o755)
+    return script
+
+
+def compiled(directory: Path, name: str = "churn") -> Path:
+    """A program of tests/programs; skips if there is no compiler."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    built = directory / name
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", str(built), str(PROGRAMS / f"{name}.c")], check=True)
+    return built
+
+
+def found_criu() -> Path:
+    """CRIU; skips if there is none."""
+    try:
+        return find(None, None).path
+    except HostCannot as error:
+        pytest.skip(error.message)
+
+
+@contextmanager
+def churning(program: Path, work: Path, seed: int, between: int) -> Iterator[int]:
+    """The PID of a tree that is at work."""
+    work.mkdir()
+    null = subprocess.DEVNULL
+    argv = [str(program), str(work), str(seed), "2", str(between)]
+    process = subprocess.Popen(argv, env={}, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    try:
+        wait_for((work / "ready").exists, 20, "the tree to begin")
+        yield process.pid
+        assert process.poll() is None, "the tree lives on"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def areas_of_rseq(work: Path) -> frozenset[int]:
+    """Where the threads of the tree that works in `work` have them."""
+    return frozenset(map(int, (work / "rseq").read_text().split()))
+
+
+def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
+    """The tracker that works here; skips if none does."""
+    root = proc.read_process(pid)
+    assert root is not None
+    choice = choose(root, criu, claims)
+    if choice.tracker is None:
+        pytest.skip(choice.why)
+    return choice.tracker
+
+
+def is_passing(log: str, root: int) -> bool:
+    """Whether CRIU refused what it would not a moment later: a process that ends, or whose program was replaced.
+
+    The latter so late that its page map was not left out of the base: then it is its vdso that CRIU missed there.
+    """
+    if "Zombies with threads are not supported" in log:
+        return True
+    missing = re.findall(r"Missing ([0-9a-f]+) in parent", log)
+    process = proc.read_process(root)
+    assert process is not None
+    children = (pid for pid in proc.read_tree(process).pids if pid != root)
+    return bool(missing) and any(_has_vdso_at(pid, missing[-1]) for pid in children)
+
+
+def _has_vdso_at(pid: int, address: str) -> bool:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+    return re.search(rf"^{address}-.*\[vdso\]$", maps, re.MULTILINE) is not None
+
+
+class Oracle:
+    """Dumps of one tree by CRIU itself, each compared with what the tree had."""
+
+    def __init__(self, criu: Path, pid: int, work: Path) -> None:
+        """Images go to `work`, where also is what the tree says of itself."""
+        self.pid = pid
+        self._criu = criu
+        self._work = work
+        self._parent: Path | None = None
+        self._number = 0
+        self.began_anew = 0
+        """How often CRIU refused for what `is_passing`, so that the next dump was full."""
+        self.tracker = chosen(pid, criu, work / "tracked")
+
+    def dumped(self, *, tracker: Tracker | None = None) -> str:
+        """The base of a round. AssertionError if CRIU cannot dump, or if the dump holds wrong pages.
+
+        Of another `tracker` nobody counts from what is dumped.
+        """
+        images = self._next()
+        seen = images.with_name(f"{images.name}-seen")
+        script = seeing(images.with_name(f"{images.name}-script"), seen)
+        asked = tracker or self.tracker
+        began = asked.begin()
+        tracks = ["--track-mem"] if began.tracks else []
+        parent = ["--prev-images-dir", f"../{self._base(began).name}"] if began.base else []
+        words = ["dump", "--leave-running", "--tree", str(self.pid), "--action-script", str(script), *tracks, *parent]
+        words += ["--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore"]
+        environment = {"PATH": os.environ["PATH"], **asked.environment(self._criu)}
+        done = subprocess.run([str(self._criu), *words], env=environment, capture_output=True, text=True, check=False)
+        log = (images / "log").read_text(errors="replace")
+        if done.returncode and is_passing(log, self.pid):
+            self.began_anew += 1
+            return self.dumped()
+        assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
+        asked.frozen()
+        asked.committed(images.name)
+        rseq = self._work / "rseq"
+        wrong = wrong_pages(images, seen, areas_of_rseq(self._work) if rseq.exists() else frozenset())
+        shutil.rmtree(seen)
+        assert not wrong, f"{images.name}: {len(wrong)} wrong pages, the first of {wrong[0]}"
+        assert bool(pages_in_parent(images)) == bool(began.base), "there is something to get wrong"
+        return began.base
+
+    def copied(self) -> None:
+        """A round while the tree runs, for the next one to count from: what it holds shows in that."""
+        images = self._next()
+        began = self.tracker.begin()
+        parent = ["--prev-images-dir", f"../{self._base(began).name}"] if began.base else []
+        words = ["pre-dump", "--track-mem", "--tree", str(self.pid), *parent, "--images-dir", str(images)]
+        environment = {"PATH": os.environ["PATH"], **self.tracker.environment(self._criu)}
+        words = [str(self._criu), *words, "--log-file", "log", "-v3"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        log = (images / "log").read_text(errors="replace")
+        if done.returncode and is_passing(log, self.pid):
+            self.began_anew += 1
+            return
+        assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
+        self.tracker.frozen()
+        self.tracker.committed(images.name)
+
+    def _next(self) -> Path:
+        self._number += 1
+        images = self._work / f"round-{self._number}"
+        images.mkdir()
+        return images
+
+    def _base(self, began: Round) -> Path:
+        """As crckpt makes it: without the page maps of processes that have no part in it."""
+        base = self._work / f"base-{self._number}"
+        base.mkdir()
+        left_out = {f"pagemap-{one.pid}.img" for one in began.whole}
+        for path in (self._work / began.base).iterdir():
+            if path.name not in left_out:
+                (base / path.name).symlink_to(path)
+        return base

@@ -1,0 +1,306 @@
+"""Whatever is wrong with a target or goes wrong: the checkpoint is right, or it is said why there is none; it lives on.
+
+That a dump is killed, or its store full, or its keeper killed, is in test_incremental_dumps.py; that a program is
+replaced in test_replaced_programs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from entering import compiled, running, state, tracer, wait_for
+from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
+from rounds import PROGRAM, Target
+
+from crckpt.host import room
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+FIRST = "no dump of this tree has been tracked yet"
+UNCOMMITTED = "the last dump reset the bits and was not committed"
+RUNS_ON = "no checkpoint was made; the tree runs on"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(compiled("odd.c", tmp_path_factory.mktemp("odd"), "-O1", "-pthread", str(PROGRAM)))
+
+
+@contextmanager
+def odd(program: Path, work: Path, how: str = "") -> Iterator[Target]:
+    work.mkdir()
+    os.environ["ODD"] = how
+    try:
+        target = Target(program, work)
+    finally:
+        del os.environ["ODD"]
+    try:
+        yield target
+    finally:
+        target.end()
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, program: Path, tmp_path: Path) -> Iterator[Target]:
+    """As the parameter says, if there is one."""
+    with odd(program, tmp_path / "work", getattr(request, "param", "")) as running:
+        yield running
+
+
+def refused(crckpt: Crckpt, pid: int, status: int, *words: str) -> str:
+    """What is said of a dump that fails with this status."""
+    said = crckpt.run("dump", str(pid), "job", "--incremental", "--json", *words, status=status)
+    return str(said.document["error"]["message"])
+
+
+def test_criu_is_killed_between_the_reset_and_the_commit(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    is_to_kill = tmp_path / "kill"
+    script = f'[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || [ ! -e {is_to_kill} ] || kill -9 $PPID'
+    criu = wrapper(
+        tmp_path, f'[ "$1" != dump ] || set -- "$@" --action-script {executable(tmp_path / "script", script)}'
+    )
+    dumped(crckpt, target, "--criu", str(criu))
+    target.write()
+    is_to_kill.touch()
+    message = refused(crckpt, target.pid, 21, "--criu", str(criu))
+    assert message == f"the dump failed: CRIU ended with signal 9 and said nothing; {RUNS_ON}"
+    is_to_kill.unlink()
+    checksum = target.look()
+    result = dumped(crckpt, target, "--criu", str(criu))
+    assert result["tracked"]["why_full"] == UNCOMMITTED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert restored(crckpt, target, "job", 2) == checksum
+
+
+def test_the_disk_is_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    staging, full = tmp_path / "staging", tmp_path / "full"
+    criu = wrapper(
+        tmp_path, f'[ ! -e {full} ] || [ "$1" != dump ] || dd if=/dev/zero of={staging}/filler bs=4k 2>/dev/null'
+    )
+    staging.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={96 * MIB},mode=700", "tmpfs", str(staging)], check=True)
+    try:
+        words = ("--criu", str(criu), "--staging", str(staging))
+        dumped(crckpt, target, *words)
+        checksum = target.write()
+        full.touch()
+        assert refused(crckpt, target.pid, 21, *words) == f"the dump failed: there is no space left; {RUNS_ON}"
+        full.unlink()
+        (staging / "filler").unlink()
+        result = dumped(crckpt, target, *words)
+        assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED)
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+    finally:
+        subprocess.run(["umount", "--lazy", str(staging)], check=True)
+    assert restored(crckpt, target, "job", 1) == checksum
+
+
+def is_incremental(crckpt: Crckpt, target: Target) -> str:
+    """Two dumps, the second of which counts from the first; the checksum of what the second holds."""
+    first = dumped(crckpt, target)
+    checksum = target.write()
+    second = dumped(crckpt, target)
+    assert (first["tracked"]["why_full"], second["tracked"]["base"]) == (FIRST, first["checkpoint"]["id"])
+    is_whole(crckpt, second["checkpoint"]["id"], target)
+    crckpt.run("rm", first["checkpoint"]["id"])
+    crckpt.run("gc")
+    return checksum
+
+
+@pytest.mark.parametrize("target", ["seccomp"], indirect=True)
+def test_filters_that_kill(crckpt: Crckpt, target: Target) -> None:
+    """For the one call that is injected."""
+    checksum = is_incremental(crckpt, target)
+    assert target.look() == checksum, "it lives"
+    assert restored(crckpt, target, "job", 1) == checksum
+    assert "\nSeccomp:\t2\n" in Path(f"/proc/{target.pid}/status").read_text()
+
+
+@pytest.mark.parametrize("target", ["userfaultfd"], indirect=True)
+def test_a_userfaultfd_of_its_own(crckpt: Crckpt, target: Target) -> None:
+    """No CRIU saves one."""
+    checksum = target.look()
+    why = "fd 3 is a device or special file that CRIU cannot save: anon anon_inode:[userfaultfd]"
+    assert refused(crckpt, target.pid, 24) == why
+    assert "userfaultfd" in refused(crckpt, target.pid, 21, "--no-preflight")
+    assert target.look() == checksum
+    (held,) = map(int, (target.work / "odd").read_text().split())
+    with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(held)
+        assert memory.read(8) == b"\1" * 8
+
+
+def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
+    if shutil.which("gdb") is None:
+        pytest.skip("gdb is not installed")
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    checksum = target.write()
+    words = ["gdb", "--quiet", "-nx", "-iex", "set debuginfod enabled off", "-p", str(target.pid)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as gdb:
+        wait_for(lambda: tracer(target.pid) == gdb.pid, "gdb to attach")
+        message = refused(crckpt, target.pid, 24)
+        traced = f"process {target.pid} (odd) is traced by process {gdb.pid} (gdb)"
+        assert message == f"{traced}, and only one can trace at a time"
+        gdb.kill()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["base"] == first, "nothing had begun"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert restored(crckpt, target, "job", 1) == checksum
+
+
+def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    checksum = target.write()
+    os.kill(target.pid, signal.SIGSTOP)
+    wait_for(lambda: state(target.pid) == "T", "the stop")
+    # The keeper is there; and one that comes only now.
+    assert dumped(crckpt, target)["tracked"]["base"] == first
+    crckpt.run("trackers", "--end", str(target.pid))
+    assert dumped(crckpt, target)["tracked"]["why_full"] == FIRST
+    result = dumped(crckpt, target)
+    assert result["tracked"]["base"] is not None
+    assert state(target.pid) == "T"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    target.end()
+    crckpt.run("restore", "job", "--detach")
+    assert state(target.pid) == "T"
+    os.kill(target.pid, signal.SIGCONT)
+    assert target.look() == checksum
+
+
+def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> None:
+    """Nor can CRIU do without one. Found by the injection alone: test_injector.py."""
+    limits = resource.prlimit(target.pid, resource.RLIMIT_NOFILE)
+    checksum = target.write()
+    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    assert refused(crckpt, target.pid, 21) == f"the dump failed: too many files are open; {RUNS_ON}"
+    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, limits)
+    assert target.look() == checksum
+    checksum = is_incremental(crckpt, target)
+    assert restored(crckpt, target, "job", 3) == checksum
+
+
+@pytest.mark.parametrize("target", ["direct"], indirect=True)
+def test_reads_past_the_page_cache_are_in_flight(crckpt: Crckpt, target: Target) -> None:
+    for _ in range(3):
+        checksum = target.write()
+        result = dumped(crckpt, target)
+        assert result["tracked"]["base"] is None
+        why = result["tracked"]["why_full"]
+        assert why.startswith(f"PID {target.pid} has an O_DIRECT descriptor ("), why
+        assert why.endswith("writes by the device would be missed"), why
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert restored(crckpt, target, "job", 3) == checksum
+
+
+@contextmanager
+def huge_pages(count: int) -> Iterator[None]:
+    """So many more are set aside."""
+    setting = Path("/proc/sys/vm/nr_hugepages")
+    before = int(setting.read_text())
+    setting.write_text(str(before + count))
+    try:
+        if int(setting.read_text()) < before + count:
+            pytest.skip("there is no room for huge pages")
+        yield
+    finally:
+        setting.write_text(str(before))
+
+
+def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+    with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
+        (held,) = map(int, (target.work / "odd").read_text().split())
+        first = dumped(crckpt, target)["checkpoint"]["id"]
+        with Path(f"/proc/{target.pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(held)
+            memory.write(b"written since")
+        checksum = target.write()
+        result = dumped(crckpt, target)
+        assert result["tracked"]["base"] == first
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert crckpt.run("rehearse", "job", "--json").document["result"]["failures"] == []
+        assert restored(crckpt, target, "job", 1) == checksum
+        with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(held)
+            assert memory.read(2 * MIB) == b"written since".ljust(2 * MIB, b"\x44")
+        assert list((crckpt.store / "tmp").iterdir()) == []
+
+
+def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:
+    with (
+        huge_pages(4),
+        mounted(tmp_path / "store", 128 * MIB) as crckpt,
+        odd(program, tmp_path / "work", "hugetlb") as target,
+    ):
+        checksum = target.look()
+        crckpt.run("dump", str(target.pid), "job")
+        target.end()
+        filler = crckpt.store / "filler"
+        filler.write_bytes(bytes(room.free_disk(crckpt.store) - 16 * MIB))
+        try:
+            for words in (("restore", "job", "--detach"), ("rehearse", "job")):
+                said = crckpt.run(*words, "--json", status=24)
+                assert str(crckpt.store) in said.document["error"]["message"]
+        finally:
+            filler.unlink()
+            crckpt.run("restore", "job", "--detach")
+        assert target.look() == checksum
+
+
+def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
+    program = compiled("entered.c", tmp_path, "-pthread")
+    with running(program, "uninterruptible") as process:
+        wait_for(lambda: state(process.pid) == "D", "vfork to wait")
+        why = "a thread of the tree did not stop within the time limit (uninterruptible sleep, or ever new processes)"
+        assert refused(crckpt, process.pid, 24) == why
+        assert tracer(process.pid) == 0
+        assert state(process.pid) == "D"
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(child, signal.SIGKILL)
+        assert process.wait() == 0, "it lives on"
+
+
+def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
+    flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
+    try:
+        program = compiled("counts_32.c", tmp_path, *flags)
+    except subprocess.CalledProcessError:
+        pytest.skip("gcc makes no 32-bit programs here")
+    shown = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
+    (place,) = (int(line.split()[0], 16) for line in shown.splitlines() if line.endswith(" count"))
+    null = subprocess.DEVNULL
+    process = subprocess.Popen([program], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+
+    try:
+
+        def count() -> int:
+            with Path(f"/proc/{process.pid}/mem").open("rb", buffering=0) as memory:
+                memory.seek(place)
+                return int.from_bytes(memory.read(4), "little")
+
+        wait_for(lambda: count() > 3, "it to count")
+        results: list[dict[str, Any]] = []
+        for _ in range(2):
+            said = crckpt.run("dump", str(process.pid), "job", "--incremental", "--json")
+            results.append(said.document["result"])
+        assert results[1]["tracked"]["base"] == results[0]["checkpoint"]["id"]
+        before = count()
+        wait_for(lambda: count() > before, "it to count on")
+    finally:
+        process.kill()
+        process.wait()
+    crckpt.run("restore", "job", "--detach")
+    before = count()
+    wait_for(lambda: count() > before, "it to count on")
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)

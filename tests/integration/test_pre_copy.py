@@ -1,0 +1,357 @@
+"""Rounds before a dump: `pre-dump`, `dump --pre-copy`, and what becomes of rounds that no dump follows."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import Crckpt
+from incremental import MIB, NO_TRACKER, dumped, is_whole, keeper, mounted, restored, trackers
+from moments import orphans_of, wait_ended
+from rounds import FEW, PAGE, PAGES, Target
+from trees import runs, wait_for
+
+from crckpt.host.proc import read_process
+from crckpt.tracking.keeper import place
+from crckpt.tracking.kept import running
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+UNCOMMITTED = "the last dump reset the bits and was not committed"
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+
+def copied(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
+    """The result of a round."""
+    result: dict[str, Any] = crckpt.run("pre-dump", str(target.pid), "job", "--json", *words).document["result"]
+    return result
+
+
+def staged(place: Path) -> list[Path]:
+    """Directories of rounds that are there."""
+    return [path for path in place.glob("*/*") if path.name.isdecimal()]
+
+
+def test_a_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None:
+    first = copied(crckpt, target)
+    assert set(first) == {"job", "pid", "tracked", "copied"}
+    assert (first["copied"]["number"], first["tracked"]["base"]) == (1, None)
+    assert PAGES <= first["copied"]["pages"] <= PAGES + FEW
+    for number in (2, 3):
+        target.write()
+        round_ = copied(crckpt, target)["copied"]
+        assert round_["number"] == number
+        assert len(target.written()) <= round_["pages"] <= len(target.written()) + FEW
+        assert round_["bytes"] == round_["pages"] * PAGE
+    assert len(staged(crckpt.store / "tmp")) == 3
+    checksum = target.write()
+    result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
+    assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (3, None)
+    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
+    assert result["checkpoint"]["parent"] is None
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert list((crckpt.store / "tmp").iterdir()) == [], "the rounds are in the checkpoint"
+    after = dumped(crckpt, target)["tracked"]
+    assert (after["base"], after["rounds"]) == (result["checkpoint"]["id"], 0)
+    crckpt.run("verify", "--all")
+    assert restored(crckpt, target, result["checkpoint"]["id"], 3) == checksum
+
+
+def test_rounds_count_from_a_checkpoint_that_may_go(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    target.write()
+    round_ = copied(crckpt, target)
+    assert round_["tracked"]["base"] == first
+    assert round_["copied"]["pages"] <= len(target.written()) + FEW
+    checksum = target.write()
+    result = dumped(crckpt, target)
+    assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (1, first)
+    assert result["checkpoint"]["parent"] == first
+    assert result["checkpoint"]["statistics"]["inherited_pages"] >= PAGES - 2 * len(target.written()) - FEW
+    crckpt.run("rm", first)
+    crckpt.run("gc")
+    crckpt.run("verify", "--all")
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert restored(crckpt, target, "job", 2) == checksum
+
+
+def test_pre_copy_takes_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
+    for base in (None, "before"):
+        checksum = target.write()
+        result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
+        rounds = result["copying"]["rounds"]
+        # The target does nothing meanwhile: the second round is the last, or the first where there is a base.
+        assert [one["number"] for one in rounds] == ([1, 2] if base is None else [1])
+        assert rounds[-1]["pages"] < 512
+        assert result["tracked"]["rounds"] == len(rounds)
+        assert (result["tracked"]["base"] is None) == (base is None)
+        assert result["tracked"]["written_pages"] <= FEW
+        assert all(0 < one["frozen_ms"] < one["ms"] for one in rounds)
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert list((crckpt.store / "tmp").iterdir()) == []
+    assert restored(crckpt, target, "job", 2) == checksum
+
+
+def test_a_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
+    said = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--max-rounds", "1", "--stop").out
+    assert re.search(r"^round 1: \d+ pages, [\d.]+ MiB in .*, frozen \d+ ms$", said, re.MULTILINE)
+    assert "written since round 1" in said
+    assert not runs(target.pid)
+    checksum = target.told()[0]
+    assert restored(crckpt, target, "job", 0) == checksum
+
+
+def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target) -> None:
+    words = ("dump", str(target.pid), "job", "--pre-copy")
+    said = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
+    assert re.fullmatch(
+        r"the tree would be frozen for about \d+ ms, longer than the 1 ms that --max-freeze allows; "
+        "no checkpoint was made; the tree runs on",
+        said["message"],
+    )
+    assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
+    assert keeper(crckpt, target)["base"].startswith(str(crckpt.store / "tmp")), "the rounds are kept"
+    result = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1", "--json").document["result"]
+    assert result["copying"]["foreseen_ms"] > result["copying"]["max_freeze_ms"] == 1.0
+    assert result["checkpoint"] is not None, "it was said, no more"
+    result = crckpt.run(*words, "--max-freeze", "60s", "--abort-over", "--json").document["result"]
+    assert len(result["copying"]["rounds"]) == 1, "the first one fits"
+    assert 0 < result["copying"]["foreseen_ms"] < 60_000
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-freeze", "100ms"), "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"),
+        (("--max-rounds", "3"), "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"),
+        (("--pre-copy", "--abort-over"), "--abort-over needs to know what is too long"),
+        (("--pre-copy", "--max-freeze", "soon"), "--max-freeze soon is no time"),
+        (("--pre-copy", "--no-incremental"), "--pre-copy leaves to the freeze what was written since"),
+    ],
+)
+def test_what_cannot_be_meant(crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str) -> None:
+    said = crckpt.run("dump", str(target.pid), "job", *words, status=2).err
+    assert f"crckpt: {message}" in said
+    assert "hint: " in said
+    assert not crckpt.store.exists()
+
+
+def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target) -> None:
+    def planned(*words: str) -> str:
+        return crckpt.run("dump", str(target.pid), "job", "--dry-run", *words).out
+
+    assert "full dump: no tracker of this tree is running yet; the dump starts one\n" in planned("--incremental")
+    assert "memory is copied in rounds first" in planned("--pre-copy")
+    assert "full dump" not in planned()
+    assert [one for one in trackers(crckpt) if one["root"] == target.pid] == []
+    copied(crckpt, target)
+    assert "incremental: what was written since round 1\n" in planned()
+    checkpoint = dumped(crckpt, target)["checkpoint"]["id"]
+    assert f"incremental: what was written since {checkpoint[:12]}\n" in planned()
+    assert "incremental" not in planned("--no-incremental")
+
+
+def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
+    copied(crckpt, target)
+    assert "round 1" in crckpt.run("trackers").out
+    crckpt.run("trackers", "--end", str(target.pid))
+    assert list((crckpt.store / "tmp").iterdir()) == []
+    copied(crckpt, target)
+    os.kill(target.pid, signal.SIGKILL)
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the tree")
+
+
+@pytest.mark.parametrize("what", ["the tree ends", "it is told to end"])
+def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, what: str) -> None:
+    copied(crckpt, target)
+    root = read_process(target.pid)
+    assert root is not None
+    dump = running(root)
+    assert dump is not None
+    with closing(dump), socket.socket(socket.AF_UNIX) as other:
+        assert dump.begin().base.endswith("/1")
+        if what == "the tree ends":
+            os.kill(target.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            other.connect(str(place(root)))
+            other.sendall(b'{"do": "end"}\n')
+        # What comes at the same time as the first question may be heard after it.
+        assert dump.tell().dumping == dump.tell().dumping == os.getpid()
+        assert staged(crckpt.store / "tmp")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the dump")
+    wait_for(lambda: not place(root).exists(), 10, "the keeper to end")
+
+
+def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    copied(crckpt, target, "--staging", str(staging))
+    (left,) = staged(staging)
+    assert left.parent.stat().st_mode & 0o777 == 0o700
+    crckpt.run("gc")
+    assert left.exists(), "its owner lives"
+    os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
+    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 10, "the keeper to end")
+    crckpt.run("gc")
+    assert list(staging.iterdir()) == []
+    assert list((crckpt.store / "tmp").iterdir()) == []
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -> None:
+    target.signalled(signal.SIGURG)
+    said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
+    assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", said["message"])
+    assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
+    result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
+    assert result["copying"]["rounds"] == []
+    assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
+    first = dumped(crckpt, target)["checkpoint"]["id"]
+    copied(crckpt, target)
+    crckpt.run("rm", first)
+    crckpt.run("gc")
+    round_ = copied(crckpt, target)
+    assert round_["tracked"]["why_full"] == f"checkpoint {first[:12]}, the last one of this tree, is not in this store"
+    assert (round_["copied"]["number"], round_["copied"]["pages"] >= PAGES) == (1, True)
+    result = dumped(crckpt, target)
+    assert result["tracked"]["rounds"] == 1
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    dumped(crckpt, target)
+    copied(crckpt, target)
+    other = Crckpt(tmp_path / "other")
+    result = dumped(other, target)
+    assert result["tracked"]["base"] is None
+    assert "is not in this store" in result["tracked"]["why_full"]
+    is_whole(other, result["checkpoint"]["id"], target)
+
+
+def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> None:
+    copied(crckpt, target)
+    target.signalled(signal.SIGWINCH)
+    (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
+    assert copied(crckpt, target)["tracked"]["whole"] == [f"PID {child}: the process is new"]
+    target.write()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["written_pages"] < PAGES // 2
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+
+
+def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
+    copied(crckpt, target)
+    target.start_afresh()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
+    """CRIU copies nothing of a stopped process in a round: all is left to the dump."""
+    os.kill(target.pid, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 10, "the target to stop")
+    copied(crckpt, target)
+    result = dumped(crckpt, target)
+    assert psutil.Process(target.pid).status() == psutil.STATUS_STOPPED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    os.kill(target.pid, signal.SIGCONT)
+    target.look()
+
+
+def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) -> None:
+    with mounted(tmp_path / "store", 64 * MIB) as crckpt:
+        copied(crckpt, target)
+        (tmp_path / "store/filler").write_bytes(bytes(26 * MIB))
+        for _ in range(40):
+            target.write()
+        said = crckpt.run("pre-dump", str(target.pid), "job", "--json", "--no-preflight", status=21).document["error"]
+        assert "no space" in said["message"].lower()
+        assert said["message"].endswith("no checkpoint was made; the tree runs on")
+        assert staged(tmp_path / "store/tmp") == [], "what was copied is of no use, and makes room"
+        (tmp_path / "store/filler").unlink()
+        result = dumped(crckpt, target)
+        assert result["tracked"]["why_full"] == UNCOMMITTED
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_rounds_leave_little_to_find_room_for(target: Target, tmp_path: Path) -> None:
+    """Where the rounds lie there is no room for all of the tree once more."""
+    with mounted(tmp_path / "staging", 60 * MIB):
+        crckpt = Crckpt(tmp_path / "store")
+        words = ("dump", str(target.pid), "job", "--staging", str(tmp_path / "staging"), "--json")
+        result = crckpt.run(*words, "--pre-copy").document["result"]
+        assert len(result["copying"]["rounds"]) == 2
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+        copied(crckpt, target, "--staging", str(tmp_path / "staging"))
+        result = crckpt.run(*words).document["result"]
+        assert result["tracked"]["rounds"] == 1
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize("who", ["crckpt", "CRIU"])
+def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> None:
+    """The bits are reset by then, and the tree runs on."""
+    copied(crckpt, target)
+    target.write()
+    process = crckpt.start("pre-dump", str(target.pid), "job", "--json")
+    while not any(crckpt.store.glob("tmp/*/2/pages-1.img")):
+        assert process.poll() is None
+    if who == "crckpt":
+        wait_ended(orphans_of(process))
+    else:
+        for criu in psutil.Process(process.pid).children():
+            criu.kill()
+        told, _ = process.communicate()
+        # It may have been quicker.
+        assert process.returncode in (0, 21), told
+        assert (process.returncode == 0) == (keeper(crckpt, target)["base"] != "")
+    target.look()
+    result = dumped(crckpt, target)
+    if result["tracked"]["rounds"] == 0:
+        assert (result["tracked"]["rounds"], result["tracked"]["why_full"]) == (0, UNCOMMITTED)
+        assert staged(crckpt.store / "tmp") == []
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, tmp_path: Path) -> None:
+    null = subprocess.DEVNULL
+    argv = [sys.executable, str(PROGRAMS / "gap.py"), str(tmp_path), "64"]
+    process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    try:
+        gap = tmp_path / "gap"
+        wait_for(gap.exists, 20, "the program")
+
+        def longest() -> float:
+            gap.unlink(missing_ok=True)
+            os.kill(process.pid, signal.SIGUSR1)
+            wait_for(gap.exists, 20, "the gap")
+            return float(gap.read_text())
+
+        longest()
+        result = crckpt.run("dump", str(process.pid), "job", "--pre-copy", "--json").document["result"]
+        seen = longest()
+        frozen = [one["frozen_ms"] for one in result["copying"]["rounds"]]
+        frozen.append(result["checkpoint"]["statistics"]["frozen_ms"])
+        assert 0.9 * max(frozen) <= seen <= max(frozen) + 1000
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,136 @@
+"""Programs of a tracked tree that are replaced (exec), before a dump or when it has begun: the checkpoint is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from incremental import NO_TRACKER, wrapper
+from trees import wait_for
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+EXECS = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+if os.fork() == 0:
+    signal.sigwait([signal.SIGUSR1])
+    os.execv("/bin/sleep", ["sleep", "1000"])
+os.wait()
+"""
+
+
+class Family:
+    """A process whose child becomes another program on SIGUSR1."""
+
+    def __init__(self) -> None:
+        null = subprocess.DEVNULL
+        argv = [sys.executable, "-c", EXECS]
+        self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+        self.pid = self._process.pid
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        wait_for(lambda: children.read_text() != "", 20, "the child")
+        self.child = int(children.read_text())
+
+    def dumped(self, crckpt: Crckpt, *words: str) -> dict[str, Any]:
+        said = crckpt.run("dump", str(self.pid), "job", "--incremental", "--json", *words)
+        result: dict[str, Any] = said.document["result"]
+        return result
+
+    def end(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            self._process.wait()
+        else:
+            os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # its parent was faster, before it ended itself
+            os.waitpid(self.child, 0)
+
+    def is_restored(self, crckpt: Crckpt) -> None:
+        self.end()
+        crckpt.run("restore", "job", "--detach")
+        assert Path(f"/proc/{self.child}/comm").read_text() == "sleep\n"
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    family = Family()
+    try:
+        yield family
+    finally:
+        family.end()
+
+
+def test_a_child_that_was_replaced_is_dumped_whole(crckpt: Crckpt, family: Family) -> None:
+    """CRIU would leave its vdso to the base, where that of another program lies."""
+    results = [family.dumped(crckpt)]
+    os.kill(family.child, signal.SIGUSR1)
+    wait_for(lambda: Path(f"/proc/{family.child}/comm").read_text() == "sleep\n", 20, "the exec")
+    results += [family.dumped(crckpt) for _ in range(2)]
+    ids = [one["checkpoint"]["id"] for one in results]
+    assert [one["tracked"]["base"] for one in results] == [None, *ids[:2]]
+    assert results[1]["tracked"]["whole"] == [f"PID {family.child}: the program was replaced (exec)"]
+    assert results[2]["tracked"]["whole"] == []
+    crckpt.run("rm", *ids[:2])
+    crckpt.run("gc")
+    family.is_restored(crckpt)
+
+
+@pytest.fixture
+def replacing(family: Family, tmp_path: Path) -> Path:
+    """A CRIU that lets the child be replaced before it does to the tree what the file `when` names, once."""
+    when = tmp_path / "when"
+    replaced = f"kill -USR1 {family.child}; until grep -qx sleep /proc/{family.child}/comm; do :; done"
+    asked = f'[ "$1 $2 $3" != "$(cat {when} 2>/dev/null) --tree {family.pid}" ]'
+    return wrapper(tmp_path, f"{asked} || {{ rm {when}; {replaced}; }}")
+
+
+MISFIT = "did not fit what was copied before: the parent of this incremental checkpoint is missing, damaged, or another"
+
+
+@pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
+def test_an_exec_after_the_dump_has_begun(
+    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    criu = ("--criu", str(replacing))
+    family.dumped(crckpt, *criu)
+    (tmp_path / "when").write_text("dump")
+    second = family.dumped(crckpt, *criu, *words)
+    assert second["tracked"]["base"] is None
+    why = second["tracked"]["why_full"]
+    assert why.startswith(f"what CRIU found of process {family.child} (sleep) {MISFIT}"), why
+    if not words:
+        assert family.dumped(crckpt, *criu)["tracked"]["base"] == second["checkpoint"]["id"]
+    family.is_restored(crckpt)
+
+
+def test_an_exec_after_a_round_has_begun(crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path) -> None:
+    criu = ("--criu", str(replacing))
+    family.dumped(crckpt, *criu)
+    (tmp_path / "when").write_text("pre-dump")
+    result = family.dumped(crckpt, *criu, "--pre-copy")
+    assert not (tmp_path / "when").exists(), "it was replaced"
+    assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, "")
+    assert result["tracked"]["rounds"] == len(result["copying"]["rounds"]) > 0
+    family.is_restored(crckpt)
+
+
+def test_an_exec_after_a_dump_that_must_be_short_has_begun(
+    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "when").write_text("dump")
+    words = ("--criu", str(replacing), "--pre-copy", "--max-freeze", "60s", "--abort-over")
+    said = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
+    message = said.document["error"]["message"]
+    assert message.startswith("the dump failed: the parent of this incremental checkpoint is missing"), message
+    assert message.endswith("; no checkpoint was made; the tree runs on"), message
+    family.dumped(crckpt, "--criu", str(replacing))
+    family.is_restored(crckpt)

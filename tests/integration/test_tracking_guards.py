@@ -1,0 +1,219 @@
+"""The oracle is tested itself: with the guard against any one trap taken out, it tells of wrong pages.
+
+A guard that cannot be missed on this kernel, because the kernel got one of its own, is tested for what it does
+(tests/unit/tracking/test_guards.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from entering import reset
+from oracle import NOT_THERE, Oracle, churning, compiled, found_criu
+
+from crckpt.host import pagemap, proc
+from crckpt.host.injector import userfaultfds
+from crckpt.host.pagemap import WriteProtection
+from crckpt.tracking import preload, unseen
+from crckpt.tracking.claims import Claims
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.uffd_wp import UffdWp
+
+SEED: Final = 99
+BETWEEN: Final = 5000
+ROUNDS: Final = 20
+"""A wrong page comes up in one of the first few."""
+WRONG: Final = rf"{NOT_THERE}|wrong pages"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("churn"))
+
+
+@pytest.fixture(scope="module")
+def criu() -> Path:
+    return found_criu()
+
+
+@contextmanager
+def asked(program: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
+    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
+        oracle = Oracle(criu, pid, tmp_path / "work")
+        try:
+            yield oracle
+        finally:
+            oracle.tracker.close()
+
+
+@pytest.fixture
+def oracle(program: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
+    with asked(program, criu, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def by_write_protection(oracle: Oracle) -> Oracle:
+    if oracle.tracker.name != UffdWp.name:
+        pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
+    return oracle
+
+
+def some_rounds(oracle: Oracle, between: Callable[[], None]) -> None:
+    for _ in range(ROUNDS):
+        oracle.dumped()
+        between()
+
+
+def is_caught(oracle: Oracle) -> None:
+    """Within some rounds the oracle says that pages are wrong."""
+    with pytest.raises(AssertionError, match=WRONG):
+        some_rounds(oracle, lambda: None)
+
+
+@pytest.fixture(params=["holes are marked", "what is not registered is clean"])
+def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A preload library that lacks one guard."""
+    text = preload.LIBRARY.with_name("preload.c").read_text()
+    old, new = {
+        # The mark is taken for a page that was swapped out, and dropped pages come back.
+        "holes are marked": (".vec = (uintptr_t)regions,\n        .vec_len = sizeof regions / sizeof *regions,", ""),
+        "what is not registered is clean": ("if (kind != WPALLOWED)", "if (kind == (WPALLOWED | WRITTEN))"),
+    }[request.param]
+    assert text.count(old) == 1
+    if request.param == "holes are marked":
+        assert text.count("        .told = WPALLOWED,\n") == 1
+        text = text.replace("        .told = WPALLOWED,\n", "")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "changed.c").write_text(text.replace(old, new))
+    built = tmp_path / "changed.so"
+    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
+    subprocess.run(["cc", *options, "-o", str(built), str(tmp_path / "changed.c")], check=True)
+    return built
+
+
+def test_a_preload_library_without_a_guard(
+    by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preload, "LIBRARY", changed)
+    is_caught(by_write_protection)
+
+
+def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written over a file and dropped leaves a mark, and is taken for what it was."""
+
+    def private(pid: int) -> tuple[pagemap.Map, ...]:
+        found = []
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            addresses, rights, _, _, inode, *_ = line.split(maxsplit=5)
+            if rights[3] == "p" and (inode != "0" or not line.endswith("]")):
+                found.append(pagemap.Map(*(int(part, 16) for part in addresses.split("-"))))
+        return tuple(found)
+
+    monkeypatch.setattr(pagemap, "private_anonymous", private)
+    is_caught(by_write_protection)
+
+
+def test_a_reset_that_was_not_committed(oracle: Oracle) -> None:
+    """A dump resets the bits, is thrown away, and the next counts from the one before."""
+    assert oracle.dumped() == ""
+    assert oracle.dumped() == "round-1"
+    oracle.tracker.committed("round-1")
+    with pytest.raises(AssertionError, match=WRONG):
+        oracle.dumped()
+
+
+def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It resets the bits that the first counts on. Two guards are against it where write protection tracks."""
+    root = proc.read_process(oracle.pid)
+    assert root is not None
+    method = UffdWp() if oracle.tracker.name == UffdWp.name else SoftDirty()
+    monkeypatch.setattr(Claims, "claim", lambda *_: True)
+    second = Tracker(root, method, Claims(tmp_path / "others"))
+    oracle.dumped()
+    if method.name == UffdWp.name:
+        began = second.begin()
+        assert (began.tracks, began.why) == (False, f"PID {oracle.pid}: {unseen.OWN_USERFAULTFD}"), "the kernel tells"
+        monkeypatch.setattr(Tracker, "_spoiler", lambda _: "")
+    oracle.dumped(tracker=second)
+    with pytest.raises(AssertionError, match=WRONG):
+        oracle.dumped()
+    second.close()
+
+
+def test_another_userfaultfd(program: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has it resets the bits when it likes."""
+    register = WriteProtection.register
+
+    def heedless(self: WriteProtection, found: pagemap.Map, *, is_new: bool = True) -> None:
+        try:
+            register(self, found, is_new=is_new)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+
+    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
+        if pagemap.tracks_by_soft_dirty():
+            pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
+        (taken,) = userfaultfds([pid])
+        own = WriteProtection(taken.descriptor)
+        for one in pagemap.private_anonymous(pid):
+            with suppress(OSError):  # it has gone meanwhile
+                own.register(one)
+        monkeypatch.setattr(WriteProtection, "register", heedless)
+        oracle = Oracle(criu, pid, tmp_path / "work")
+        with pytest.raises(AssertionError, match=WRONG):
+            some_rounds(oracle, lambda: reset(pid))
+        oracle.tracker.close()
+        own.close()
+
+
+@contextmanager
+def device(program: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([str(program)], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, cwd="/")
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if not said:
+            assert process.stderr is not None
+            pytest.skip(f"nothing here writes memory as a device does: {process.stderr.read().decode().strip()}")
+        yield int(said.split()[0]), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(content)
+    assert process.stdout.readline() == f"{len(content)}\n".encode()
+
+
+def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned pages are written past the page tables, whoever holds the ring; the process has no descriptor of it."""
+    with device(compiled(tmp_path, "device")) as (pid, process):
+        (tmp_path / "work").mkdir()
+        oracle = Oracle(criu, pid, tmp_path / "work")
+        began = oracle.tracker.begin()
+        why = f"PID {pid} has 64 KiB of memory pinned for a device; writes by the device would be missed"
+        assert (began.base, began.tracks, began.why) == ("", False, why)
+        with monkeypatch.context() as patch:
+            patch.setattr(unseen, "writes_unseen", lambda _: "")
+            assert oracle.dumped() == ""
+            written_by(process, b"written by the device")
+            with pytest.raises(AssertionError, match="1 wrong pages"):
+                oracle.dumped()
+        written_by(process, b"and again")
+        assert oracle.dumped() == "", "what is said to be full is right"
+        oracle.tracker.close()

@@ -1,0 +1,37 @@
+"""Directories that another process of ours is to remove."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import HostCannot
+from crckpt.store import handed_over
+from crckpt.store.owner import read_owner
+
+
+def test_it_has_an_owner(tmp_path: Path) -> None:
+    with handed_over(tmp_path, os.getppid()) as path:
+        pass
+    owner = read_owner(path / "owner.json")
+    assert owner is not None
+    assert (owner.pid, owner.is_alive) == (os.getppid(), True)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_not_handed_over_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="full"), handed_over(tmp_path, os.getpid(), outside=True):
+        raise OSError("full")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_cannot_be_handed_to_nobody(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(HostCannot, match=f"PID {child} has ended"), handed_over(tmp_path, child):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,57 @@
+"""An interruption, whenever it comes, leaves no thread waiting for a lock that nobody will let go of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, signal, sys, time
+from itertools import count
+from crckpt.errors import Interrupted
+from crckpt.host.signals import interruptible
+from crckpt.store.workers import result_of, workers
+
+TAKES_A_LOCK = ("__enter__", "acquire")
+
+def interrupt_at(number):
+    left = number
+    def trace(frame, event, _):
+        nonlocal left
+        frame.f_trace_opcodes = frame.f_code.co_name in TAKES_A_LOCK
+        if event == "opcode":
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+    sys.settrace(trace)
+
+def work():  # a thread takes locks when it has done something
+    with workers() as pool:
+        for future in [pool.submit(time.sleep, 0.01) for _ in range(2)]:
+            result_of(future)
+
+for number in count(1):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # its end, if it waits for ever
+        interruptible()
+        interrupt_at(number)
+        try:
+            work()
+        except Interrupted:
+            os._exit(3)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status)
+    if status != 3:
+        break
+"""
+
+
+def test_an_interruption_leaves_no_lock_taken() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    *interrupted, last = done.stdout.split()
+    assert last == "0", f"after {len(interrupted)} moments: {last}"
+    assert len(interrupted) > 20

@@ -1,0 +1,168 @@
+"""What a guard does whose trap shows no wrong page on this kernel, or not as one; and what comes without it.
+
+The others are taken out in tests/integration/test_tracking_guards.py, under the oracle.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from entering import PROGRAMS, Told, reset, state, told, wait_for
+
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap
+from crckpt.host.injector import userfaultfds
+from crckpt.host.pagemap import WriteProtection, private_anonymous, written
+from crckpt.tracking import preload
+
+PAGE = 4096
+_EVENT_FORK = 1 << 1  # linux/userfaultfd.h
+
+REFUSED = ("ENOTSUP", "EOPNOTSUPP")
+
+PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
+    "criu.kdat is remembered": (
+        'if (begins(last, "criu.kdat"))',
+        "if (0)",
+        "kdat open64",
+        ("ENOENT",),
+    ),
+    "the number is trusted": (
+        "if (identified(number, &status) && status.st_dev == files[i].device && status.st_ino == files[i].inode)",
+        "(void)status;",
+        "another file of that number",
+        (True,),
+    ),
+    "holes are marked": (
+        ".vec = (uintptr_t)regions,\n        .vec_len = sizeof regions / sizeof *regions,",
+        "",
+        "after reset",
+        ([8] * 6,),
+    ),
+    "any number resets": (
+        "if (length < 1 || length > 2 || text[0] != '4' || (length == 2 && text[1] && text[1] != '\\n'))",
+        "if (0)",
+        "reset 1",
+        REFUSED,
+    ),
+    "scans that reset are let through": (
+        "if (asked->size != sizeof *asked || asked->flags)",
+        "if (0)",
+        "flags",
+        REFUSED,
+    ),
+}
+
+
+@pytest.fixture
+def target() -> Iterator[Told]:
+    with told() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def _kernel_can() -> None:
+    try:
+        assert pagemap.tracks_by_write_protection()
+    except HostCannot as error:
+        pytest.skip(error.message)
+
+
+def protected(pid: int) -> WriteProtection:
+    (taken,) = userfaultfds([pid])
+    protection = WriteProtection(taken.descriptor)
+    for one in private_anonymous(pid):
+        protection.register(one)
+    return protection
+
+
+def pages(pid: int, place: int) -> set[int]:
+    """Which of 64 pages from `place` on are written."""
+    rows = written(pid, private_anonymous(pid)).tolist()
+    return {page for page in range(64) if any(start <= place + page * PAGE < end for start, end in rows)}
+
+
+def asked(text: str, work: Path) -> dict[str, Any]:
+    """What this preload library answers."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    work.mkdir()
+    (work / "criu.kdat").touch()
+    (work / "preload.c").write_text(text)
+    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
+    subprocess.run(["cc", *options, "-o", str(work / "lib.so"), str(work / "preload.c")], check=True)
+    words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
+    environment = {"LD_PRELOAD": str(work / "lib.so")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("lacks", PRELOAD)
+def test_a_preload_library_that_lacks_a_guard_answers_otherwise(tmp_path: Path, lacks: str) -> None:
+    """A library whose answers are remembered would let a CRIU without it take every page for clean."""
+    old, new, question, right = PRELOAD[lacks]
+    text = preload.LIBRARY.with_name("preload.c").read_text()
+    assert text.count(old) == 1
+    assert asked(text, tmp_path / "whole")[question] in right
+    text = text.replace(old, new)
+    if lacks == "holes are marked":
+        text = text.replace("        .told = WPALLOWED,\n", "")
+    assert asked(text, tmp_path / "changed")[question] not in right
+
+
+def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) -> None:
+    """Before 6.13 pages that were moved (mremap) kept their marks: registered again they would have been clean."""
+    place = target.do("told = area(64); write(told, range(64))")
+    protection = protected(target.pid)
+    reset(target.pid)
+    (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
+    protection.register(one, is_new=False)
+    assert pages(target.pid, place) == set(), "without the guard"
+    protection.register(one)
+    assert pages(target.pid, place) == set(range(64))
+    protection.close()
+
+
+def test_to_be_told_of_forks_would_hang_them(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not pagemap._FEATURES & _EVENT_FORK  # noqa: SLF001
+    monkeypatch.setattr(pagemap, "_FEATURES", pagemap._FEATURES | _EVENT_FORK)  # noqa: SLF001
+    protection = protected(target.pid)
+    assert target.process.stdin is not None
+    assert target.process.stdout is not None
+    target.process.stdin.write("told = os.fork() or os._exit(0)\n")
+    target.process.stdin.flush()
+    wait_for(lambda: state(target.pid) in "DS" and "userfaultfd" in wchan(target.pid), "it to hang")
+    protection.close()
+    assert target.process.stdout.readline().startswith("done"), "it goes on when nobody is there to read"
+
+
+def wchan(pid: int) -> str:
+    return Path(f"/proc/{pid}/wchan").read_text()
+
+
+def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
+    place = target.do("told = area(64); write(told, range(64))")
+    monkeypatch.setattr(pagemap, "_FEATURES", 1)  # PAGEFAULT_FLAG_WP alone
+    (taken,) = userfaultfds([target.pid])
+    own = WriteProtection(taken.descriptor)
+    (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
+    own.register(one)
+    _protect(taken.descriptor, place, 8)
+    assert pages(target.pid, place) == set(range(64)), "all of it counts as written"
+    monkeypatch.setattr(pagemap, "_PAGE_IS_WPALLOWED", 0)
+    assert not pages(target.pid, place) >= set(range(8)), "without the guard these would be clean"
+    own.close()
+
+
+def _protect(descriptor: int, place: int, count: int) -> None:
+    fcntl.ioctl(descriptor, 0xC018AA06, struct.pack("<3Q", place, count * PAGE, 1))
