@@ -12,7 +12,20 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmark import choices, durable, machine, many, memory, pause, predictions, restore, series, startup
+from benchmark import (
+    chain,
+    choices,
+    durable,
+    machine,
+    many,
+    memory,
+    pause,
+    pre_copy,
+    predictions,
+    restore,
+    series,
+    startup,
+)
 from benchmark.commands import Failed
 from benchmark.report import Choice, Report, Row, document, line, show
 from benchmark.setting import Setting, say
@@ -26,9 +39,11 @@ GROUPS: Final = {
     "durable": durable.rows,
     "restore": restore.rows,
     "series": series.rows,
+    "chain": chain.rows,
     "many": many.rows,
     "memory": memory.rows,
     "predictions": predictions.rows,
+    "pre-copy": pre_copy.rows,
 }
 CHOICES: Final = "choices"
 INSTALLED: Final = Path(sys.executable).with_name("crckpt")

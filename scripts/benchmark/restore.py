@@ -37,8 +37,8 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
             ours: list[float] = []
             bare: list[float] = []
             for _ in range(setting.runs):
-                ours.append(_restored(target, prepare, from_store))
-                bare.append(_restored(target, prepare, from_images))
+                ours.append(restored(target, prepare, from_store))
+                bare.append(restored(target, prepare, from_images))
             what = f"{kind}, {size} MB: {cache}"
             return Row("restore", what, "s", tuple(ours), "criu restore", tuple(bare), bound)
 
@@ -50,7 +50,8 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
                 yield row(f"cold, disk held to {disk.USUAL} MiB/s", _cold, COLD_BOUND)
 
 
-def _restored(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:
+def restored(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:
+    """How many seconds `work` takes, which brings the target back that is ended and `prepare`d for before."""
     target.end()
     prepare()
     took = seconds(work)

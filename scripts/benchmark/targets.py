@@ -76,6 +76,15 @@ class Board:
         """A number that grows as long as it runs."""
         return int(self._numbers[3])
 
+    def ask(self, *, pages: int, works: bool = False) -> None:
+        """Let a `writer` write so many pages a second from now on, and work if it `works`."""
+        self._numbers[5:7] = pages, works
+
+    @property
+    def written(self) -> int:
+        """How many pages a `writer` has written."""
+        return int(self._numbers[7])
+
     def gap(self, began: float, ended: float) -> Gap:
         """The longest time that it stood still between these moments."""
         gaps = (self._numbers[8 : 8 + 2 * _GAPS] / 1e9).reshape(-1, 2)
@@ -216,13 +225,26 @@ class Target:
 @contextmanager
 def started(setting: Setting, kind: str, mebibytes: int) -> Iterator[Target]:
     """A target of this kind and size, filled; gone afterwards."""
+    with running(setting, _load(kind), mebibytes) as target:
+        yield target
+
+
+@contextmanager
+def running(setting: Setting, load: Load, mebibytes: int) -> Iterator[Target]:
+    """A target with this load and size, filled; gone afterwards."""
     with setting.fresh() as directory:
-        target = Target(_load(kind), directory, mebibytes)
+        target = Target(load, directory, mebibytes)
         try:
             target.load.fill(mebibytes)
             yield target
         finally:
             target.end()
+
+
+def writer(children: int = 0) -> Board:
+    """A program that writes pages at a steady rate, with so many processes beside its own."""
+    words = (str(children),) if children else ()
+    return Board((sys.executable, str(_HERE / "writer.py"), *words), 1.0)
 
 
 def available() -> tuple[str, ...]:

@@ -1,0 +1,138 @@
+"""How long a target that writes all the while stands still for `dump --pre-copy`, and what being tracked costs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from benchmark.peers import bare_dump
+from benchmark.report import Row
+from benchmark.setting import MEBIBYTE, Setting
+from benchmark.targets import Board, Target, running, wait_for, writer
+
+SHARES: Final = (0.001, 0.01, 0.1)
+"""Of its pages, written in a second."""
+
+BOUNDS: Final = {1024: 0.15, 4096: 0.05}
+"""Of bare CRIU's freeze, by MiB: with one page in a hundred written a second."""
+
+FLOOR_BOUND: Final = 3.0
+FLOOR_S: Final = 0.008, 0.042
+"""To stop a small process, look at its maps and find its written pages: for any, and for each GiB."""
+
+SLOWDOWN_BOUND: Final = 1.05
+BYTES_BOUND: Final = 1.2
+USUAL: Final = 0.01
+PROCESSES: Final = 50
+_PAGE: Final = 4096
+_SECONDS: Final = 10
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """For each size: three shares, slowdown, bytes; at the end a tree of many processes."""
+    for size in setting.sizes:
+        with running(setting, writer(), size) as target:
+            for share in SHARES:
+                yield from _freeze(setting, target, size, share)
+            yield _slowdown(setting, target, size)
+            yield _bytes(setting, target, size)
+    with running(setting, writer(PROCESSES - 1), setting.sizes[0]) as target:
+        yield from _freeze(setting, target, setting.sizes[0], USUAL, processes=PROCESSES)
+
+
+def _freeze(setting: Setting, target: Target, size: int, share: float, processes: int = 1) -> Iterator[Row]:
+    """How long it stood still, as it saw it, for the dump; and at the most, for any of the rounds before."""
+    ours, rounds, bare = [], [], []
+    board = _board(target)
+    for _ in range(setting.runs):
+        board.ask(pages=round(share * size * MEBIBYTE / _PAGE))
+        with setting.fresh() as directory:
+            store = directory / "store"
+            began = time.monotonic()
+            made = setting.document(store, "dump", str(target.pid), "job", "--pre-copy")["checkpoint"]
+            frozen = _frozen(made)
+            ours.append(target.gap(*frozen).length)
+            rounds.append(target.gap(began, frozen[0]).length)
+            setting.crckpt(store, "trackers", "--end", str(target.pid))
+        with setting.fresh() as directory:
+            began = time.monotonic()
+            bare_dump(setting, target.pid, directory / "images")
+            bare.append(target.gap(began, time.monotonic()).length)
+    board.ask(pages=0)
+    tree = f", {processes} processes" if processes > 1 else ""
+    what = f"{size} MB{tree}, {share:.1%} written a second: stands still"
+    bound = BOUNDS.get(size) if share == USUAL and processes == 1 else None
+    yield Row("pre-copy", what, "s", tuple(ours), "criu dump", tuple(bare), bound)
+    yield Row("pre-copy", f"{what}, for a round", "s", tuple(rounds), "criu dump", tuple(bare))
+    if processes == 1:
+        floor = FLOOR_S[0] + FLOOR_S[1] * size / 1024
+        judged = size in BOUNDS and share <= USUAL
+        yield Row("pre-copy", what, "s", tuple(ours), "floor", (floor,), FLOOR_BOUND if judged else None)
+
+
+def _frozen(checkpoint: dict[str, Any]) -> tuple[float, float]:
+    """From when to when, in seconds of CLOCK_MONOTONIC, its tree was frozen; its time is of the middle."""
+    middle = datetime.fromisoformat(checkpoint["created"]).timestamp() - time.time() + time.monotonic()
+    half = checkpoint["statistics"]["frozen_ms"] / 2000
+    return middle - half, middle + half
+
+
+def _slowdown(setting: Setting, target: Target, size: int) -> Row:
+    """How many times as long its work takes, tracked and with a checkpoint in each interval."""
+    board = _board(target)
+    board.ask(pages=round(USUAL * size * MEBIBYTE / _PAGE), works=True)
+    factors = []
+    with setting.fresh() as directory:
+        dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", "--incremental")
+        for _ in range(setting.runs):
+            alone = _work_done(target, setting.interval, lambda: None)
+            dump()
+            tracked = _work_done(target, setting.interval, dump)
+            factors.append(alone / tracked)
+            setting.crckpt(directory / "store", "trackers", "--end", str(target.pid))
+    board.ask(pages=0)
+    what = f"{size} MB, {USUAL:.0%} written a second, a checkpoint each {setting.interval:g} s: work takes"
+    return Row("pre-copy", what, "x", tuple(factors), bound=SLOWDOWN_BOUND)
+
+
+def _work_done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> int:
+    began, before = time.monotonic(), target.load.beats()
+    meanwhile()
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    return round((target.load.beats() - before) / (time.monotonic() - began) * seconds)
+
+
+def _bytes(setting: Setting, target: Target, size: int) -> Row:
+    """What the store takes of an incremental checkpoint, before compression, for what was written."""
+    stored, written = [], []
+    with setting.fresh() as directory:
+        store = directory / "store"
+        words = ("dump", str(target.pid), "job", "--incremental")
+        setting.document(store, *words)
+        for _ in range(setting.runs):
+            pages = _written(target, round(USUAL * size * MEBIBYTE / _PAGE))
+            found = setting.document(store, *words)["checkpoint"]["statistics"]
+            stored.append(float(found["new_bytes"] + found["copied_bytes"]))
+            written.append(float(pages * _PAGE))
+        setting.crckpt(store, "trackers", "--end", str(target.pid))
+    what = f"{size} MB: an incremental checkpoint stores"
+    return Row("pre-copy", what, "B", tuple(stored), "written", tuple(written), BYTES_BOUND)
+
+
+def _written(target: Target, rate: int) -> int:
+    """Let it write for some ten seconds; how many pages it has written when it writes no more."""
+    board = _board(target)
+    before = board.written
+    board.ask(pages=rate)
+    wait_for(lambda: board.written - before >= _SECONDS * rate, "pages to be written")
+    board.ask(pages=0)
+    target.wait_alive()
+    return board.written - before
+
+
+def _board(target: Target) -> Board:
+    assert isinstance(target.load, Board)
+    return target.load
