@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +12,16 @@ import pytest
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 MANY_PIDS = str(1 << 22)  # PID_MAX_LIMIT, linux/threads.h
 
+TEARDOWN_S = 300
+STDERR = pytest.StashKey[int]()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A restore needs the PIDs that its dump has freed: in a whole run none comes round again.
 
     Where the kernel gives 32768 of them, those that run beside it take all of these in a minute or two.
     """
+    config.stash[STDERR] = os.dup(2)  # while tests run, their output goes to a file
     if hasattr(config, "workerinput"):  # what a worker of pytest-xdist has
         return
     before = PID_MAX.read_text()
@@ -27,3 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         PID_MAX.write_text(before)
 
     config.add_cleanup(set_back)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that has failed is under pytest-timeout no more: what hangs after it would hang for ever."""
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
