@@ -119,10 +119,10 @@ def test_criu_says_the_same(facts: dict[str, Fact], key: str, feature: str) -> N
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = children(), descriptors(), namespaces()
-    tables = run.run(["nft", "list", "tables"]).output if shutil.which("nft") else ""
     told(Subject(tmp_path))
     assert (children(), descriptors(), namespaces()) == before
-    assert not tables or run.run(["nft", "list", "tables"]).output == tables
+    # Of others there may be some: CRIU's, while another test runs it.
+    assert shutil.which("nft") is None or "inet crckpt\n" not in run.run(["nft", "list", "tables"]).output
     assert list(tmp_path.iterdir()) == []
 
 

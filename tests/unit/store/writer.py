@@ -88,8 +88,7 @@ def writers() -> Iterator[Writers]:
         try:
             yield Writers(process)
         finally:
-            assert process.stdin
-            process.stdin.close()
+            process.kill()  # it may wait for a writer that hangs
 
 
 def _entries(log: Path) -> Iterator[Entry]:
