@@ -11,11 +11,13 @@ from typing import NoReturn
 import msgspec
 
 from crckpt.host.probes.fact import Outcome, limited
+from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 
 WITHIN_S = 10
 """A probe that takes longer is ended. Programs that probes start get less, so that they are ended before."""
 
 _UNKNOWN = "whether this works is not known"
+_ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RAISED = 255
 _MOST = 65536
 """Bytes that a pipe takes without a reader."""
@@ -23,26 +25,24 @@ _MOST = 65536
 
 def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     """Run a probe in a child. One that raises, dies or takes more than `within` seconds is a fact by itself."""
-    reading, writing = os.pipe()
-    # A signal whose handler raises must find us where the child is ended.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    child = os.fork()
-    if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _answer(probe, writing, within)
-    os.close(writing)
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    finally:
-        # While the child is not reaped, nobody else's group has its number.
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        status = status_of(child)
-        said = _read_now(reading)
-        os.close(reading)
+    with interrupts_put_off():
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _answer(probe, writing, within)
+        os.close(writing)
+        try:
+            with interrupts_let_in():
+                os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        finally:
+            # While the child is not reaped, nobody else's group has its number.
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            status = status_of(child)
+            said = _read_now(reading)
+            os.close(reading)
     if said:
         return msgspec.json.decode(said, type=Outcome)
     if status == -signal.SIGALRM:
@@ -83,7 +83,8 @@ def _read_now(reading: int) -> bytes:
 def _answer(probe: Callable[[], Outcome], writing: int, within: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
         signal.alarm(within)
         os.write(writing, msgspec.json.encode(_outcome(probe)))
     finally:
