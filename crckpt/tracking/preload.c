@@ -1,22 +1,27 @@
 /*
- * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits.
+ * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits, and
+ * stops it before it resets any, so that whoever started it can look at the frozen tree (let_through).
  *
- * CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows. Whoever starts CRIU has
- * registered the tree's memory. Pages that nobody has registered read as written, so a mistake there costs bytes.
+ * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and all that CRIU asks goes to the kernel as it is.
+ * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
+ * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
+ * there costs bytes.
  *
  *   reading /proc/PID/pagemap          every page is soft-dirty: CRIU's self-test passes, an old CRIU dumps all
  *   PAGEMAP_SCAN for SOFT_DIRTY        asks for WPALLOWED and WRITTEN; clean is what is allowed and not written
  *   writing "4" to /proc/PID/clear_refs   PAGEMAP_SCAN with WP_MATCHING: protects again what was written
  *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
  *
- * What CRIU asks beyond that is refused, in words on stderr. Needs nothing but syscall(2) and errno of whatever libc CRIU
- * is linked with. Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c of CRIU 4.2.
+ * What CRIU asks beyond that is refused, in words on stderr, and so is every reset with another CRCKPT_TRACKER. Needs
+ * nothing but syscall(2), errno and environ of whatever libc CRIU is linked with. Sources: linux/fs.h; criu/mem.c,
+ * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -51,20 +56,26 @@ struct scan {
 /* The files that we look after. A number may have come to name another file without our seeing it: the inode says. */
 static struct file {
     int number;
-    enum { NONE, PAGEMAP, CLEAR_REFS } kind;
+    enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS } kind;
     dev_t device;
     ino_t inode;
 } files[64];
 
-static long refused(const char *what)
+extern char **environ;
+
+static void say(const char *text)
 {
-    static const char before[] = "crckpt's preload does not know what CRIU asks: ";
-    const char *end = what;
+    const char *end = text;
     while (*end)
         end++;
-    syscall(SYS_write, 2, before, sizeof before - 1);
-    syscall(SYS_write, 2, what, end - what);
-    syscall(SYS_write, 2, "\n", 1);
+    syscall(SYS_write, 2, text, end - text);
+}
+
+static long refused(const char *what)
+{
+    say("crckpt's preload does not know what CRIU asks: ");
+    say(what);
+    say("\n");
     errno = ENOTSUP;
     return -1;
 }
@@ -89,6 +100,56 @@ static int begins(const char *text, const char *with)
 static int same(const char *one, const char *other)
 {
     return begins(one, other) && begins(other, one);
+}
+
+/* What follows `name`, which ends in =, in the environment; empty if it is not there. */
+static const char *variable(const char *name)
+{
+    for (char **one = environ; one && *one; one++)
+        if (begins(*one, name)) {
+            const char *value = *one;
+            while (*name++)
+                value++;
+            return value;
+        }
+    return "";
+}
+
+static int tracker_is(const char *name)
+{
+    return same(variable("CRCKPT_TRACKER="), name);
+}
+
+/*
+ * CRIU comes to its first reset with all of the tree frozen, in a pre-dump too, where it runs no script meanwhile. What
+ * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold, as elsewhere its script is
+ * (criu/hold.py): a byte in `reached` says that we wait; we get the lock of `owner` when we are answered, or when who
+ * holds it has died; and only if `commit` is there we go on. ECANCELED is a failure to CRIU, after which it lets the
+ * tree run on; at EINVAL it would take the kernel to have no soft-dirty bits, and abort.
+ */
+static int let_through(void)
+{
+    static int is_let;
+    const char *place = variable("CRCKPT_HOLD=");
+    if (is_let || !*place)
+        return 1;
+    int hold = syscall(SYS_openat, AT_FDCWD, place, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+    /* For reading too: then it is opened without waiting for a reader, who may have died. */
+    int reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_CLOEXEC, 0);
+    int owner = syscall(SYS_openat, hold, "owner", O_RDWR | O_CLOEXEC, 0);
+    if (owner >= 0 && syscall(SYS_write, reached, ".", 1) == 1) {
+        while (syscall(SYS_flock, owner, LOCK_EX) < 0 && errno == EINTR)
+            ;
+        is_let = syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
+    }
+    syscall(SYS_close, owner);
+    syscall(SYS_close, reached);
+    syscall(SYS_close, hold);
+    if (!is_let) {
+        say("crckpt's preload: who started this CRIU does not let it reset what was written\n");
+        errno = ECANCELED;
+    }
+    return is_let;
 }
 
 static int identified(int number, struct stat *status)
@@ -124,32 +185,53 @@ static int looked_after(int number, int kind)
     return refused("more than 64 page maps at once");
 }
 
-/* The page map that lies beside this clear_refs: all that a reset needs. */
-static int opened_beside(int directory, const char *path, const char *last)
+/* The path of what is called `name` where this clear_refs is, in `into`; whether there is room for it. */
+static int beside(char into[4096], const char *path, const char *last, const char *name)
 {
-    static const char name[] = "pagemap";
-    char beside[4096];
-    unsigned length = last - path;
-    if (length + sizeof name > sizeof beside)
+    char *end = into + 4096;
+    while (path < last && into < end)
+        *into++ = *path++;
+    while (into < end && (*into++ = *name))
+        name++;
+    return into < end;
+}
+
+/*
+ * For write protection a reset needs the page map, which lies beside. CRIU resets its own bits, too, in a self-test
+ * before the tree is frozen: by its number, which says nothing here. The open file keeps its inode for the comparison.
+ */
+static int opened_to_reset(int directory, const char *path, const char *last, int flags)
+{
+    char name[4096], own[4096];
+    struct stat one, other;
+    int is_passed = tracker_is("soft-dirty");
+    if (!is_passed && !tracker_is("uffd-wp"))
+        return refused("a reset, and no tracker of this name");
+    if (!beside(name, path, last, is_passed ? "clear_refs" : "pagemap") ||
+        !beside(own, path, last, is_passed ? "../self/clear_refs" : "../self/pagemap"))
         return refused("a path longer than 4096");
-    for (unsigned i = 0; i < length; i++)
-        beside[i] = path[i];
-    for (unsigned i = 0; i < sizeof name; i++)
-        beside[length + i] = name[i];
-    return looked_after(syscall(SYS_openat, directory, beside, O_RDONLY | O_CLOEXEC, 0), CLEAR_REFS);
+    int number = syscall(SYS_openat, directory, name, is_passed ? flags : O_RDONLY | O_CLOEXEC, 0);
+    if (number < 0)
+        return number;
+    if (!identified(number, &one) || syscall(SYS_newfstatat, directory, own, &other, 0) != 0) {
+        syscall(SYS_close, number);
+        return refused("a reset in another place than /proc");
+    }
+    int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
 static int opened(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
-    if (begins(last, "criu.kdat")) {
+    if (begins(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
     }
     if (same(last, "clear_refs"))
-        return opened_beside(directory, path, last);
+        return opened_to_reset(directory, path, last, flags);
     int number = syscall(SYS_openat, directory, path, flags, mode);
-    return same(last, "pagemap") ? looked_after(number, PAGEMAP) : number;
+    return same(last, "pagemap") && !tracker_is("soft-dirty") ? looked_after(number, PAGEMAP) : number;
 }
 
 static ssize_t all_dirty(int number, uint64_t *entries, ssize_t length)
@@ -280,7 +362,11 @@ VISIBLE ssize_t write(int number, const void *from, size_t length)
 {
     struct file *file = known(number);
     const char *text = from;
-    if (!file || file->kind != CLEAR_REFS)
+    if (!file || file->kind == PAGEMAP)
+        return syscall(SYS_write, number, from, length);
+    if (file->kind == CLEAR_REFS && !let_through())
+        return -1;
+    if (tracker_is("soft-dirty"))
         return syscall(SYS_write, number, from, length);
     if (length < 1 || length > 2 || text[0] != '4' || (length == 2 && text[1] && text[1] != '\n'))
         return refused("another number than 4 for clear_refs");
@@ -293,7 +379,7 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     va_start(more, request);
     void *argument = va_arg(more, void *);
     va_end(more);
-    return request == SCAN ? scanned(number, argument) : syscall(SYS_ioctl, number, request, argument);
+    return request == SCAN && !tracker_is("soft-dirty") ? scanned(number, argument) : syscall(SYS_ioctl, number, request, argument);
 }
 
 VISIBLE int close(int number)

@@ -1,4 +1,4 @@
-"""The library that lets CRIU's own incremental dumps run on write protection (preload.c), and how a CRIU gets it."""
+"""The library that stops CRIU before it resets what was written, and lets it do so on write protection (preload.c)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,34 @@ LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 """Compiled from preload.c when the package is built."""
 
 
-def refusal(criu: Path) -> str:
-    """Why this CRIU does not track with the library, found by asking it, and what to do about it; or nothing."""
+_NO_TRACKER: Final = "no tracker of this name"
+
+
+def refusal(criu: Path, tracker: str) -> str:
+    """Why this CRIU does not track with the library, found by asking it, and what to do about it; or nothing.
+
+    Where the kernel tracks, CRIU would do without it. It is not let: what writes unseen in its freeze would be missed.
+    """
     if not LIBRARY.exists():
         return "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
-    words = (f"{name}={value}" for name, value in environment(criu).items())
-    said = run.run(["env", *words, criu, "check", "--feature", "mem_dirty_track"])
-    if said.ok:
+    # Where the kernel has the bits CRIU says yes without the library too, which shows by what it refuses.
+    if _NO_TRACKER not in _asked(criu, "").output:
+        reason = "it runs without it"
+    elif (said := _asked(criu, tracker)).ok:
         return ""
-    reason = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
+    else:
+        reason = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
     return f"{criu} does not take crckpt's preload library: {reason}"
 
 
-def environment(criu: Path) -> Mapping[str, str]:
-    """What to add to this CRIU's environment for a dump that tracks."""
+def _asked(criu: Path, tracker: str) -> run.Finished:
+    words = (f"{name}={value}" for name, value in environment(criu, tracker).items())
+    return run.run(["env", *words, criu, "check", "--feature", "mem_dirty_track"])
+
+
+def environment(criu: Path, tracker: str) -> Mapping[str, str]:
+    """What to add to this CRIU's environment for a dump that tracks by the tracker of this name."""
     # The script of a private prefix hands it to its own loader: not to the shell that runs it.
     with criu.open("rb") as file:
         is_script = file.read(2) == b"#!"
-    return {"CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD": str(LIBRARY)}
+    return {"CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD": str(LIBRARY), "CRCKPT_TRACKER": tracker}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.host import pagemap
+from crckpt.tracking import preload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +31,8 @@ class SoftDirty:
         return {pid: _attached(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """CRIU needs nothing."""
-        return {}
+        """CRIU gets our preload library, which stops it before its first reset."""
+        return preload.environment(criu, NAME)
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.soft_dirty`."""

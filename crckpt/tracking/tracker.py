@@ -1,6 +1,6 @@
 """Follow a tree from one dump to the next: what the bits count from, and when the next dump must be full.
 
-A round: `begin`, CRIU dumps and resets the bits, `frozen` while it holds the tree, then `committed` once the
+A round: `begin`, CRIU freezes the tree and dumps, `frozen` before it resets the bits, then `committed` once the
 checkpoint is there. Bits that were reset for a dump that came to nothing are lost: the next dump is full.
 """
 
@@ -151,7 +151,7 @@ class Tracker:
         return Round(base, why, tracks=True, whole=whole if base else ())
 
     def frozen(self) -> None:
-        """While CRIU holds the tree, the bits reset: see whether anything came up since that writes unseen."""
+        """While CRIU holds the tree frozen: see whether anything came up since that writes unseen."""
         self._spoilt = self._spoilt or self._spoiler()
 
     def committed(self, name: str) -> None:
@@ -261,14 +261,15 @@ def untracked(name: str, pid: int) -> int:
 
 def _method(criu: Path) -> tuple[Method | None, str]:
     if pagemap.tracks_by_soft_dirty():
-        return SoftDirty(), "the kernel has soft-dirty bits"
+        refusal = preload.refusal(criu, SoftDirty.name)
+        return (None, refusal) if refusal else (SoftDirty(), "the kernel has soft-dirty bits")
     try:
         works = pagemap.tracks_by_write_protection()
     except HostCannot as error:
         return None, f"this kernel has no soft-dirty, and {error.message}"
     if not works:
         return None, "this kernel has no soft-dirty, and its write protection does not tell what was written"
-    refusal = preload.refusal(criu)
+    refusal = preload.refusal(criu, UffdWp.name)
     return (None, refusal) if refusal else (UffdWp(), "this kernel has no soft-dirty")
 
 

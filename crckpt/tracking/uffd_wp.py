@@ -72,7 +72,7 @@ class UffdWp:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library."""
-        return preload.environment(criu)
+        return preload.environment(criu, NAME)
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.written`."""

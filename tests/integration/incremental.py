@@ -18,18 +18,20 @@ from crckpt.images.pagemap import read_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, read_file
 from crckpt.tracking import preload
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 MIB = 1 << 20
 
 
 def untracked() -> str:
     """Why this kernel tracks in no way, or nothing."""
-    if pagemap.tracks_by_soft_dirty():
-        return ""
     try:
+        if pagemap.tracks_by_soft_dirty():
+            return preload.refusal(find(None, None).path, SoftDirty.name)
         if not pagemap.tracks_by_write_protection():
             return "a written page is not told"
-        return preload.refusal(find(None, None).path)
+        return preload.refusal(find(None, None).path, UffdWp.name)
     except HostCannot as error:
         return error.message
 

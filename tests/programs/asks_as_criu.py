@@ -1,6 +1,7 @@
 """Asks the kernel what CRIU asks, through the libc, and says what came of each question: one JSON object.
 
-Run with crckpt's preload library and without. argv[1] is a directory with a criu.kdat.
+Run with crckpt's preload library and without. argv[1] is a directory with a criu.kdat. The bits of another process are
+reset last, as CRIU does with a tree's.
 """
 
 import ctypes
@@ -9,6 +10,7 @@ import fcntl
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -65,6 +67,41 @@ def area(pages: int) -> tuple[mmap.mmap, int]:
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
+def resets_of_another() -> list[int | str]:
+    """What came of two resets of a child of ours."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    process = os.open(f"/proc/{child}", os.O_RDONLY | os.O_DIRECTORY)
+    answers = []
+    for _ in range(2):
+        clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
+        answers.append(answer(LIBC.write(clear, b"4", 2)))
+        LIBC.close(clear)
+    os.close(process)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return answers
+
+
+def of_protected(process: int, pagemap: int, memory: mmap.mmap, place: int) -> dict[str, object]:
+    """Of memory that is registered."""
+    told: dict[str, object] = {}
+    told["registered"] = scan(pagemap, place, 8)[1]
+    clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
+    LIBC.write(clear, b"4", 2)
+    LIBC.close(clear)
+    told["after reset"] = scan(pagemap, place, 8)[1]
+    memory[3 * PAGE] = 2
+    told["one written"] = scan(pagemap, place, 8)[1]
+    told["without soft-dirty"] = scan(pagemap, place, 8, told=PRESENT | GUARD)[1]
+    told["flags"] = scan(pagemap, place, 8, flags=1)[0]
+    told["size"] = scan(pagemap, place, 8, size=104)[0]
+    told["chosen by soft-dirty"] = scan(pagemap, place, 8, mask=SOFT_DIRTY)[0]
+    told["asked for written"] = scan(pagemap, place, 8, told=WRITTEN)[0]
+    return told
+
+
 def main() -> None:
     """Ask everything."""
     told: dict[str, object] = {}
@@ -101,20 +138,13 @@ def main() -> None:
     for page in range(6):
         memory[page * PAGE] = 1
     told["unregistered"] = scan(pagemap, place, 8)[1]
-    held = protected(place, 8)
-    told["registered"] = scan(pagemap, place, 8)[1]
-    clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
-    LIBC.write(clear, b"4", 2)
-    LIBC.close(clear)
-    told["after reset"] = scan(pagemap, place, 8)[1]
-    memory[3 * PAGE] = 2
-    told["one written"] = scan(pagemap, place, 8)[1]
-    told["without soft-dirty"] = scan(pagemap, place, 8, told=PRESENT | GUARD)[1]
-    told["flags"] = scan(pagemap, place, 8, flags=1)[0]
-    told["size"] = scan(pagemap, place, 8, size=104)[0]
-    told["chosen by soft-dirty"] = scan(pagemap, place, 8, mask=SOFT_DIRTY)[0]
-    told["asked for written"] = scan(pagemap, place, 8, told=WRITTEN)[0]
-    os.close(held)
+    try:
+        held = protected(place, 8)
+    except OSError:
+        told["protects"] = False
+    else:
+        told |= of_protected(process, pagemap, memory, place)
+        os.close(held)
 
     # The number of a page map goes over to another file, in a way that nobody sees.
     reading, writing = os.pipe()
@@ -127,7 +157,10 @@ def main() -> None:
     numbers = [LIBC.openat64(process, b"pagemap", os.O_RDONLY) for _ in range(80)]
     told["at once"] = sum(number >= 0 for number in numbers)
     told["the next"] = answer(min(0, LIBC.openat64(process, b"pagemap", os.O_RDONLY)))
+    for number in numbers:
+        LIBC.close(number)
     os.close(process)
+    told["resets of another"] = resets_of_another()
     print(json.dumps(told))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.hold import Hold, Step, held
-from crckpt.errors import HostCannot
+from crckpt.criu.hold import Hold, Step, gate, held
+from crckpt.errors import HostCannot, StoreUnusable
 from crckpt.host import run
 
 SOON = 20.0
@@ -165,6 +165,20 @@ def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
     assert list(Path("/proc/self/fd").iterdir()) == before
 
 
+def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
+    before = list(Path("/proc/self/fd").iterdir())
+    with gate(tmp_path / "hold") as hold:
+        assert hold.words == ("env", f"CRCKPT_HOLD={tmp_path}/hold")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hold").iterdir()}
+        assert modes == {"reached": 0o600, "owner": 0o600}
+        assert stat.S_IMODE((tmp_path / "hold").stat().st_mode) == 0o700
+        hold.commit()
+    with pytest.raises(StoreUnusable), gate(tmp_path / "hold"):
+        raise StoreUnusable("no room")
+    assert list(tmp_path.iterdir()) == []
+    assert list(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_noexec_mount_is_refused_beforehand(tmp_path: Path) -> None:
     mounted = run.run(["mount", "-t", "tmpfs", "-o", "noexec", "test", str(tmp_path)])
     if not mounted.ok:
@@ -173,5 +187,7 @@ def test_a_noexec_mount_is_refused_beforehand(tmp_path: Path) -> None:
         with pytest.raises(HostCannot, match="noexec") as caught, held(tmp_path / "hold", "post-dump"):
             pytest.fail("it cannot work")
         assert "--store DIR" in caught.value.hint
+        with gate(tmp_path / "gate") as without_script:
+            without_script.commit()
     finally:
         run.run(["umount", str(tmp_path)])

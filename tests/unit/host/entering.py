@@ -16,8 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.errors import HostCannot
+from crckpt.host import pagemap
+
 PROGRAMS = Path(__file__).parents[2] / "programs"
 _WITHIN_S = 20.0
+
+
+def _no_write_protection() -> str:
+    try:
+        return "" if pagemap.tracks_by_write_protection() else "a written page is not told"
+    except HostCannot as error:
+        return error.message
+
+
+NO_WRITE_PROTECTION = _no_write_protection()
+"""Why this kernel does not track by write protection, or nothing."""
 
 
 def compiled(source: str, into: Path, *options: str) -> str:

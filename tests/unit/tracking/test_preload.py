@@ -4,28 +4,55 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import PROGRAMS
+from entering import NO_WRITE_PROTECTION, PROGRAMS
 
+from crckpt.criu.find import find
+from crckpt.criu.hold import gate
+from crckpt.host import pagemap
 from crckpt.tracking import preload
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 BUILD = Path(__file__).parents[3] / "scripts/build-preload"
 WPALLOWED, WRITTEN, PRESENT, SOFT_DIRTY = 1, 2, 8, 128
 DIRTY, CLEAN = PRESENT | SOFT_DIRTY, PRESENT
+TRACKERS = (
+    pytest.param(UffdWp.name, marks=pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)),
+    SoftDirty.name,
+)
+SOON = 20.0
+NOT_LET = "who started this CRIU does not let it reset"
+OWNER = """
+import select, sys
+from pathlib import Path
+from crckpt.criu.hold import gate
+with gate(Path(sys.argv[1])) as hold:
+    print("held", flush=True)
+    select.select([hold.reached], [], [])
+    print("reached", flush=True)
+    sys.stdin.read()
+"""
 
 _MUSL = """
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 int main(void)
 {
     int number = open("criu.kdat", O_RDONLY | O_CREAT, 0600);
-    printf("%d %d\\n", number, errno == EEXIST);
+    printf("%d %d ", number, errno == EEXIST);
+    setenv("CRCKPT_TRACKER", "another", 1);
+    number = open("/proc/self/clear_refs", O_RDWR);
+    printf("%d %d\\n", number, errno == ENOTSUP);
     return 0;
 }
 """
@@ -44,13 +71,32 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def asked(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What came of each question, and what was said on stderr."""
+    if NO_WRITE_PROTECTION:
+        pytest.skip(NO_WRITE_PROTECTION)
     work = tmp_path_factory.mktemp("work")
     (work / "criu.kdat").write_bytes(b"remembered")
+    return answers(asking(work, environment(library)))
+
+
+def environment(library: Path, tracker: str = UffdWp.name, hold: Path | None = None) -> dict[str, str]:
+    """What a CRIU is started with."""
+    words = {"LD_PRELOAD": str(library), "CRCKPT_TRACKER": tracker}
+    return words | ({"CRCKPT_HOLD": str(hold)} if hold else {})
+
+
+def asking(work: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Somebody who asks what CRIU asks."""
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
-    done = subprocess.run(words, env={"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answers(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """The answers, and what was said on stderr."""
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    told = json.loads(out)
     assert isinstance(told, dict)
-    return told, done.stderr
+    return told, said
 
 
 def test_what_is_pretended_is_never_remembered(asked: tuple[dict[str, Any], str]) -> None:
@@ -104,17 +150,85 @@ def test_a_program_linked_with_musl_takes_it(library: Path, tmp_path: Path) -> N
         pytest.skip("musl-gcc (musl-tools) is not installed")
     (tmp_path / "program.c").write_text(_MUSL)
     subprocess.run(["musl-gcc", "-o", str(tmp_path / "program"), str(tmp_path / "program.c")], check=True)
-    environment = {"LD_PRELOAD": str(library)}
-    done = subprocess.run([str(tmp_path / "program")], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "-1 1\n"
+    words = [str(tmp_path / "program")]
+    done = subprocess.run(words, env=environment(library), capture_output=True, text=True, check=True)
+    assert done.stdout == "-1 1 -1 1\n"
 
 
 def test_how_each_kind_of_criu_gets_it(tmp_path: Path) -> None:
     script, program = tmp_path / "script", tmp_path / "program"
     script.write_text("#!/bin/sh\n")
     program.write_bytes(b"\x7fELF")
-    assert preload.environment(script) == {"CRCKPT_CRIU_PRELOAD": str(preload.LIBRARY)}
-    assert preload.environment(program) == {"LD_PRELOAD": str(preload.LIBRARY)}
+    tracker = {"CRCKPT_TRACKER": "soft-dirty"}
+    assert preload.environment(script, "soft-dirty") == {"CRCKPT_CRIU_PRELOAD": str(preload.LIBRARY)} | tracker
+    assert preload.environment(program, "soft-dirty") == {"LD_PRELOAD": str(preload.LIBRARY)} | tracker
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_before_the_first_reset_of_the_tree_it_waits(library: Path, tmp_path: Path, tracker: str) -> None:
+    """A commit lets it go on to what it would do without a hold, and is asked for once."""
+    without, _ = answers(asking(fresh(tmp_path / "without"), environment(library, tracker)))
+    with gate(tmp_path / "hold") as hold:
+        process = asking(fresh(tmp_path / "with"), environment(library, tracker, tmp_path / "hold"))
+        assert select.select([hold.reached], [], [], SOON)[0]
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+        assert os.read(hold.reached, 9) == b"."
+        reached = os.dup(hold.reached)
+        hold.commit()
+        told, said = answers(process)
+        assert os.read(reached, 9) == b"", "it asked once"
+        os.close(reached)
+    assert told == without
+    assert said.count(NOT_LET) == 0
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+@pytest.mark.parametrize("how", ["released", "killed", "gone"])
+def test_without_a_commit_it_resets_nothing(library: Path, tmp_path: Path, tracker: str, how: str) -> None:
+    work = fresh(tmp_path / "work")
+    if how == "gone":
+        process = asking(work, environment(library, tracker, tmp_path / "hold"))
+    else:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(tmp_path / "hold")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"held\n"
+        process = asking(work, environment(library, tracker, tmp_path / "hold"))
+        assert owner.stdout.readline() == b"reached\n"
+        if how == "killed":
+            owner.kill()
+        owner.communicate()
+    told, said = answers(process)
+    assert told["resets of another"] == ["ECANCELED", "ECANCELED"]
+    assert NOT_LET in said
+    assert told["reset"] == 2, "its own, as in a self-test"
+
+
+def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path) -> None:
+    alone, _ = answers(asking(fresh(tmp_path / "alone"), {}))
+    told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
+    assert told == alone
+    assert said == ""
+
+
+def test_a_criu_that_takes_no_library_does_not_track(tmp_path: Path) -> None:
+    """As one that is setuid, or linked statically, or is started by a script that drops the variable."""
+    real, drops = find(None, None).path, tmp_path / "criu"
+    drops.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD LD_PRELOAD\nexec {real} "$@"\n')
+    drops.chmod(0o755)
+    tracker = SoftDirty.name if pagemap.tracks_by_soft_dirty() else UffdWp.name
+    assert preload.refusal(real, tracker) == ""
+    why = f"{drops} does not take crckpt's preload library: it runs without it"
+    assert preload.refusal(drops, tracker) == why
+
+
+def fresh(work: Path) -> Path:
+    """A directory with what CRIU would remember."""
+    work.mkdir()
+    (work / "criu.kdat").write_bytes(b"remembered")
+    return work
 
 
 def _umask() -> int:

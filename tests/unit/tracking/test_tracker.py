@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import Told, held, reset, running, told
+from entering import NO_WRITE_PROTECTION, Told, held, reset, running, told
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap, proc
@@ -28,15 +28,6 @@ UNCOMMITTED = "the last dump reset the bits and was not committed"
 OWN = "memory is managed by the program's own userfaultfd"
 
 
-def no_write_protection() -> str:
-    """Why this kernel does not track by write protection, or nothing."""
-    try:
-        return "" if pagemap.tracks_by_write_protection() else "a written page is not told"
-    except HostCannot as error:
-        return error.message
-
-
-NO_WRITE_PROTECTION = no_write_protection()
 NO_SOFT_DIRTY = "" if pagemap.tracks_by_soft_dirty() else "this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 needs_soft_dirty = pytest.mark.skipif(bool(NO_SOFT_DIRTY), reason=NO_SOFT_DIRTY)
