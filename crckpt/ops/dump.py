@@ -26,6 +26,7 @@ from crckpt.model import JobName, Task
 from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context
 from crckpt.ops.failures import as_ours
+from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Tracked, foreseen, way
 from crckpt.ops.pre_copy import pre_copy
 from crckpt.ops.subject import Copying, Request, Subject, Unfit, looked_at_again, subject_of, succeeded
@@ -187,13 +188,10 @@ def _left_running(subject: Subject, repository: Repository, paths: Paths, runnin
 
 
 def _followed(subject: Subject, paths: Paths) -> Outcome:
-    """CRIU's run. Where it tracks, the tree is looked at while it is frozen."""
-    log = paths.work / "dump.log"
+    command, log = subject.command(paths), paths.work / "dump.log"
     if subject.way is None or not subject.way.tracks:
-        return follow(subject.command(paths), log, meanwhile=load)
-    with held(_hold(paths), "post-dump") as hold:
-        command = subject.command(Paths(paths.images, paths.work, hold.script))
-        return follow(command, log, hold=hold, in_hold=subject.way.frozen, meanwhile=load)
+        return follow(command, log, meanwhile=load)
+    return gated(command, log, subject.way)
 
 
 def _held_until_committed(subject: Subject, repository: Repository, paths: Paths) -> Dumped:

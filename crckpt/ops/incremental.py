@@ -81,6 +81,7 @@ class Way:
         self.tracks = False
         self.followed = followed
         self._unfit = ""
+        self._was_looked_at = False
 
     def begin(self, repository: Repository, criu: Path, place: Callable[[], Path]) -> None:
         """From now on the next dump is full, unless this one is committed.
@@ -88,7 +89,7 @@ class Way:
         If it counts from a checkpoint, the base for CRIU comes to be in what `place` makes. Raises DumpFailed if
         another dump of the tree is going on. All else only makes the dump full.
         """
-        self.base, self.tracks = None, False
+        self.base, self.tracks, self._was_looked_at = None, False, False
         if self.followed is None:
             return
         try:
@@ -110,12 +111,17 @@ class Way:
             self._count_from(repository, began, place)
 
     def frozen(self) -> None:
-        """In the hold; or after a round, which has none."""
+        """In the hold: before CRIU resets the bits, or before it ends the tree."""
+        self._was_looked_at = True
         self._say(Session.frozen)
 
     def committed(self, name: str) -> None:
-        """It is kept: the id of a checkpoint that is durable, or the directory of a round."""
-        self._say(lambda followed: followed.committed(name))
+        """It is kept: the id of a checkpoint that is durable, or the directory of a round.
+
+        If CRIU reset the bits and came to no hold, as one that meanwhile takes no preload library, the next is full.
+        """
+        if self._was_looked_at or not self.tracks:
+            self._say(lambda followed: followed.committed(name))
 
     def counted(self, found: DumpStats) -> Tracked:
         """What it came to."""

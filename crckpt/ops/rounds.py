@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.criu.command import Paths, pre_dump_command
-from crckpt.criu.engine import follow
 from crckpt.errors import HostCannot
 from crckpt.host.proc import Tree
 from crckpt.host.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
+from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Copied, Way
 from crckpt.ops.subject import Subject, Unfit, succeeded
-from crckpt.store import STAGING, Repository, handed_over, load
+from crckpt.store import STAGING, Repository, handed_over
 from crckpt.tracking.tracker import untracked
 
 _FEW: Final = 512
@@ -76,10 +76,11 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     images.mkdir(mode=0o700)
     before = str(way.base.before) if way.base else None
     words = pre_dump_command(subject.criu.path, subject.seen.tree.root.pid, Paths(images, work), before)
-    succeeded(subject, follow((*way.environment, *words), work / "pre-dump.log", meanwhile=load))
+    succeeded(subject, gated((*way.environment, *words), work / "pre-dump.log", way))
     stats = read_dump_stats((work / "stats-dump").read_bytes())
-    # In a round CRIU stops nowhere for us: what came up in the freeze is looked for as soon as it has ended.
-    way.frozen()
+    if not stats.pages_scanned:
+        # CRIU does nothing to processes that are stopped: of a tree that is it has reset nothing.
+        way.frozen()
     way.committed(str(images))
     _must_count(way, images)
     return Copied(

@@ -201,6 +201,10 @@ def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Tar
         assert result["tracked"]["base"] is None
         assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
         is_whole(crckpt, result["checkpoint"]["id"], target)
+    target.signalled(signal.SIGURG)
+    result = dumped(crckpt, target)
+    assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"], "the dump before could not be a base"
+    assert dumped(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
 def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
  * 32 MiB of which each SIGUSR1 writes one page in a hundred; beside it memory that is mapped, moved and dropped between.
  * argv[1] is a directory. After each signal N (SIGUSR2 writes nothing) the checksum of all lies in argv[1]/sum-N.
  * SIGHUP starts it afresh, by exec; SIGWINCH makes a child, with its own page 5, that does nothing and ends with it;
- * SIGURG opens argv[1]/file past the page cache.
+ * SIGURG opens argv[1]/file past the page cache, or closes it again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -83,7 +83,7 @@ int main(int argc, char **argv)
 {
     char name[512];
     sigset_t signals;
-    int number = 0;
+    int number = 0, direct = -1;
     if (argc < 2)
         return 2;
     work = argv[1];
@@ -121,7 +121,7 @@ int main(int argc, char **argv)
                 pause();
         }
         if (got == SIGURG)
-            open(name, O_RDWR | O_DIRECT);
+            direct = direct < 0 ? open(name, O_RDWR | O_DIRECT) : close(direct) - 1;
         number++;
         if (got == SIGUSR1) {
             for (unsigned long i = number % 100; i < PAGES; i += 100)

@@ -1,0 +1,161 @@
+"""Before CRIU resets the first bit of a frozen tree it waits until crckpt has looked: in a round as in a dump."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import Crckpt
+from entering import tracer
+from incremental import NO_TRACKER, dumped, executable, is_whole, keeper, restored, wrapper
+from moments import ENDS_WITHIN_S, orphans_of, wait_ended
+from rounds import Target
+from trees import wait_for
+
+from crckpt.criu.find import find
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+UNCOMMITTED = "the last dump reset the bits and was not committed"
+WAYS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
+
+
+def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -> dict[str, Any]:
+    """What is told of a dump or a round with this CRIU."""
+    command, *words = WAYS[way]
+    said = crckpt.run(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, status=status)
+    document: dict[str, Any] = said.document
+    return document
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_writes_unseen_for_no_longer_than_the_freeze_is_seen(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
+    """A descriptor that comes up after crckpt has looked, and is gone again before CRIU has ended."""
+    there, signalled = tmp_path / "there", f"kill -URG {target.pid}"
+    until = "while [ ! -e {0} ]; do sleep 0.01; done"
+    sums = [target.work / f"sum-{number}" for number in (1, 2)]
+    criu = executable(
+        tmp_path / "criu",
+        f'case "$1" in dump|pre-dump) [ ! -e {there} ];; *) true;; esac && exec {find(None, None).path} "$@"\n'
+        f"{signalled}; {until.format(sums[0])}\n"
+        f'{find(None, None).path} "$@"; status=$?\n'
+        f"{signalled}; {until.format(sums[1])}\n"
+        "exit $status",
+    )
+    ran(crckpt, "dump", target, criu)
+    there.touch()
+    told = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    there.unlink()
+    target.number = 2
+    missed = "writes by the device would be missed"
+    direct = rf"PID {target.pid} has an O_DIRECT descriptor \(\d+: {target.work}/file\); {missed}"
+    if way == "round":
+        assert re.match(f"nothing was copied: {direct}", told["error"]["message"])
+    assert not [one for one in Path(f"/proc/{target.pid}/fd").iterdir() if one.readlink() == target.work / "file"]
+    result = dumped(crckpt, target, "--criu", str(criu))
+    assert result["tracked"]["base"] is None
+    assert re.fullmatch(direct, result["tracked"]["why_full"])
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    after = dumped(crckpt, target, "--criu", str(criu))
+    assert after["tracked"]["base"] == result["checkpoint"]["id"]
+
+
+@contextmanager
+def waiting(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A crckpt that is stopped, and its CRIU, which waits for it with the tree frozen."""
+    stops = tmp_path / "stops"
+    criu = wrapper(tmp_path, f'[ ! -e {stops} ] || case "$1" in dump|pre-dump) kill -STOP $PPID;; esac')
+    ran(crckpt, "dump", target, criu)
+    target.write()
+    command, *words = WAYS[way]
+    stops.touch()
+    process = crckpt.start(command, str(target.pid), "job", "--json", "--criu", str(criu), *words)
+    try:
+        wait_for(lambda: is_awaited(process), ENDS_WITHIN_S, "CRIU to wait")
+        stops.unlink()
+        assert tracer(target.pid), "frozen: what runs in it is CRIU's own"
+        yield process, criu
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_awaited(process: subprocess.Popen[str]) -> bool:
+    """Whether a child of it waits for a lock."""
+    waiting = re.findall(r"-> FLOCK +ADVISORY +WRITE (\d+) ", Path("/proc/locks").read_text())
+    return bool({child.pid for child in psutil.Process(process.pid).children()} & set(map(int, waiting)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_crckpt_is_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+        wait_ended(orphans_of(process))
+        checksum = target.look()
+        assert tracer(target.pid) == 0
+        assert psutil.Process(target.pid).status() not in ("tracing-stop", psutil.STATUS_STOPPED)
+        result = dumped(crckpt, target, "--criu", str(criu))
+        assert result["tracked"]["why_full"] == UNCOMMITTED
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert restored(crckpt, target, "job", 2) == checksum
+        crckpt.run("gc")
+        assert list((crckpt.store / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate(timeout=ENDS_WITHIN_S)
+        assert process.returncode == 130
+        assert "the tree runs on" in out
+        target.look()
+        result = dumped(crckpt, target, "--criu", str(criu))
+        assert result["tracked"]["why_full"] == UNCOMMITTED
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_keeper_that_is_late_holds_nothing_up(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+    """What was to be dumped is; nobody knows what came up meanwhile, and the next dump is full."""
+    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+        kept = keeper(crckpt, target)["pid"]
+        os.kill(kept, signal.SIGSTOP)
+        try:
+            process.send_signal(signal.SIGCONT)
+            wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
+            target.look()
+        finally:
+            os.kill(kept, signal.SIGCONT)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == (20 if way == "round" else 0), out
+        result = dumped(crckpt, target, "--criu", str(criu))
+        assert result["tracked"]["base"] is None
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_criu_that_does_not_wait_is_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+    """It took the library when it was asked, and takes it no more."""
+    passes = tmp_path / "passes"
+    criu = wrapper(tmp_path, f"[ ! -e {passes} ] || unset CRCKPT_HOLD")
+    ran(crckpt, "dump", target, criu)
+    target.write()
+    passes.touch()
+    told = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    passes.unlink()
+    if way == "round":
+        assert told["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
+    result = dumped(crckpt, target, "--criu", str(criu))
+    assert result["tracked"]["why_full"] == UNCOMMITTED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
