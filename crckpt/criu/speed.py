@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,6 @@ from msgspec import Struct
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import follow
 from crckpt.criu.explain import explain
-from crckpt.criu.hold import held
 from crckpt.errors import HostCannot
 from crckpt.host import run
 from crckpt.images.stats import read_dump_stats
@@ -71,15 +70,13 @@ class Subject(Struct, frozen=True):
     root: int
     child: int
 
-    def dump(self, name: str, meanwhile: Callable[[], None], *, hold: bool) -> Dumped:
-        """Dump it into a directory of that name, with a hold or without. Raises HostCannot if CRIU fails."""
+    def dump(self, name: str, meanwhile: Callable[[], None]) -> Dumped:
+        """Dump it into a directory of that name. Raises HostCannot if CRIU fails."""
         work = self.work / name
         images = work / "images"
         images.mkdir(parents=True, mode=0o700)
-        with held(work / "hold", "post-dump") if hold else nullcontext() as waiting:
-            paths = Paths(images, work, waiting.script if waiting else None)
-            argv = dump_command(self.criu, self.root, paths, Options(), leave_running=True)
-            outcome = follow(argv, work / "dump.log", hold=waiting, in_hold=lambda: None, meanwhile=meanwhile)
+        argv = dump_command(self.criu, self.root, Paths(images, work), Options(), leave_running=True)
+        outcome = follow(argv, work / "dump.log", meanwhile=meanwhile)
         if not outcome.ok:
             told = explain(outcome.log)
             raise HostCannot(f"a trial dump fails: {told.finding.what if told.finding else outcome.status}")

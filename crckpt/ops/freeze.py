@@ -31,18 +31,15 @@ class Trial(Struct, frozen=True):
     images: tuple[Path, ...]
 
 
-def trial(criu: Path, staging: Path, *, hold: bool) -> Trial:
-    """Dump a small tree of ours with this CRIU into the private directory `staging`, with a hold or without.
-
-    Raises HostCannot.
-    """
+def trial(criu: Path, staging: Path) -> Trial:
+    """Dump a small tree of ours with this CRIU into the private directory `staging`. Raises HostCannot."""
     loads: list[Load] = []
     with subject(criu, staging) as tried:
 
         def look() -> None:
             loads.append(_load_of(tried.root, tried.child))
 
-        dumps = [tried.dump(name, look, hold=hold) for name in _ROUNDS]
+        dumps = [tried.dump(name, look) for name in _ROUNDS]
     quick = speed(
         loads[0],
         memory_ms=fmean(dump.memory_ms for dump in dumps),
@@ -78,8 +75,8 @@ class Forecast(Struct, frozen=True):
     def after_ms(self, last: Copied, tracker: str) -> float:
         """Milliseconds of the freeze of a dump now, the `last` round before it; `tracker` by its name.
 
-        CRIU is to do again all that it did in the freeze of the round, and beyond that it writes what is not memory,
-        and the pages, of which some more are written until it has started.
+        CRIU is to do again all that it did in the freeze of the round, where it was looked at as well, and beyond that
+        it writes what is not memory, and the pages, of which some more are written until it has started.
         """
         pages = 0
         for process in proc.read_tree(self.root).processes:
@@ -96,8 +93,7 @@ class Forecast(Struct, frozen=True):
 
 def forecast(criu: Path, staging: Path, seen: Observed) -> Forecast:
     """Try this host's speed in the private directory `staging`. Raises HostCannot."""
-    # A dump that tracks is looked at while it is frozen.
-    return Forecast(trial(criu, staging, hold=True).speed, load_of_tree(seen), seen.tree.root)
+    return Forecast(trial(criu, staging).speed, load_of_tree(seen), seen.tree.root)
 
 
 def _ghosts(seen: Observed) -> int:

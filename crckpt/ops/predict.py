@@ -104,7 +104,7 @@ def _beyond(size: int, staging: Path) -> str:
 
 def _prediction(examined: Examined, context: Context, place: _Place) -> Prediction:
     seen = examined.seen
-    tried = trial(examined.criu.path, place.staging, hold=False)
+    tried = trial(examined.criu.path, place.staging)
     images = _image_files(tried)
     sample = _sample(seen)
     commit = _commit_speed(place, tried.images, sample)
