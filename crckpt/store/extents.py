@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ Numbers: TypeAlias = npt.NDArray[np.uint64]
 Places: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_Number = TypeVar("_Number", bound=np.integer[Any])
 
 EXTENT: Final = np.dtype([("first", "<u8"), ("count", "<u4"), ("pack", "<u4"), ("page", "<u8")])
 
@@ -118,6 +120,14 @@ def found_in(wanted: Extents, above: Extents) -> tuple[Extents, Places]:
     return found, which
 
 
+def different(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """The different ones of them, in order. numpy's own way takes longer, and first loads its masked arrays: 20 ms."""
+    in_order = np.sort(numbers)
+    is_first = np.ones(len(in_order), np.bool_)
+    np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
+    return in_order[is_first]
+
+
 def covered(extents: Extents, pack: int, pages: int) -> Mask:
     """Which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
@@ -130,7 +140,7 @@ def covered(extents: Extents, pack: int, pages: int) -> Mask:
 def _cells(extents: Extents) -> tuple[Numbers, Places]:
     """The addresses between which the same extent counts, and which that is, -1 for none."""
     ends = extents["first"] + extents["count"]
-    bounds = np.unique(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
+    bounds = different(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
     owner = np.full(len(bounds), -1, np.int64)
     low, high = np.searchsorted(bounds, extents["first"]), np.searchsorted(bounds, ends)
     cell, which = spread(low, high - low), np.repeat(np.arange(len(extents)), high - low)

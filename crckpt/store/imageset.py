@@ -30,6 +30,7 @@ from crckpt.store.extents import (
     Numbers,
     Places,
     count_of,
+    different,
     ends_of,
     found_in,
     join,
@@ -114,7 +115,7 @@ class Source(Struct, frozen=True, dict=True):
         reads["first"] = ends_of(extents) - extents["count"]
         reads = join(reads)
         with ExitStack() as stack:
-            numbers = np.unique(reads["pack"]).tolist() if self.files else []
+            numbers = different(reads["pack"]).tolist() if self.files else []
             opened = {number: stack.enter_context(self.files[number].open("rb", buffering=0)) for number in numbers}
             for first, count, number, page in reads.tolist():
                 wanted = octets[first * PAGE_SIZE : (first + count) * PAGE_SIZE]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, Places, found_in
+from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, Places, different, found_in
 from crckpt.store.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.fingerprints import recall
 from crckpt.store.layout import Facts, Layout
@@ -94,7 +94,7 @@ class KnownPages:
         """Of the pages of these numbers."""
         found = np.empty((len(pages), 2), np.uint64)
         pack, page = self.places(pages)
-        for number in np.unique(pack).tolist():
+        for number in different(pack).tolist():
             here = pack == number
             found[here] = self._prints[number][page[here]]
         return found

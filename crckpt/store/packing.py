@@ -24,6 +24,7 @@ from crckpt.store.extents import (
     Places,
     count_of,
     covered,
+    different,
     ends_of,
     extents_of,
     join,
@@ -234,7 +235,7 @@ class Packing:
 
 
 def _used(files: Iterable[StoredFile]) -> list[int]:
-    packs = np.unique(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
+    packs = different(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
     return [int(pack) for pack in packs if pack != ZERO]
 
 

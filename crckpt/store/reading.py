@@ -20,7 +20,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.pipes import PIPE_SIZE
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Bytes, Places, ends_of, spread
+from crckpt.store.extents import ZERO, Bytes, Places, different, ends_of, spread
 from crckpt.store.index import DETAILS, StoredFile
 from crckpt.store.pack import FRAME_PAGES
 from crckpt.store.workers import result_of
@@ -154,7 +154,7 @@ class _Plan:
         parts = len(self._ends)
         part = np.searchsorted(self._ends, np.arange(len(pieces.which)), side="right")
         # The frames that parts need, part by part; and the parts that need frames, frame by frame.
-        needed_by, self._needs = np.divmod(_different(part * frames + pieces.which), max(1, frames))
+        needed_by, self._needs = np.divmod(different(part * frames + pieces.which), max(1, frames))
         self._needs_end = np.searchsorted(needed_by, np.arange(parts), side="right").tolist()
         self._uses = np.sort(self._needs * parts + needed_by)
         last = np.array(self._ends, np.int64) - 1
@@ -296,7 +296,7 @@ def _ends(pieces: _Pieces, most: int) -> list[int]:
     """Where the parts end, in pieces: each has about so many pages as are read at once, in up to `most` frames."""
     by_pages = np.cumsum(pieces.count) // _PAGES_IN_PART
     cuts = np.diff(by_pages, prepend=by_pages[:1]) != 0
-    needs = _different(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))
+    needs = different(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))
     bounds = [*np.flatnonzero(cuts).tolist(), len(cuts)] if len(cuts) else []
     ends: list[int] = []
     begin = 0
@@ -304,13 +304,6 @@ def _ends(pieces: _Pieces, most: int) -> list[int]:
         ends += [*range(begin + most, end, most), end] if frames > most else [end]
         begin = end
     return ends
-
-
-def _different(numbers: Places) -> Places:
-    """The different ones of them, in order. For so few of so many it is three times as quick as numpy's own way."""
-    in_order = np.sort(numbers)
-    found: Places = in_order[np.diff(in_order, prepend=-1) != 0]
-    return found
 
 
 def _pieces(contents: Contents, file: StoredFile) -> _Pieces:
@@ -339,7 +332,7 @@ def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Plac
     Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
     """
     pages = np.zeros(len(contents.checkpoint.packs), np.int64)
-    for number in np.unique(pack).tolist():
+    for number in different(pack).tolist():
         pages[number] = contents.pack(number).pages
     beyond = np.flatnonzero((page < 0) | (end > pages[pack]))
     if len(beyond):
