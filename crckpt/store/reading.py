@@ -46,6 +46,9 @@ _FEWEST_FRAMES: Final = 8
 
 _PACK_SHIFT: Final = 40
 
+_NOWHERE: Final = -1
+_ASKED_FOR: Final = -2
+
 _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 _SHARE_OF_PART: Final = 3
 """A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent.
@@ -163,8 +166,9 @@ class _Plan:
         # Where there are few, frames would have to make room while pipes still refer to them.
         self._are_lent = slots == frames or slots >= _SHARE_OF_PART * _LENT_PAGES
         self._ring = _Ring(int(np.bincount(part, pieces.count).max(initial=0)))
-        self._slot_of = np.full(frames, -1, np.int64)
-        self._frame_in = np.full(slots, -1, np.int64)
+        self._slot_of = np.full(frames, _NOWHERE, np.int64)
+        self._frame_in = np.full(slots, _NOWHERE, np.int64)
+        self._room = slots
         self._free = list(range(slots))
         last_use = self._uses[np.searchsorted(self._uses, np.arange(1, frames + 1) * parts) - 1] % max(1, parts)
         self._by_last_use = np.argsort(last_use, kind="stable")
@@ -195,7 +199,8 @@ class _Plan:
 
     def _missing(self, part: int) -> Places:
         wanted: Places = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
-        return wanted[self._slot_of[wanted] < 0]
+        missing: Places = wanted[self._slot_of[wanted] == _NOWHERE]
+        return missing
 
     def _first_in_use(self, part: int) -> int:
         """When `part` is to be read: it, or the first part before it of which pipes may still hold pages."""
@@ -211,7 +216,7 @@ class _Plan:
 
     def _has_room(self, wanted: int, part: int, now: int) -> bool:
         """Make room for so many frames of a part; whether there was, beside what it and those from `now` on need."""
-        short = wanted - len(self._free)
+        short = wanted - self._room
         if short > 0:
             frames = self._frame_in[self._frame_in >= 0]
             next_use = self._next_use(frames, now)
@@ -222,9 +227,10 @@ class _Plan:
 
     def _forget(self, frames: Places) -> None:
         slots = self._slot_of[frames]
-        self._slot_of[frames] = -1
+        self._slot_of[frames] = _NOWHERE
         slots = slots[slots >= 0]
-        self._frame_in[slots] = -1
+        self._frame_in[slots] = _NOWHERE
+        self._room += len(slots)
         self._free += slots.tolist()
 
     def _next_use(self, frames: Places, now: int) -> Places:
@@ -235,21 +241,24 @@ class _Plan:
 
     def _ask(self, missing: Places) -> list[Future[None]]:
         """Have frames unpacked that are not; there is room."""
-        slots = [self._free.pop() for _ in range(len(missing))]
-        self._slot_of[missing], self._frame_in[slots] = slots, missing
-        frames = self._pieces.frames[missing].tolist()
+        self._room -= len(missing)
+        self._slot_of[missing] = _ASKED_FOR
         return [
-            self._pool.submit(self._unpack, frames[at : at + _FRAMES_AT_ONCE], slots[at : at + _FRAMES_AT_ONCE])
-            for at in range(0, len(frames), _FRAMES_AT_ONCE)
+            self._pool.submit(self._unpack, missing[at : at + _FRAMES_AT_ONCE])
+            for at in range(0, len(missing), _FRAMES_AT_ONCE)
         ]
 
-    def _unpack(self, frames: list[int], slots: list[int]) -> None:
+    def _unpack(self, missing: Places) -> None:
         """Unpack frames, which are in order. What follows each other in a pack is read at once."""
+        # Only now: what was let go of meanwhile is taken first, and is memory that was touched before.
+        slots = [self._free.pop() for _ in range(len(missing))]
+        frames = self._pieces.frames[missing].tolist()
         ends = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
         for start, end in zip([0, *ends], [*ends, len(frames)], strict=True):
             number, first = divmod(frames[start], 1 << _PACK_SHIFT)
             memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots[start:end]]
             self._contents.pack(number).unpack(first, memory)
+        self._slot_of[missing], self._frame_in[slots] = slots, missing
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
         of = slice(self._ends[part - 1] if part else 0, self._ends[part])
