@@ -87,7 +87,7 @@ def _slowdown(setting: Setting, target: Target, size: int) -> Row:
     factors = []
     with setting.fresh() as directory:
         dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", "--incremental")
-        for _ in range(setting.runs):
+        for _ in range(setting.many_runs):
             alone = _work_done(target, setting.interval, lambda: None)
             dump()
             tracked = _work_done(target, setting.interval, dump)
