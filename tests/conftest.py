@@ -12,7 +12,6 @@ import pytest
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 MANY_PIDS = str(1 << 22)  # PID_MAX_LIMIT, linux/threads.h
 
-TEARDOWN_S = 300
 STDERR = pytest.StashKey[int]()
 
 
@@ -37,9 +36,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """See `_ended_if_it_hangs`."""
+    return (yield from _ended_if_it_hangs(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """See `_ended_if_it_hangs`."""
+    return (yield from _ended_if_it_hangs(item))
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """A test that has failed is under pytest-timeout no more: what hangs after it would hang for ever."""
-    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=item.config.stash[STDERR])
+    """See `_ended_if_it_hangs`."""
+    return (yield from _ended_if_it_hangs(item))
+
+
+def _ended_if_it_hangs(item: pytest.Item) -> Iterator[None]:
+    """Say where it hangs, and end the process, in what pytest-timeout does not end.
+
+    That is done by a signal, which may be blocked, and leaves alone what comes after a failure.
+    """
+    limit = item.config.getoption("timeout") or item.config.getini("timeout")
+    faulthandler.dump_traceback_later(2 * float(limit), exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:
