@@ -78,11 +78,11 @@ def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt, tree: Tree) 
     before = tree.counters()
     with foreground(crckpt) as front:
         tree.wait_growth(before)
+        wait_for(lambda: staging(crckpt) == (), WITHIN_S, "crckpt to have tidied up")
         front.kill()
         front.wait(timeout=WITHIN_S)
     tree.wait_growth(tree.counters())
     assert psutil.Process(tree.pid).ppid() == os.getpid()
-    assert staging(crckpt) == ()
 
 
 def test_detached_it_is_nobodys_child(crckpt: Crckpt, tree: Tree) -> None:

