@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from crckpt.host.resident import maps, sample
 PAGE = 4096
 PAGES = 2000
 MARK = b"a page of the sample's test"
+HEAD = struct.Struct(f">{len(MARK)}sI")
 
 
 @contextmanager
@@ -27,8 +29,8 @@ def sleepers(count: int = 1, flags: int = mmap.MAP_PRIVATE) -> Iterator[list[int
             try:
                 memory = mmap.mmap(-1, 2 * PAGES * PAGE, flags)
                 for number in range(PAGES):
-                    at = (number // 16 * 32 + number % 16) * PAGE
-                    memory[at : at + PAGE] = (MARK + number.to_bytes(4, "big")).ljust(PAGE, b".")
+                    # Put together there: else a page of the heap may come to be the same.
+                    HEAD.pack_into(memory, (number // 16 * 32 + number % 16) * PAGE, MARK, number)
                 os.write(writing, b"1")
                 signal.pause()
             finally:
@@ -53,7 +55,7 @@ def marked(pids: list[int], most: int) -> list[int]:
         for at in range(0, len(run), PAGE):
             page = run[at : at + PAGE]
             if page.startswith(MARK):
-                found.append(int.from_bytes(page[len(MARK) : len(MARK) + 4], "big"))
+                found.append(HEAD.unpack_from(page)[1])
     return found
 
 
