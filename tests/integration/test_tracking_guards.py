@@ -44,20 +44,12 @@ def criu() -> Path:
     return found_criu()
 
 
-@contextmanager
-def asked(program: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
-    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
-        oracle = Oracle(criu, pid, tmp_path / "work")
-        try:
-            yield oracle
-        finally:
-            oracle.tracker.close()
-
-
 @pytest.fixture
 def oracle(program: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
-    with asked(program, criu, tmp_path) as found:
-        yield found
+    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
+        oracle = Oracle(criu, pid, tmp_path / "work")
+        yield oracle
+        oracle.tracker.close()
 
 
 @pytest.fixture
