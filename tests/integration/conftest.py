@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt, network_locks
+from oracle import compiled, found_criu
 from rounds import Target, built
 from stopped import ObstructedCriu, orphans_adopted
 from trees import READY_S, wait_for
@@ -100,3 +101,15 @@ def target(rounds_program: Path, tmp_path: Path) -> Iterator[Target]:
     running = Target(rounds_program, tmp_path / "work")
     yield running
     running.end()
+
+
+@pytest.fixture(scope="session")
+def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/programs/churn.c, compiled."""
+    return compiled(tmp_path_factory.mktemp("churn"))
+
+
+@pytest.fixture(scope="session")
+def criu() -> Path:
+    """The CRIU that crckpt finds."""
+    return found_criu()

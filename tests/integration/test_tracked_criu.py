@@ -8,27 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from oracle import found_criu
 from rounds import FEW, PAGE, PAGES, Target
 
-from crckpt.criu.find import find
-from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 
-def criu() -> Path:
-    try:
-        return find(None, None).path
-    except HostCannot as error:
-        pytest.skip(error.message)
-
-
 def chosen(target: Target, tmp_path: Path) -> Tracker:
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose(root, criu(), tmp_path / "tracked")
+    choice = choose(root, found_criu(), tmp_path / "tracked")
     if choice.tracker is None:
         pytest.skip(choice.why)
     return choice.tracker
@@ -37,7 +29,7 @@ def chosen(target: Target, tmp_path: Path) -> Tracker:
 def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: int = 0) -> None:
     """CRIU, to its end."""
     common = ("--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore")
-    argv = [str(criu()), *words, *common]
+    argv = [str(found_criu()), *words, *common]
     # Not our own LD_PRELOAD or TMPDIR; CRIU's children inherit what it was started with.
     environment = {"PATH": os.environ["PATH"], **more}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
@@ -52,7 +44,7 @@ def dumped(
     began = tracker.begin()
     after = ("--prev-images-dir", f"../{parent.name}") if parent else ()
     tracking = ("--track-mem",) if began.tracks else ()
-    more = dict(tracker.environment(criu()))
+    more = dict(tracker.environment(found_criu()))
     if name is not None:
         more[name] = more.pop("CRCKPT_CRIU_PRELOAD")
     ran((*words, "--tree", str(target.pid), *tracking, *after), images, more)
@@ -88,7 +80,7 @@ def restored(target: Target, images: Path, number: int | None = None) -> str:
 def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Path, way: str | None) -> None:
     """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
     tracker = chosen(target, tmp_path)
-    if way and not tracker.environment(criu()).get("CRCKPT_CRIU_PRELOAD"):
+    if way and not tracker.environment(found_criu()).get("CRCKPT_CRIU_PRELOAD"):
         tracker.close()
         pytest.skip("this CRIU gets the library by LD_PRELOAD anyway")
     first, second = tmp_path / "first", tmp_path / "second"
@@ -142,7 +134,7 @@ def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Pa
     """Nobody has registered the memory: every page counts as written, none is lost."""
     tracker = chosen(target, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
-    environment = tracker.environment(criu())
+    environment = tracker.environment(found_criu())
     if tracker.name == SoftDirty.name:
         tracker.close()
         pytest.skip("the kernel's own bits need no tracker")
@@ -168,7 +160,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     failed.mkdir()
     assert tracker.begin().base == "first"
     words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
-    ran((*words, "--action-script", str(script)), failed, tracker.environment(criu()), status=255)
+    ran((*words, "--action-script", str(script)), failed, tracker.environment(found_criu()), status=255)
     assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
     rows = tracker.written()[target.pid]
     assert not [start for start, _ in rows.tolist() if target.area <= start < target.area + PAGES * PAGE], (

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 from entering import reset
-from oracle import NOT_THERE, Oracle, churning, compiled, found_criu
+from oracle import NOT_THERE, Oracle, churning, compiled
 
 from crckpt.host import pagemap, proc
 from crckpt.host.injector import userfaultfds
@@ -34,19 +34,9 @@ ROUNDS: Final = 20
 WRONG: Final = rf"{NOT_THERE}|wrong pages"
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("churn"))
-
-
-@pytest.fixture(scope="module")
-def criu() -> Path:
-    return found_criu()
-
-
 @pytest.fixture
-def oracle(program: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
-    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
+def oracle(churn: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
+    with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
         yield oracle
         oracle.tracker.close()
@@ -142,7 +132,7 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     second.close()
 
 
-def test_another_userfaultfd(program: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it resets the bits when it likes."""
     register = WriteProtection.register
 
@@ -153,7 +143,7 @@ def test_another_userfaultfd(program: Path, criu: Path, tmp_path: Path, monkeypa
             if error.errno != errno.EBUSY:
                 raise
 
-    with churning(program, tmp_path / "work", SEED, BETWEEN) as pid:
+    with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
         if pagemap.tracks_by_soft_dirty():
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
         (taken,) = userfaultfds([pid])

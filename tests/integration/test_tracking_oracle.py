@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from oracle import BETWEEN, Oracle, areas_of_rseq, churning, compiled, found_criu, is_passing, seeing, wrong_pages
+from oracle import BETWEEN, Oracle, areas_of_rseq, churning, is_passing, seeing, wrong_pages
 
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise
@@ -24,19 +24,9 @@ ROUNDS = 5
 ENDING = "a process of the tree has ended its main thread while others go on"
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("churn"))
-
-
-@pytest.fixture(scope="module")
-def criu() -> Path:
-    return found_criu()
-
-
 @pytest.mark.parametrize("seed", range(0, SEEDS, 2))
-def test_never_a_wrong_page(program: Path, criu: Path, tmp_path: Path, seed: int) -> None:
-    with churning(program, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
+def test_never_a_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) -> None:
+    with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
         for number in range(ROUNDS):
             # Of every other tree all is copied beforehand, once or more.
@@ -95,12 +85,12 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
 
 @pytest.mark.parametrize("seed", range(1, SEEDS, 2))
 def test_never_a_wrong_page_in_the_store(
-    crckpt: Crckpt, program: Path, wrapper: Seeing, tmp_path: Path, seed: int
+    crckpt: Crckpt, churn: Path, wrapper: Seeing, tmp_path: Path, seed: int
 ) -> None:
     """By `crckpt dump`: a keeper tracks the tree, the parent is a checkpoint, and each is looked at alone."""
     kept: list[tuple[str, Path]] = []
     full: list[str] = []
-    with churning(program, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
+    with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
         for number in range(ROUNDS):
             rounds = ("--pre-copy", "--max-rounds", str(number % 3)) if seed // 2 % 2 and number % 3 else ()
             result, is_anew = dumped(crckpt, pid, wrapper, *(rounds or ("--incremental",)))
