@@ -1,6 +1,7 @@
 /*
- * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits, and
- * stops it before it resets any, so that whoever started it can look at the frozen tree (let_through).
+ * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits; stops
+ * it before it resets any, so that whoever started it can look at the frozen tree (let_through); and moves scattered
+ * pages out of it with fewer calls (splice).
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and all that CRIU asks goes to the kernel as it is.
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
@@ -14,7 +15,7 @@
  *
  * What CRIU asks beyond that is refused, in words on stderr, and so is every reset with another CRCKPT_TRACKER. Needs
  * nothing but syscall(2), errno and environ of whatever libc CRIU is linked with. Sources: linux/fs.h; criu/mem.c,
- * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c of CRIU 4.2.
+ * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,6 +44,8 @@
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
 #define ENTRY_SOFT_DIRTY (1ull << 55)
+/* More than any pipe holds. */
+#define MOST (1ul << 30)
 
 struct region {
     uint64_t start, end, categories;
@@ -60,6 +63,12 @@ static struct file {
     dev_t device;
     ino_t inode;
 } files[64];
+
+/* What was moved from a pipe to a file before CRIU asked for it. */
+static struct {
+    int from, to;
+    size_t length;
+} ahead;
 
 extern char **environ;
 
@@ -157,6 +166,11 @@ static int identified(int number, struct stat *status)
     return syscall(SYS_fstat, number, status) == 0;
 }
 
+static int is_same(const struct stat *one, const struct stat *other)
+{
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino;
+}
+
 static struct file *known(int number)
 {
     struct stat status;
@@ -217,8 +231,7 @@ static int opened_to_reset(int directory, const char *path, const char *last, in
         syscall(SYS_close, number);
         return refused("a reset in another place than /proc");
     }
-    int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;
-    return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
+    return looked_after(number, is_same(&one, &other) ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
 static int opened(int directory, const char *path, int flags, mode_t mode)
@@ -382,10 +395,38 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     return request == SCAN && !tracker_is("soft-dirty") ? scanned(number, argument) : syscall(SYS_ioctl, number, request, argument);
 }
 
+/*
+ * CRIU moves the pages of a frozen tree into the images run by run, as they lie in its memory: where every tenth page
+ * was written, one by one, each for the price of a write. We move all that the pipe holds with the first, to the end of
+ * the same file and in the same order, and CRIU is told of it as it asks. An error is told at once, too.
+ */
+VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, size_t length, unsigned flags)
+{
+    struct stat status;
+    if (ahead.length) {
+        if (from != ahead.from || to != ahead.to)
+            return refused("pages of another pipe or for another file, before it took all of one");
+    } else {
+        if (flags != SPLICE_F_MOVE || from_place || to_place || !identified(to, &status) || !S_ISREG(status.st_mode))
+            return syscall(SYS_splice, from, from_place, to, to_place, length, flags);
+        long moved = syscall(SYS_splice, from, NULL, to, NULL, MOST, flags);
+        if (moved <= 0)
+            return moved;
+        ahead.from = from;
+        ahead.to = to;
+        ahead.length = moved;
+    }
+    size_t told = length < ahead.length ? length : ahead.length;
+    ahead.length -= told;
+    return told;
+}
+
 VISIBLE int close(int number)
 {
     struct file *file = known(number);
     if (file)
         file->kind = NONE;
+    if (number == ahead.from || number == ahead.to)
+        ahead.from = -1;
     return syscall(SYS_close, number);
 }

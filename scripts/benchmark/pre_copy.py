@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, Final
 
 from benchmark.peers import bare_dump
@@ -84,15 +86,19 @@ def _slowdown(setting: Setting, target: Target, size: int) -> Row:
     """How many times as long its work takes, tracked and with a checkpoint in each interval."""
     board = _board(target)
     board.ask(pages=round(USUAL * size * MEBIBYTE / _PAGE), works=True)
-    factors = []
+    alone, tracked = [], []
     with setting.fresh() as directory:
         dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", "--incremental")
         for _ in range(setting.many_runs):
-            alone = _work_done(target, setting.interval, lambda: None)
+            alone.append(_work_done(target, setting.interval, lambda: None))
             dump()
-            tracked = _work_done(target, setting.interval, dump)
-            factors.append(alone / tracked)
+            # What was written while that one was stored is more than comes in an interval: the next takes it.
+            _work_done(target, setting.interval, dump)
+            tracked.append(_work_done(target, setting.interval, dump))
             setting.crckpt(directory / "store", "trackers", "--end", str(target.pid))
+        alone.append(_work_done(target, setting.interval, lambda: None))
+    # Before and after: a machine that becomes slower meanwhile tells nothing.
+    factors = [fmean(around) / done for around, done in zip(pairwise(alone), tracked, strict=True)]
     board.ask(pages=0)
     what = f"{size} MB, {USUAL:.0%} written a second, a checkpoint each {setting.interval:g} s: work takes"
     return Row("pre-copy", what, "x", tuple(factors), bound=SLOWDOWN_BOUND)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from benchmark.setting import MEBIBYTE, Setting
 
 _HERE: Final = Path(__file__).parent
 _PAGE: Final = 4096
+_MEMORY: Final = "/dev/shm"  # of a disk, whoever writes to a mapped file waits whenever a store is synced
 _GAPS: Final = 200
 _READY_S: Final = 300.0
 _LOOK_S: Final = 0.002
@@ -54,14 +56,15 @@ class Board:
         """`changes_per_page` is how many changes it takes to write a page on average."""
         self.changes_per_page = changes_per_page
         self._program = program
+        self._board = NamedTemporaryFile(prefix="crckpt-board-", dir=_MEMORY)  # noqa: SIM115 (it lasts as long as we)
         self._numbers = np.zeros(0, np.uint64)
 
-    def argv(self, directory: Path, mebibytes: int) -> list[str]:
+    def argv(self, _directory: Path, mebibytes: int) -> list[str]:
         """The command that starts it."""
-        path = directory / "board"
-        path.write_bytes(bytes(_PAGE))
+        path = self._board.name
+        os.truncate(path, _PAGE)
         self._numbers = np.memmap(path, np.uint64, "r+")
-        return [*(word.format(heap=mebibytes + 200) for word in self._program), str(path), str(mebibytes)]
+        return [*(word.format(heap=mebibytes + 200) for word in self._program), path, str(mebibytes)]
 
     def fill(self, mebibytes: int) -> None:
         """Wait until it is as large as that."""

@@ -23,6 +23,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 
 BUILD = Path(__file__).parents[3] / "scripts/build-preload"
 WPALLOWED, WRITTEN, PRESENT, SOFT_DIRTY = 1, 2, 8, 128
+PAGE = 4096
 DIRTY, CLEAN = PRESENT | SOFT_DIRTY, PRESENT
 TRACKERS = (
     pytest.param(UffdWp.name, marks=pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)),
@@ -84,9 +85,9 @@ def environment(library: Path, tracker: str = UffdWp.name, hold: Path | None = N
     return words | ({"CRCKPT_HOLD": str(hold)} if hold else {})
 
 
-def asking(work: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+def asking(work: Path, environment: dict[str, str], program: str = "asks_as_criu.py") -> subprocess.Popen[str]:
     """Somebody who asks what CRIU asks."""
-    words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
+    words = ["/usr/bin/python3", "-S", str(PROGRAMS / program), str(work)]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -211,6 +212,25 @@ def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path
     told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
     assert told == alone
     assert said == ""
+
+
+def test_pages_are_moved_all_at_once_and_told_run_by_run(library: Path, tmp_path: Path) -> None:
+    for name in ("alone", "with"):
+        (tmp_path / name).mkdir()
+    alone, _ = answers(asking(tmp_path / "alone", {}, "splices.py"))
+    told, said = answers(asking(tmp_path / "with", environment(library), "splices.py"))
+    runs = [PAGE, 3 * PAGE, PAGE, 11 * PAGE, 0]
+    assert told["runs"] == runs * 2
+    assert told["right"], "in the order in which they were asked for"
+    assert told["no room"][:2] == [7 * PAGE // 2, "EFBIG"]
+    assert told["no room"][-1] == "EFBIG"
+    assert sum(told["no room"][2:-1]) == 7 * PAGE // 2
+    assert (alone.pop("held"), told.pop("held")) == (2 * 16 + 2, 2 * 16 + 14)
+    others = ("of another pipe", "to another file", "of another pipe of that number")
+    refused = {name: told.pop(name) for name in others}
+    assert set(refused.values()) <= {"ENOTSUP", "EOPNOTSUPP"}
+    assert said.count("before it took all of one") == len(refused)
+    assert told == {name: alone[name] for name in told}, "all else is as without it"
 
 
 def test_a_criu_that_takes_no_library_does_not_track(tmp_path: Path) -> None:

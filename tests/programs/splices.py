@@ -1,0 +1,91 @@
+"""Moves pages from pipes into files as CRIU does, through the libc, and says what came of it: one JSON object.
+
+Run with crckpt's preload library and without. argv[1] is a directory for the files.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = 4096
+PAGES: Final = 16  # a pipe's
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+LIBC.splice.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+LIBC.splice.restype = ctypes.c_ssize_t
+MOVE: Final = 1
+
+
+def splice(source: int, target: int, pages: int, flags: int = MOVE, place: int | None = None) -> int | str:
+    """How many bytes were moved, or the name of its errno; `place` is where to in the target."""
+    where = None if place is None else ctypes.byref(ctypes.c_int64(place))
+    moved = LIBC.splice(source, None, target, where, pages * PAGE, flags)
+    return int(moved) if moved >= 0 else errno.errorcode[ctypes.get_errno()]
+
+
+def content(first: int) -> bytes:
+    """A pipe full of pages, each unlike the others."""
+    return b"".join(bytes([first + number]) * PAGE for number in range(PAGES))
+
+
+def filled(first: int = 0) -> int:
+    """The reading end of a pipe that holds this content."""
+    reading, writing = os.pipe()
+    os.write(writing, content(first))
+    os.close(writing)
+    return reading
+
+
+def limited(path: Path) -> list[int | str]:
+    """What comes of it when there is room for three pages and a half: in one run, and page by page."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (7 * PAGE // 2, hard))
+    answers = []
+    for runs in ((PAGES, PAGES), (1,) * 5):
+        source = filled()
+        target = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        answers += [splice(source, target, pages) for pages in runs]
+        LIBC.close(source)
+        LIBC.close(target)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return answers
+
+
+def main() -> None:
+    """Ask everything; what the library refuses comes last."""
+    told: dict[str, object] = {}
+    work = Path(sys.argv[1])
+    target = os.open(work / "pages", os.O_CREAT | os.O_RDWR)
+    runs: list[int | str] = []
+    for first in (0, PAGES):
+        source = filled(first)
+        runs += [splice(source, target, pages) for pages in (1, 3, 1, 11)]
+        runs.append(splice(source, target, 1))
+        LIBC.close(source)
+    told["runs"] = runs
+    told["right"] = (work / "pages").read_bytes() == content(0) + content(PAGES)
+    told["no room"] = limited(work / "limited")
+
+    source = filled()
+    told["other flags"] = splice(source, target, 1, flags=0)
+    told["a place"] = splice(source, target, 1, place=0)
+    told["a pipe"] = splice(source, os.pipe()[1], 1)
+    told["once more"] = splice(source, target, 1)
+    told["held"] = (work / "pages").stat().st_size // PAGE
+
+    told["of another pipe"] = splice(filled(), target, 1)
+    told["to another file"] = splice(source, os.open(work / "other", os.O_CREAT | os.O_RDWR), 1)
+    told["goes on"] = splice(source, target, 1)
+    LIBC.close(source)
+    told["of another pipe of that number"] = splice(os.dup2(filled(), source), target, 1)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
