@@ -55,9 +55,9 @@ def _freeze(setting: Setting, target: Target, size: int, share: float, processes
             store = directory / "store"
             began = time.monotonic()
             made = setting.document(store, "dump", str(target.pid), "job", "--pre-copy")["checkpoint"]
-            frozen = _frozen(made)
-            ours.append(target.gap(*frozen).length)
-            rounds.append(target.gap(began, frozen[0]).length)
+            frozen = target.gap(*_frozen(made))
+            ours.append(frozen.length)
+            rounds.append(target.gap(began, frozen.began).length)
             setting.crckpt(store, "trackers", "--end", str(target.pid))
         with setting.fresh() as directory:
             began = time.monotonic()

@@ -19,7 +19,7 @@ from typing import Final
 PAGE: Final = mmap.PAGESIZE
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 SCAN: Final = 0xC0606610
-WPALLOWED, WRITTEN, PRESENT, SWAPPED, PFNZERO, SOFT_DIRTY, GUARD = 1, 2, 8, 16, 32, 128, 256
+WPALLOWED, WRITTEN, FILE, PRESENT, SWAPPED, PFNZERO, SOFT_DIRTY, GUARD = 1, 2, 4, 8, 16, 32, 128, 256
 SOFT_DIRTY_BIT: Final = 1 << 55
 
 
@@ -51,6 +51,54 @@ def scan(number: int, start: int, pages: int, **asked: int) -> tuple[int | str, 
         first, last, kind = regions[3 * region : 3 * region + 3]
         kinds += [kind] * ((last - first) // PAGE)
     return answer(count), kinds
+
+
+def without_files(number: int, start: int, pages: int, room: int, *, by_kernel: bool) -> list[int]:
+    """What PAGEMAP_SCAN, asked as CRIU does, says of what is no page of a file; where it ended, too.
+
+    `by_kernel` is what the library is to say, made of what the kernel answers to a call past it.
+    """
+    regions = (ctypes.c_uint64 * (3 * room))()
+    told = PRESENT | SWAPPED | (WPALLOWED | WRITTEN if by_kernel else SOFT_DIRTY)
+    request = struct.pack(
+        "<12Q", 96, 0, start, start + pages * PAGE, 0, ctypes.addressof(regions), room, 0, PFNZERO | FILE,
+        PFNZERO | FILE, PRESENT | SWAPPED, told,
+    )  # fmt: skip
+    buffer = ctypes.create_string_buffer(request, 96)
+    if by_kernel:
+        count = LIBC.syscall(16, number, ctypes.c_ulong(SCAN), buffer)
+        for kind in range(2, 3 * count, 3):
+            is_clean = regions[kind] & (WPALLOWED | WRITTEN) == WPALLOWED
+            regions[kind] = regions[kind] & (PRESENT | SWAPPED) | (0 if is_clean else SOFT_DIRTY)
+    else:
+        count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), buffer)
+    return [count, *regions[: 3 * max(count, 0)], *struct.unpack_from("<Q", buffer, 32)]
+
+
+def of_all_kinds(pagemap: int, file: Path) -> dict[str, int]:
+    """Of four pages each of registered memory, a private map of a file, and other memory, from each page to each."""
+    memory, place = area(12)
+    file.write_bytes(b"x" * (4 * PAGE))
+    with file.open("r+b") as opened_file:
+        LIBC.mmap.restype = ctypes.c_void_p
+        fixed = mmap.MAP_PRIVATE | 0x10
+        LIBC.mmap(ctypes.c_void_p(place + 4 * PAGE), ctypes.c_size_t(4 * PAGE), 3, fixed, opened_file.fileno(), 0)
+    for page in (0, 1, 3, 5, 8, 9, 11):
+        memory[page * PAGE] = 1
+    looked_at = [memory[page * PAGE] for page in (4, 6)]
+    held = protected(place, 4)
+    fcntl.ioctl(held, 0xC018AA06, struct.pack("<3Q", place, 2 * PAGE, 1))
+    asked = wrong = found = 0
+    for start in range(12):
+        for pages in range(1, 13 - start):
+            for room in (1, 2, 3, 64):
+                there = place + start * PAGE
+                ours, its = (without_files(pagemap, there, pages, room, by_kernel=kernel) for kernel in (False, True))
+                asked += 1
+                wrong += ours != its
+                found = max(found, its[0])
+    os.close(held)
+    return {"asked": asked, "wrong": wrong, "found": found, "looked at": len(looked_at)}
 
 
 def protected(place: int, pages: int) -> int:
@@ -144,6 +192,7 @@ def main() -> None:
         told["protects"] = False
     else:
         told |= of_protected(process, pagemap, memory, place)
+        told["of all kinds"] = of_all_kinds(pagemap, work / "mapped")
         os.close(held)
 
     # The number of a page map goes over to another file, in a way that nobody sees.
