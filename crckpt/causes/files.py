@@ -16,7 +16,7 @@ FILES = (
         "mount-lookup",
         "{path} (fd {fd}) lies on a mount that the program's mount namespace does not show",
         "close it, or start the program with no descriptors inherited from elsewhere",
-        r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?P<path>.*)",
+        r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage)(?P<path>.*)",
         "criu/files-reg.c",
     ),
     Cause(

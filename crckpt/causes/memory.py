@@ -34,6 +34,13 @@ MEMORY = (
         "criu/proc_parse.c",
     ),
     Cause(
+        "huge-pages-in-use",
+        "the program has huge pages, and of those set aside none is free, with which CRIU could learn to know them",
+        "set one more aside, by a larger number in /proc/sys/vm/nr_hugepages or nr_overcommit_hugepages",
+        r"Can't lookup mount=-?\d+ for fd=-?\d+ path=/anon_hugepage",
+        "criu/files-reg.c",
+    ),
+    Cause(
         "map-gone",
         "a mapped file cannot be reached: {path|its link in /proc does not open}",
         "dump as root in the mount namespace of the program",

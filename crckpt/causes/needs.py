@@ -37,6 +37,11 @@ NEEDS = (
         "end something else, or raise the memory limit of the control group",
     ),
     Cause(
+        "huge-pages",
+        "the tree takes {needed} of the huge pages ({size} each) that were set aside, and {free} are free",
+        "set more aside, by a larger number in {directory}/nr_hugepages",
+    ),
+    Cause(
         "restore-space",
         "a restore writes {needed} to the file system of {directory}, and it has {free} free",
         "free space there",

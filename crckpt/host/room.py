@@ -9,6 +9,7 @@ from crckpt.host import cgroups
 from crckpt.host.mounts import every_mount
 
 _MEMINFO = Path("/proc/meminfo")
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
@@ -43,6 +44,20 @@ def free_memory(*, swap: bool = False) -> int:
     told = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     swappable = _size(told, "SwapFree") if swap else 0
     return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
+
+
+def free_huge_pages(size: int) -> int:
+    """How many huge pages of so many bytes can still be had: set aside and promised to nobody, or to be set aside.
+
+    Source: Documentation/admin-guide/mm/hugetlbpage.rst.
+    """
+    directory = _HUGE_PAGES / f"hugepages-{size >> 10}kB"
+    if not directory.exists():
+        return 0
+    free, promised, more, taken = (
+        int((directory / f"{name}_hugepages").read_text()) for name in ("free", "resv", "nr_overcommit", "surplus")
+    )
+    return free - promised + max(0, more - taken)
 
 
 def unwritten_limit() -> int:

@@ -40,6 +40,10 @@ MAP_GROWSDOWN: Final = 0x100
 MAP_HUGETLB: Final = 0x40000
 """Bits of `Vma.flags`: the mapping is private, a stack, or of huge pages that were set aside."""
 
+_HUGE_SHIFT: Final = 26
+_HUGE_MASK: Final = 0x3F
+"""Where in `Vma.flags` the logarithm of a huge page's size is (mmap(2)); CRIU always writes it (criu/hugetlb.c)."""
+
 _KINDS: Final = (
     (VDSO, "vdso"),
     (VVAR, "vvar"),
@@ -95,6 +99,11 @@ class Vma(Struct, frozen=True):
         CRIU fills such a mapping only when it is in its place (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
         """
         return self.flags & (MAP_PRIVATE | MAP_HUGETLB) == MAP_PRIVATE | MAP_HUGETLB
+
+    @property
+    def huge_page(self) -> int:
+        """Bytes of one of the pages that were set aside for it; 0 if they are ordinary ones, or of a shared mapping."""
+        return 1 << (self.flags >> _HUGE_SHIFT & _HUGE_MASK) if self.is_read_by_position else 0
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,7 @@ from crckpt.host.files import status_of
 from crckpt.host.locks import held_locks
 from crckpt.images.regular import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.needs import Disk, Here, Need, needs
+from crckpt.preflight.needs import Disk, Here, HugePages, Need, huge_pages, needs
 from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, locked, numbers, paths, required_path
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
         memory=memory,
         free_memory=free,
         disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *unpacked, *ghosts))),
+        huge_pages=tuple(
+            HugePages(size, count, room.free_huge_pages(size)) for size, count in huge_pages(tree).items()
+        ),
     )
 
 

@@ -7,6 +7,7 @@ the command that restores it, whose limits count.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -53,6 +54,14 @@ class Disk(Struct, frozen=True):
     free: int
 
 
+class HugePages(Struct, frozen=True):
+    """Huge pages of so many bytes each, that a tree takes of those set aside, and that are free."""
+
+    size: int
+    needed: int
+    free: int
+
+
 class Here(Struct, frozen=True):
     """What this host has. `missing` are the needs that it does not meet, `memory` and `free_memory` bytes.
 
@@ -67,6 +76,7 @@ class Here(Struct, frozen=True):
     memory: int
     free_memory: int
     disks: tuple[Disk, ...]
+    huge_pages: tuple[HugePages, ...] = ()
 
 
 def needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:
@@ -77,6 +87,15 @@ def needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> 
 def tasks(tree: ImageTree) -> int:
     """How many tasks the tree has."""
     return sum(len(process.threads) for process in tree.processes)
+
+
+def huge_pages(tree: ImageTree) -> dict[int, int]:
+    """How many huge pages the tree takes of those set aside, by their size in bytes; each process its own."""
+    found: Counter[int] = Counter()
+    for vma in _vmas(tree):
+        if vma.huge_page:
+            found[vma.huge_page] += vma.size // vma.huge_page
+    return dict(found)
 
 
 def lacking(tree: ImageTree, recorded: Iterable[str], largest: int, here: Here) -> Iterator[Finding]:
@@ -137,6 +156,12 @@ def _shortages(tree: ImageTree, here: Here) -> Iterator[Finding]:
         yield cause("tasks-limit").told(group=here.tasks.group, left=max(0, here.tasks.left), needed=tasks(tree))
     if here.memory > here.free_memory:
         yield cause("tree-memory").told(needed=mebibytes(here.memory), free=mebibytes(max(0, here.free_memory)))
+    for pages in here.huge_pages:
+        if pages.needed > pages.free:
+            directory = f"/sys/kernel/mm/hugepages/hugepages-{pages.size >> 10}kB"
+            yield cause("huge-pages").told(
+                needed=pages.needed, size=mebibytes(pages.size), free=max(0, pages.free), directory=directory
+            )
     for disk in here.disks:
         if disk.needed > disk.free:
             yield cause("restore-space").told(

@@ -6,6 +6,8 @@ replaced in test_replaced_programs.py.
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import resource
 import shutil
@@ -26,6 +28,7 @@ from crckpt.host import room
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
+MAP_HUGETLB = 0x40000
 FIRST = "no dump of this tree has been tracked yet"
 UNCOMMITTED = "the last dump reset the bits and was not committed"
 RUNS_ON = "no checkpoint was made; the tree runs on"
@@ -205,16 +208,18 @@ def test_reads_past_the_page_cache_are_in_flight(crckpt: Crckpt, target: Target)
 
 @contextmanager
 def huge_pages(count: int) -> Iterator[None]:
-    """So many more are set aside."""
+    """So many more are set aside. Of the tests that have some, one runs at a time."""
     setting = Path("/proc/sys/vm/nr_hugepages")
-    before = int(setting.read_text())
-    setting.write_text(str(before + count))
-    try:
-        if int(setting.read_text()) < before + count:
-            pytest.skip("there is no room for huge pages")
-        yield
-    finally:
-        setting.write_text(str(before))
+    with setting.open("rb") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        before = int(setting.read_text())
+        setting.write_text(str(before + count))
+        try:
+            if int(setting.read_text()) < before + count:
+                pytest.skip("there is no room for huge pages")
+            yield
+        finally:
+            setting.write_text(str(before))
 
 
 def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
@@ -234,6 +239,30 @@ def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> 
             memory.seek(held)
             assert memory.read(2 * MIB) == b"written since".ljust(2 * MIB, b"\x44")
         assert list((crckpt.store / "tmp").iterdir()) == []
+
+
+def every_free_huge_page() -> mmap.mmap:
+    size = room.free_huge_pages(2 * MIB) * 2 * MIB
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+
+
+def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+    with huge_pages(2), odd(program, tmp_path / "work", "hugetlb") as target:
+        checksum = target.look()
+        with every_free_huge_page():
+            said = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]["message"]
+            assert "of those set aside none is free" in said
+            assert said.endswith(RUNS_ON)
+            assert target.look() == checksum
+        crckpt.run("dump", str(target.pid), "job")
+        target.end()
+        with every_free_huge_page():
+            for words in (("restore", "job", "--detach"), ("rehearse", "job")):
+                said = crckpt.run(*words, "--json", status=24)
+                message = said.document["error"]["message"]
+                assert "takes 1 of the huge pages (2.0 MiB each) that were set aside, and 0 are free" in message
+        crckpt.run("restore", "job", "--detach")
+        assert target.look() == checksum
 
 
 def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.preflight.needs import Disk, Here, Need, lacking, needed_features, needs, tasks, warnings
+from crckpt.preflight.needs import Disk, Here, HugePages, Need, lacking, needed_features, needs, tasks, warnings
 
 IMAGES = Path(__file__).parents[2] / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
@@ -112,6 +112,17 @@ def test_memory_and_space_with_their_numbers(tree: ImageTree) -> None:
     assert said.startswith(
         "restore-space: a restore writes 3.0 MiB to the file system of /run/x, and it has 0.5 MiB free"
     )
+
+
+def test_huge_pages_that_are_not_set_aside(tree: ImageTree) -> None:
+    enough = HugePages(1 << 30, 2, 2)
+    assert told(tree, replace(HERE, huge_pages=(enough,))) == ""
+    said = told(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
+    assert said == (
+        "huge-pages: the tree takes 4 of the huge pages (2.0 MiB each) that were set aside, and 3 are free: "
+        "set more aside, by a larger number in /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+    )
+    assert "and 0 are free" in told(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
 
 
 @pytest.mark.parametrize(
