@@ -60,7 +60,7 @@ struct scan {
 /* The files that we look after. A number may have come to name another file without our seeing it: the inode says. */
 static struct file {
     int number;
-    enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS } kind;
+    enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS, PAGES } kind;
     dev_t device;
     ino_t inode;
 } files[64];
@@ -197,7 +197,7 @@ static int looked_after(int number, int kind)
             return number;
         }
     syscall(SYS_close, number);
-    return refused("more than 64 page maps at once");
+    return refused("more than 64 page maps and images of pages at once");
 }
 
 /* The path of what is called `name` where this clear_refs is, in `into`; whether there is room for it. */
@@ -235,9 +235,24 @@ static int opened_to_reset(int directory, const char *path, const char *last, in
     return looked_after(number, is_same(&one, &other) ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
+/* Programs that CRIU starts (its scripts, tar for a tmpfs) may have to do with files that are called so by chance. */
+static void keep_to_criu(void)
+{
+    static int is_done;
+    char **kept = environ;
+    if (is_done || !environ)
+        return;
+    is_done = 1;
+    for (char **one = environ; *one; one++)
+        if (!begins(*one, "LD_PRELOAD="))
+            *kept++ = *one;
+    *kept = NULL;
+}
+
 static int opened(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
+    keep_to_criu();
     if (begins(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
@@ -245,13 +260,15 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     if (same(last, "clear_refs"))
         return opened_to_reset(directory, path, last, flags);
     int number = syscall(SYS_openat, directory, path, flags, mode);
+    if (begins(last, "pages-") && flags & O_CREAT)
+        return looked_after(number, PAGES);
     return same(last, "pagemap") && !tracker_is("soft-dirty") ? looked_after(number, PAGEMAP) : number;
 }
 
 static ssize_t all_dirty(int number, uint64_t *entries, ssize_t length)
 {
     struct file *file = length > 0 ? known(number) : NULL;
-    if (!file)
+    if (!file || file->kind == PAGES)
         return length;
     if (length % sizeof *entries)
         return refused("part of a page map's entry");
@@ -403,7 +420,7 @@ VISIBLE ssize_t write(int number, const void *from, size_t length)
 {
     struct file *file = known(number);
     const char *text = from;
-    if (!file || file->kind == PAGEMAP)
+    if (!file || file->kind == PAGEMAP || file->kind == PAGES)
         return syscall(SYS_write, number, from, length);
     if (file->kind == CLEAR_REFS && !let_through())
         return -1;
@@ -424,18 +441,19 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
 }
 
 /*
- * CRIU moves the pages of a frozen tree into the images run by run, as they lie in its memory: where every tenth page
+ * CRIU moves the pages of a frozen tree into their image run by run, as they lie in its memory: where every tenth page
  * was written, one by one, each for the price of a write. We move all that the pipe holds with the first, to the end of
- * the same file and in the same order, and CRIU is told of it as it asks. An error is told at once, too.
+ * the same file and in the same order, and CRIU is told of it as it asks. An error is told at once, too. Only of these
+ * images is it so that what follows in the pipe follows in the file (criu/page-xfer.c, write_pages_loc).
  */
 VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, size_t length, unsigned flags)
 {
-    struct stat status;
+    struct file *file;
     if (ahead.length) {
         if (from != ahead.from || to != ahead.to)
             return refused("pages of another pipe or for another file, before it took all of one");
     } else {
-        if (flags != SPLICE_F_MOVE || from_place || to_place || !identified(to, &status) || !S_ISREG(status.st_mode))
+        if (flags != SPLICE_F_MOVE || from_place || to_place || !(file = known(to)) || file->kind != PAGES)
             return syscall(SYS_splice, from, from_place, to, to_place, length, flags);
         long moved = syscall(SYS_splice, from, NULL, to, NULL, MOST, flags);
         if (moved <= 0)

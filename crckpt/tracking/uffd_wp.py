@@ -7,6 +7,7 @@ frozen. What we have not registered reads as written: whatever is missed here co
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -104,7 +105,9 @@ class Protected:
             for one in pagemap.private_anonymous(self._pid):
                 is_old = pagemap.is_registered(file.fileno(), one)
                 old += is_old
-                self._register(one, is_new=not is_old)
+                # Of an old one a page tells whether the protection is somebody else's. Not all of it: what was moved to
+                # its end a moment ago would come with its bits.
+                self._register(pagemap.Map(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old)
         return old
 
     def close(self) -> None:
@@ -113,7 +116,6 @@ class Protected:
 
     def _register(self, one: pagemap.Map, *, is_new: bool) -> None:
         try:
-            # The old ones too: it fails where the protection is somebody else's.
             self._protection.register(one, is_new=is_new)
         except OSError as error:
             # It went meanwhile, or cannot be tracked: then all of it counts as written.

@@ -160,6 +160,8 @@ def main() -> None:
         told[f"kdat {name}"] = opened(name, -100, bytes(work / "criu.kdat"), os.O_RDONLY)
     told["kdat create"] = opened("open64", bytes(work / "criu.kdat.tmp"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
 
+    LIBC.getenv.restype = ctypes.c_char_p
+    told["inherited"] = [name for name in ("PATH", "LD_PRELOAD") if LIBC.getenv(name.encode())]
     process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     memory, place = area(8)
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)

@@ -33,6 +33,11 @@ def content(first: int) -> bytes:
     return b"".join(bytes([first + number]) * PAGE for number in range(PAGES))
 
 
+def image(path: Path) -> int:
+    """A new file, opened as CRIU opens its images."""
+    return int(LIBC.openat64(-100, bytes(path), os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600))
+
+
 def filled(first: int = 0) -> int:
     """The reading end of a pipe that holds this content."""
     reading, writing = os.pipe()
@@ -49,7 +54,7 @@ def limited(path: Path) -> list[int | str]:
     answers = []
     for runs in ((PAGES, PAGES), (1,) * 5):
         source = filled()
-        target = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        target = image(path)
         answers += [splice(source, target, pages) for pages in runs]
         LIBC.close(source)
         LIBC.close(target)
@@ -61,7 +66,7 @@ def main() -> None:
     """Ask everything; what the library refuses comes last."""
     told: dict[str, object] = {}
     work = Path(sys.argv[1])
-    target = os.open(work / "pages", os.O_CREAT | os.O_RDWR)
+    target = image(work / "pages-1.img")
     runs: list[int | str] = []
     for first in (0, PAGES):
         source = filled(first)
@@ -69,15 +74,17 @@ def main() -> None:
         runs.append(splice(source, target, 1))
         LIBC.close(source)
     told["runs"] = runs
-    told["right"] = (work / "pages").read_bytes() == content(0) + content(PAGES)
-    told["no room"] = limited(work / "limited")
+    told["right"] = (work / "pages-1.img").read_bytes() == content(0) + content(PAGES)
+    told["no room"] = limited(work / "pages-2.img")
+    told["no image of pages"] = [splice(filled(), os.open(work / "ghost", os.O_CREAT | os.O_RDWR), 1)]
+    told["no image of pages"] += [(work / "ghost").stat().st_size]
 
     source = filled()
     told["other flags"] = splice(source, target, 1, flags=0)
     told["a place"] = splice(source, target, 1, place=0)
     told["a pipe"] = splice(source, os.pipe()[1], 1)
     told["once more"] = splice(source, target, 1)
-    told["held"] = (work / "pages").stat().st_size // PAGE
+    told["held"] = (work / "pages-1.img").stat().st_size // PAGE
 
     told["of another pipe"] = splice(filled(), target, 1)
     told["to another file"] = splice(source, os.open(work / "other", os.O_CREAT | os.O_RDWR), 1)

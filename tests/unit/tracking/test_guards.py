@@ -61,10 +61,22 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         (["ECANCELED", "ECANCELED"],),
     ),
     "its own bits are taken for the tree's": (
-        "int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;",
-        "int is_own = 0;",
+        "is_same(&one, &other) ? OWN_CLEAR_REFS : CLEAR_REFS",
+        "CLEAR_REFS",
         "reset",
         (2,),
+    ),
+    "of two kinds of memory one is forgotten": (
+        "if (!found || !others) {",
+        "if (1) {",
+        "of all kinds",
+        ({"asked": 78 * 4, "wrong": 0, "found": 5, "looked at": 2},),
+    ),
+    "programs that CRIU starts inherit it": (
+        'if (!begins(*one, "LD_PRELOAD="))',
+        "",
+        "inherited",
+        (["PATH"],),
     ),
     "what is not recorded is taken for a commit": (
         'is_let = syscall(SYS_faccessat, hold, "commit", F_OK) == 0;',

@@ -81,7 +81,7 @@ def asked(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
 
 def environment(library: Path, tracker: str = UffdWp.name, hold: Path | None = None) -> dict[str, str]:
     """What a CRIU is started with."""
-    words = {"LD_PRELOAD": str(library), "CRCKPT_TRACKER": tracker}
+    words = {"BEFORE": "", "LD_PRELOAD": str(library), "CRCKPT_TRACKER": tracker, "PATH": os.environ["PATH"]}
     return words | ({"CRCKPT_HOLD": str(hold)} if hold else {})
 
 
@@ -129,6 +129,11 @@ def test_of_a_mix_of_maps_it_says_what_the_kernel_says(asked: tuple[dict[str, An
     """Though registered memory is asked for by itself, and without a question that takes long."""
     told, _ = asked
     assert told["of all kinds"] == {"asked": 78 * 4, "wrong": 0, "found": 5, "looked at": 2}
+
+
+def test_programs_that_criu_starts_do_without_it(asked: tuple[dict[str, Any], str]) -> None:
+    told, _ = asked
+    assert told["inherited"] == ["PATH"]
 
 
 def test_what_it_does_not_know_is_refused_in_words(asked: tuple[dict[str, Any], str]) -> None:
@@ -214,7 +219,7 @@ def test_without_a_commit_it_resets_nothing(library: Path, tmp_path: Path, track
 
 
 def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path) -> None:
-    alone, _ = answers(asking(fresh(tmp_path / "alone"), {}))
+    alone, _ = answers(asking(fresh(tmp_path / "alone"), {"PATH": os.environ["PATH"]}))
     told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
     assert told == alone
     assert said == ""
