@@ -76,8 +76,8 @@ def main() -> None:
     told["runs"] = runs
     told["right"] = (work / "pages-1.img").read_bytes() == content(0) + content(PAGES)
     told["no room"] = limited(work / "pages-2.img")
-    told["no image of pages"] = [splice(filled(), os.open(work / "ghost", os.O_CREAT | os.O_RDWR), 1)]
-    told["no image of pages"] += [(work / "ghost").stat().st_size]
+    told["no image of pages"] = splice(filled(), os.open(work / "ghost", os.O_CREAT | os.O_RDWR), 1)
+    told["its size"] = (work / "ghost").stat().st_size
 
     source = filled()
     told["other flags"] = splice(source, target, 1, flags=0)
