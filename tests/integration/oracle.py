@@ -33,18 +33,26 @@ _RSEQ = 32
 
 
 def wrong_pages(images: Path, seen: Path, rseq: frozenset[int] = frozenset()) -> list[str]:
-    """Pages that the frozen tree had otherwise. At the addresses `rseq` the kernel writes of itself, for CRIU too."""
+    """Where the frozen tree had another page, and how many of its bytes were others, between which.
+
+    At the addresses `rseq` the kernel writes of itself, for CRIU too.
+    """
     wrong = []
     for path in seen.iterdir():
         maps, had, beneath = pickle.loads(path.read_bytes())  # noqa: S301 (our own script wrote it)
         held = _pages_of(images, int(path.name))
         ours = {address for start, end in maps for address in range(start, end, PAGE)} & held.keys()
         assert had, "there was something to compare"
+        assert held, f"the images hold pages of {path.name}"
         for address in ours | had.keys():
             other = beneath.get(address, _NOTHING)
             pages = held.get(address, other), had.get(address, other)
-            if pages[0] != pages[1] and len({_masked(page, address, rseq) for page in pages}) == 2:
-                wrong.append(f"{path.name}: {address:#x}")
+            if pages[0] == pages[1]:
+                continue
+            image, memory = (_masked(page, address, rseq) for page in pages)
+            places = [address + place for place in range(PAGE) if image[place] != memory[place]]
+            if places:
+                wrong.append(f"{path.name}: {address:#x} ({len(places)} bytes, {places[0]:#x} to {places[-1]:#x})")
     assert any(seen.iterdir()), "the frozen tree was looked at"
     return wrong
 

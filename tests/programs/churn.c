@@ -246,7 +246,6 @@ static void be_a_child(struct thread *self, char **argv)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!self->is_alone)
         run(self->state, 1);
-    tell_rseq();
     while (milliseconds() < until) {
         step(self);
         usleep(between);
@@ -286,6 +285,7 @@ int main(int argc, char **argv)
     between = atoi(argv[4]);
     snprintf(name, sizeof name, "%s/rseq", argv[1]);
     areas = open(name, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    tell_rseq();
     snprintf(name, sizeof name, "%s/below", argv[1]);
     below = open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (argc == 5)
@@ -296,7 +296,6 @@ int main(int argc, char **argv)
         step(&self);
     if (argc > 5)
         be_a_child(&self, argv);
-    tell_rseq();
     run(self.state, threads);
     snprintf(name, sizeof name, "%s/ready", argv[1]);
     close(open(name, O_CREAT | O_WRONLY, 0600));
