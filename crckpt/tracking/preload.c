@@ -312,7 +312,8 @@ static long reset(int number)
 /*
  * CRIU wants no pages of files. To tell that of a page the kernel must look at what it keeps of each, which takes more
  * time than all else. In memory that is registered, which is anonymous, there are none: it is asked for by itself. What
- * is not registered there, too, CRIU's question is asked of; where both have something to say, of everything.
+ * is not registered there, too, CRIU's question is asked of; where both have something to say, of everything. In this
+ * order: memory is registered before CRIU starts, and if whoever registered it dies meanwhile it shows in both.
  */
 static long scanned_apart(int number, struct scan *asked)
 {
