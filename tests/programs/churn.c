@@ -280,6 +280,7 @@ int main(int argc, char **argv)
     char name[512];
     if (argc < 5)
         return 2;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that is killed leaves nothing behind */
     struct thread self = {.state = strtoull(argv[2], NULL, 10) + 77};
     int threads = atoi(argv[3]);
     between = atoi(argv[4]);
