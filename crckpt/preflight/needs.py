@@ -76,7 +76,7 @@ class Here(Struct, frozen=True):
     memory: int
     free_memory: int
     disks: tuple[Disk, ...]
-    huge_pages: tuple[HugePages, ...] = ()
+    huge_pages: tuple[HugePages, ...]
 
 
 def needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:

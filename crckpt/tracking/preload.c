@@ -167,11 +167,6 @@ static int identified(int number, struct stat *status)
     return syscall(SYS_fstat, number, status) == 0;
 }
 
-static int is_same(const struct stat *one, const struct stat *other)
-{
-    return one->st_dev == other->st_dev && one->st_ino == other->st_ino;
-}
-
 static struct file *known(int number)
 {
     struct stat status;
@@ -232,7 +227,8 @@ static int opened_to_reset(int directory, const char *path, const char *last, in
         syscall(SYS_close, number);
         return refused("a reset in another place than /proc");
     }
-    return looked_after(number, is_same(&one, &other) ? OWN_CLEAR_REFS : CLEAR_REFS);
+    int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
 /* Programs that CRIU starts (its scripts, tar for a tmpfs) may have to do with files that are called so by chance. */

@@ -25,10 +25,10 @@ from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, 
 from rounds import PROGRAM, Target
 
 from crckpt.host import room
+from crckpt.images.mm import MAP_HUGETLB
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
-MAP_HUGETLB = 0x40000
 FIRST = "no dump of this tree has been tracked yet"
 UNCOMMITTED = "the last dump reset the bits and was not committed"
 RUNS_ON = "no checkpoint was made; the tree runs on"

@@ -36,16 +36,22 @@ def opened(name: str, *arguments: object) -> int | str:
     return answer(min(number, 0))
 
 
+def request(
+    start: int, pages: int, regions: ctypes.Array[ctypes.c_uint64], told: int, **asked: int
+) -> ctypes.Array[ctypes.c_char]:
+    """The argument of PAGEMAP_SCAN for pages that hold something, and are of no kind that is `excluded`."""
+    excluded = asked.get("excluded", PFNZERO)
+    words = (start, start + pages * PAGE, 0, ctypes.addressof(regions), len(regions) // 3, 0)
+    kinds = (excluded, excluded | asked.get("mask", 0), PRESENT | SWAPPED, told)
+    packed = struct.pack("<12Q", asked.get("size", 96), asked.get("flags", 0), *words, *kinds)
+    return ctypes.create_string_buffer(packed, 96)
+
+
 def scan(number: int, start: int, pages: int, **asked: int) -> tuple[int | str, list[int]]:
     """What PAGEMAP_SCAN says of these pages, each page's categories."""
     regions = (ctypes.c_uint64 * (3 * 64))()
-    told = asked.get("told", PRESENT | SWAPPED | SOFT_DIRTY)
-    request = struct.pack(
-        "<12Q", asked.get("size", 96), asked.get("flags", 0), start, start + pages * PAGE, 0, ctypes.addressof(regions),
-        64, 0, PFNZERO, PFNZERO | asked.get("mask", 0), PRESENT | SWAPPED, told,
-    )  # fmt: skip
-    buffer = ctypes.create_string_buffer(request, 96)
-    count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), buffer)
+    told = asked.pop("told", PRESENT | SWAPPED | SOFT_DIRTY)
+    count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), request(start, pages, regions, told, **asked))
     kinds = []
     for region in range(max(count, 0)):
         first, last, kind = regions[3 * region : 3 * region + 3]
@@ -60,11 +66,7 @@ def without_files(number: int, start: int, pages: int, room: int, *, by_kernel: 
     """
     regions = (ctypes.c_uint64 * (3 * room))()
     told = PRESENT | SWAPPED | (WPALLOWED | WRITTEN if by_kernel else SOFT_DIRTY)
-    request = struct.pack(
-        "<12Q", 96, 0, start, start + pages * PAGE, 0, ctypes.addressof(regions), room, 0, PFNZERO | FILE,
-        PFNZERO | FILE, PRESENT | SWAPPED, told,
-    )  # fmt: skip
-    buffer = ctypes.create_string_buffer(request, 96)
+    buffer = request(start, pages, regions, told, excluded=PFNZERO | FILE)
     if by_kernel:
         count = LIBC.syscall(16, number, ctypes.c_ulong(SCAN), buffer)
         for kind in range(2, 3 * count, 3):
@@ -85,7 +87,7 @@ def of_all_kinds(pagemap: int, file: Path) -> dict[str, int]:
         LIBC.mmap(ctypes.c_void_p(place + 4 * PAGE), ctypes.c_size_t(4 * PAGE), 3, fixed, opened_file.fileno(), 0)
     for page in (0, 1, 3, 5, 8, 9, 11):
         memory[page * PAGE] = 1
-    looked_at = [memory[page * PAGE] for page in (4, 6)]
+    of_file = [memory[page * PAGE : page * PAGE + 2] for page in (4, 6)].count(b"xx")
     held = protected(place, 4)
     fcntl.ioctl(held, 0xC018AA06, struct.pack("<3Q", place, 2 * PAGE, 1))
     asked = wrong = found = 0
@@ -98,7 +100,7 @@ def of_all_kinds(pagemap: int, file: Path) -> dict[str, int]:
                 wrong += ours != its
                 found = max(found, its[0])
     os.close(held)
-    return {"asked": asked, "wrong": wrong, "found": found, "looked at": len(looked_at)}
+    return {"asked": asked, "wrong": wrong, "found": found, "of the file": of_file}
 
 
 def protected(place: int, pages: int) -> int:

@@ -28,6 +28,7 @@ HERE = Here(
     memory=40 * MEBIBYTE,
     free_memory=40 * MEBIBYTE,
     disks=(Disk("/srv", 40 * MEBIBYTE, 40 * MEBIBYTE),),
+    huge_pages=(),
 )
 
 

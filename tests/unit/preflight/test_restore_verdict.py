@@ -52,6 +52,7 @@ HERE = Here(
     memory=1 << 20,
     free_memory=1 << 30,
     disks=(Disk("/srv", 1 << 20, 1 << 30),),
+    huge_pages=(),
 )
 
 
