@@ -23,6 +23,13 @@ def own_name() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
+def runtime_directory() -> Path:
+    """Where this user has what is of no use after the next boot; who makes it makes it private."""
+    if os.geteuid() == 0:
+        return Path("/run/crckpt")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
+
+
 def make_private_directory(path: Path, what: str) -> None:
     """Create `path` with mode 0700, whatever the umask; durable once it returns."""
     _make_private(path, what)

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.files import runtime_directory
+
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
@@ -17,7 +19,7 @@ class Claims:
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file, unless it is to be the host's own. Raises OSError."""
-        path = path or _place()
+        path = path or runtime_directory() / "tracked"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -39,9 +41,3 @@ class Claims:
     def _set(self, kind: int, pid: int) -> None:
         # Locks of the open file: those of a process would end with any descriptor of the file that it closes.
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, pid, 1, 0))
-
-
-def _place() -> Path:
-    if os.geteuid() == 0:
-        return Path("/run/crckpt/tracked")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}" / "tracked"  # noqa: S108

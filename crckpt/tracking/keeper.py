@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError
 from crckpt.host import proc
-from crckpt.host.files import remove_tree
+from crckpt.host.files import remove_tree, runtime_directory
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 _PEER: Final = struct.Struct("iII")
@@ -76,9 +76,7 @@ def place(root: proc.Process) -> Path:
 
 def directory() -> Path:
     """Where the sockets are."""
-    if os.geteuid() == 0:
-        return Path("/run/crckpt/keepers")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}" / "keepers"  # noqa: S108
+    return runtime_directory() / "keepers"
 
 
 class _Caller:

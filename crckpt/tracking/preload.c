@@ -1,7 +1,7 @@
 /*
  * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits; stops
- * it before it resets any, so that whoever started it can look at the frozen tree (let_through); and moves scattered
- * pages out of it with fewer calls (splice).
+ * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
+ * out of it with fewer calls (splice); and tells it the flags of maps without the kernel's look at every page (smaps.c).
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and all that CRIU asks goes to the kernel as it is.
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
@@ -18,12 +18,16 @@
  * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
+#include "smaps.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <linux/magic.h>
 #include <stdint.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -231,6 +235,21 @@ static int opened_to_reset(int directory, const char *path, const char *last, in
     return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
+/* Of a process, whose number in this /proc is the first word of its stat; not what somebody else has called so. */
+static int opened_smaps(int directory)
+{
+    struct statfs there;
+    char digit;
+    int pid = 0, number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
+    if (number < 0 || syscall(SYS_fstatfs, number, &there) != 0 || there.f_type != PROC_SUPER_MAGIC)
+        return number;
+    int stat = syscall(SYS_openat, directory, "stat", O_RDONLY | O_CLOEXEC, 0);
+    while (syscall(SYS_read, stat, &digit, 1) == 1 && digit >= '0' && digit <= '9')
+        pid = 10 * pid + digit - '0';
+    syscall(SYS_close, stat);
+    return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
+}
+
 /* Programs that CRIU starts (its scripts, tar for a tmpfs) may have to do with files that are called so by chance. */
 static void keep_to_criu(void)
 {
@@ -243,6 +262,7 @@ static void keep_to_criu(void)
         if (!begins(*one, "LD_PRELOAD="))
             *kept++ = *one;
     *kept = NULL;
+    prepare_for_smaps(variable("CRCKPT_MAP_FLAGS="));
 }
 
 static int opened(int directory, const char *path, int flags, mode_t mode)
@@ -255,6 +275,8 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     }
     if (same(last, "clear_refs"))
         return opened_to_reset(directory, path, last, flags);
+    if (same(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
+        return opened_smaps(directory);
     int number = syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "pages-") && flags & O_CREAT)
         return looked_after(number, PAGES);

@@ -6,6 +6,7 @@ checkpoint is there. Bits that were reset for a dump that came to nothing are lo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -120,6 +121,8 @@ class Tracker:
         self._spoilt = ""
         self._whole: dict[int, str] = {}
         self._to_be_kept: frozenset[int] = frozenset()
+        # What the kernel calls the flags of the tree's maps, as CRIU's preload library learns it (smaps.c).
+        self._flags = os.memfd_create("flags")
 
     def look(self) -> None:
         """List the tree again, attach to what is new, register what was mapped: at any time, and in each `begin`.
@@ -179,7 +182,7 @@ class Tracker:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """What to add to this CRIU's environment for a dump that `tracks`."""
-        return self._method.environment(criu)
+        return {**self._method.environment(criu), "CRCKPT_MAP_FLAGS": f"/proc/{os.getpid()}/fd/{self._flags}"}
 
     def written(self) -> dict[int, NDArray[np.uint64]]:
         """Of each process what it has written since the base; of one that has ended nothing. Resets nothing."""
@@ -196,6 +199,7 @@ class Tracker:
         for pid in tuple(self._members):
             self._forget(pid)
         self._claims.close()
+        os.close(self._flags)
 
     def _living(self) -> tuple[proc.Process, ...]:
         root = proc.read_process(self._root.pid)

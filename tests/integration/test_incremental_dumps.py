@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +53,27 @@ def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: 
     crckpt.run("gc")
     crckpt.run("verify", "--all")
     assert restored(crckpt, target, made[3], 3) == sums[3]
+
+
+def test_advice_on_memory_that_was_given_since_the_parent_is_restored(crckpt: Crckpt, target: Target) -> None:
+    """A list of maps does not show it: it is of a whole map."""
+    given = []
+    for _ in range(3):
+        dumped(crckpt, target)
+        target.write()
+        given.append(advised(target.pid))
+    assert [sum("dc" in advice for advice in maps.values()) for maps in given] == [0, 1, 1]
+    assert given[0].keys() == given[1].keys(), "it had other advice before"
+    dumped(crckpt, target)
+    restored(crckpt, target, "job", 3)
+    assert advised(target.pid) == given[2]
+
+
+def advised(pid: int) -> dict[str, set[str]]:
+    """What the process has advised of its maps, by their addresses: not to be inherited, not to be in huge pages."""
+    text = Path(f"/proc/{pid}/smaps").read_text()
+    maps = re.findall(r"^([0-9a-f]+-[0-9a-f]+) .*\n(?:[A-Z].*\n)*?VmFlags: (.*)$", text, re.MULTILINE)
+    return {place: advice for place, flags in maps if (advice := {"dc", "nh"} & set(flags.split()))}
 
 
 def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ A guard that cannot be missed on this kernel, because the kernel got one of its 
 from __future__ import annotations
 
 import errno
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from entering import reset
+from entering import preload_library, reset
 from oracle import NOT_THERE, Oracle, churning, compiled
 
 from crckpt.host import pagemap, proc
@@ -74,13 +73,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "holes are marked":
         assert text.count("        .told = WPALLOWED,\n") == 1
         text = text.replace("        .told = WPALLOWED,\n", "")
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    (tmp_path / "changed.c").write_text(text.replace(old, new))
-    built = tmp_path / "changed.so"
-    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    subprocess.run(["cc", *options, "-o", str(built), str(tmp_path / "changed.c")], check=True)
-    return built
+    return preload_library(tmp_path, text.replace(old, new))
 
 
 def test_a_preload_library_without_a_guard(

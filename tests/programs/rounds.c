@@ -67,6 +67,8 @@ static void aside(int number)
         extra = mapped(SIDE);
     if (number == 2)
         madvise(file, SIDE * PAGE, MADV_DONTNEED); /* what was written over the file is gone again */
+    if (number == 2 && extra)
+        madvise(extra, SIDE * PAGE, MADV_DONTFORK);
     if (number == 3) {
         unsigned char *to = mapped(SIDE);
         memset(to, 0x55, SIDE * PAGE);

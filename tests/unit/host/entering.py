@@ -44,6 +44,19 @@ def compiled(source: str, into: Path, *options: str) -> str:
     return str(executable)
 
 
+def preload_library(into: Path, preload: str = "") -> Path:
+    """crckpt's preload library, compiled from what is there now, or with this text as its preload.c."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    sources = PROGRAMS.parents[1] / "crckpt/tracking"
+    (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
+    library = into / "libpreload.so"
+    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
+    files = (f"-I{sources}", into / "preload.c", sources / "smaps.c", "-o", library)
+    subprocess.run(["cc", *options, *files], check=True)
+    return library
+
+
 @contextmanager
 def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[subprocess.Popen[str]]:
     """A program in a session of its own that has said it is `ready`; ended afterwards."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, PROGRAMS, Told, reset, state, told, wait_for
+from entering import NO_WRITE_PROTECTION, PROGRAMS, Told, preload_library, reset, state, told, wait_for
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host import pagemap
@@ -121,8 +120,6 @@ def pages(pid: int, place: int) -> set[int]:
 
 def asked(text: str, work: Path) -> dict[str, Any]:
     """What this preload library answers, in a hold whose owner has died."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
     work.mkdir()
     (work / "criu.kdat").touch()
     with gate(work / "hold") as hold:
@@ -131,11 +128,9 @@ def asked(text: str, work: Path) -> dict[str, Any]:
 
 
 def _answers(text: str, work: Path, hold: Hold) -> dict[str, Any]:
-    (work / "preload.c").write_text(text)
-    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    subprocess.run(["cc", *options, "-o", str(work / "lib.so"), str(work / "preload.c")], check=True)
+    library = preload_library(work, text)
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
-    preloaded = ("env", f"LD_PRELOAD={work / 'lib.so'}", f"CRCKPT_TRACKER={UffdWp.name}")
+    preloaded = ("env", f"LD_PRELOAD={library}", f"CRCKPT_TRACKER={UffdWp.name}")
     done = subprocess.run([*hold.words, *preloaded, *words], capture_output=True, text=True, check=True)
     answers: dict[str, Any] = json.loads(done.stdout)
     return answers

@@ -1,0 +1,461 @@
+/*
+ * CRIU reads smaps of each frozen process, for the flags of its maps alone (criu/proc_parse.c, parse_smaps). The kernel
+ * looks at every page of a process for it: 10 ms a GB. It is the only file that tells flags. But a BPF iterator tells
+ * them as the kernel keeps them, as bits (vm_flags), which differ between kernels; and what smaps says of a map's flags
+ * follows from these bits. So what each set of bits is called is learnt where smaps was read once, with the process
+ * frozen, and kept in a table of its tree alone, as long as that is followed; from then on smaps is made of maps, the
+ * iterator, and the table. Wherever these do not tell all, or there is no such iterator (Linux 6.1, root), it is read.
+ *
+ * Sources: linux/bpf.h, linux/btf.h; fs/proc/task_mmu.c, kernel/bpf/task_iter.c of Linux 6.18.
+ */
+#define _GNU_SOURCE
+#include "smaps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* linux/bpf.h; the headers of a machine may be older than its kernel. */
+#define PROG_LOAD 5
+#define LINK_CREATE 28
+#define ITER_CREATE 33
+#define PROG_TYPE_TRACING 26
+#define TRACE_ITER 28
+#define SEQ_WRITE 127
+/* linux/btf.h */
+#define BTF_MAGIC 0xEB9F
+enum { INT = 1, ARRAY = 3, STRUCT, UNION, ENUM, TYPEDEF = 8, RESTRICT = 11, FUNC, FUNC_PROTO, VAR, DATASEC, DECL_TAG = 17,
+       ENUM64 = 19 };
+
+#define VMFLAGS "VmFlags: "
+#define OF_THE_KERNEL (1ull << 63)
+/* Entries of a table: a tree has some dozens. */
+#define MOST 1024
+#define NONE_TOLD (~0ull)
+
+struct bytes {
+    char *at;
+    size_t length, room;
+};
+
+/* What the iterator says of a map. */
+struct vma {
+    uint64_t start, end, flags;
+};
+
+/* An entry of the table: the end of smaps' line of flags, with its newline. */
+struct meaning {
+    uint64_t flags;
+    char words[120];
+};
+
+struct btf_header {
+    uint16_t magic;
+    uint8_t version, flags;
+    uint32_t length, types, types_length, names, names_length;
+};
+
+struct btf_type {
+    uint32_t name, info, size;
+};
+
+struct btf_member {
+    uint32_t name, type, place;
+};
+
+struct btf {
+    const char *types, *names;
+    struct bytes places;
+};
+
+static const char *table_path;
+static int program = -1;
+
+static int has_room(struct bytes *bytes, size_t more)
+{
+    if (bytes->room - bytes->length >= more)
+        return 1;
+    size_t room = 2 * (bytes->room + more);
+    long at = bytes->at ? syscall(SYS_mremap, bytes->at, bytes->room, room, MREMAP_MAYMOVE)
+                        : syscall(SYS_mmap, NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0l);
+    if (at == -1)
+        return 0;
+    bytes->at = (char *)at;
+    bytes->room = room;
+    return 1;
+}
+
+static int added(struct bytes *bytes, const char *from, const char *to)
+{
+    if (!has_room(bytes, to - from))
+        return 0;
+    while (from < to)
+        bytes->at[bytes->length++] = *from++;
+    return 1;
+}
+
+static void let_go(struct bytes *bytes)
+{
+    if (bytes->at)
+        syscall(SYS_munmap, bytes->at, bytes->room);
+}
+
+/* Whether all of the file could be read. */
+static int all_read(int number, struct bytes *into)
+{
+    ssize_t found;
+    do {
+        if (!has_room(into, 1 << 16))
+            return 0;
+        found = syscall(SYS_read, number, into->at + into->length, into->room - into->length);
+        into->length += found > 0 ? found : 0;
+    } while (found > 0 || (found < 0 && errno == EINTR));
+    return found == 0;
+}
+
+static int is_named(const char *name, const char *wanted)
+{
+    while (*name && *name == *wanted)
+        name++, wanted++;
+    return *name == *wanted;
+}
+
+static int kind_of(const struct btf_type *type)
+{
+    return type->info >> 24 & 31;
+}
+
+static size_t length_of(const struct btf_type *type)
+{
+    size_t parts = type->info & 0xffff;
+    switch (kind_of(type)) {
+    case INT:
+    case VAR:
+    case DECL_TAG:
+        return sizeof *type + 4;
+    case ARRAY:
+        return sizeof *type + 12;
+    case ENUM:
+    case FUNC_PROTO:
+        return sizeof *type + 8 * parts;
+    case STRUCT:
+    case UNION:
+    case DATASEC:
+    case ENUM64:
+        return sizeof *type + 12 * parts;
+    default:
+        return sizeof *type;
+    }
+}
+
+static const struct btf_type *type_of(const struct btf *btf, uint32_t number)
+{
+    return (const void *)(btf->types + ((uint32_t *)btf->places.at)[number]);
+}
+
+/* Where in this type the member of this name lies, in bytes; -1 if it has none. */
+static int place_of(const struct btf *btf, uint32_t number, const char *name)
+{
+    const struct btf_type *type = type_of(btf, number);
+    while (kind_of(type) >= TYPEDEF && kind_of(type) <= RESTRICT)
+        type = type_of(btf, type->size);
+    if (kind_of(type) != STRUCT && kind_of(type) != UNION)
+        return -1;
+    const struct btf_member *member = (const void *)(type + 1);
+    for (size_t i = 0; i < (type->info & 0xffff); i++, member++) {
+        int place = (type->info >> 31 ? member->place & 0xffffff : member->place) / 8;
+        if (is_named(btf->names + member->name, name))
+            return place;
+        int within = btf->names[member->name] ? -1 : place_of(btf, member->type, name);
+        if (within >= 0)
+            return place + within;
+    }
+    return -1;
+}
+
+static uint64_t instruction(uint8_t code, uint8_t to, uint8_t from, int16_t offset, int32_t value)
+{
+    return code | to << 8 | from << 12 | (uint64_t)(uint16_t)offset << 16 | (uint64_t)(uint32_t)value << 32;
+}
+
+/* The iterator's program: of each map it writes a struct vma. */
+static int loaded(uint32_t function, int start, int end, int flags)
+{
+    enum { ADD = 0x07, EQUAL = 0x15, LOAD = 0x79, STORE = 0x7b, CALL = 0x85, EXIT = 0x95, SET = 0xb7, COPY = 0xbf };
+    const uint64_t instructions[] = {
+        instruction(LOAD, 6, 1, 16, 0), /* struct bpf_iter__task_vma: meta, task, vma */
+        instruction(EQUAL, 6, 0, 12, 0),
+        instruction(LOAD, 1, 1, 0, 0),
+        instruction(LOAD, 1, 1, 0, 0), /* struct bpf_iter_meta: seq */
+        instruction(LOAD, 2, 6, start, 0),
+        instruction(STORE, 10, 2, -24, 0),
+        instruction(LOAD, 2, 6, end, 0),
+        instruction(STORE, 10, 2, -16, 0),
+        instruction(LOAD, 2, 6, flags, 0),
+        instruction(STORE, 10, 2, -8, 0),
+        instruction(COPY, 2, 10, 0, 0),
+        instruction(ADD, 2, 0, 0, -24),
+        instruction(SET, 3, 0, 0, sizeof(struct vma)),
+        instruction(CALL, 0, 0, 0, SEQ_WRITE),
+        instruction(SET, 0, 0, 0, 0),
+        instruction(EXIT, 0, 0, 0, 0),
+    };
+    const struct {
+        uint32_t type, count;
+        uint64_t instructions, license;
+        uint32_t log_level, log_size;
+        uint64_t log;
+        uint32_t version, flags;
+        char name[16];
+        uint32_t interface, attach_type, btf, functions_size;
+        uint64_t functions;
+        uint32_t functions_count, lines_size;
+        uint64_t lines;
+        uint32_t lines_count, attach_to;
+    } asked = {
+        .type = PROG_TYPE_TRACING,
+        .count = sizeof instructions / sizeof *instructions,
+        .instructions = (uintptr_t)instructions,
+        .license = (uintptr_t)"Dual MIT/GPL",
+        .name = "crckpt_maps",
+        .attach_type = TRACE_ITER,
+        .attach_to = function,
+    };
+    return syscall(SYS_bpf, PROG_LOAD, &asked, sizeof asked);
+}
+
+/* The kernel says of itself what it is called and where it lies. */
+static int loaded_by(struct btf *btf, const struct bytes *kernel)
+{
+    const struct btf_header *header = (const void *)kernel->at;
+    if (kernel->length < sizeof *header || header->magic != BTF_MAGIC || header->version != 1)
+        return -1;
+    btf->types = kernel->at + header->length + header->types;
+    btf->names = kernel->at + header->length + header->names;
+    uint32_t function = 0, vma = 0, chosen = 0, number = 0;
+    for (uint32_t place = 0; place < header->types_length; place += length_of((const void *)(btf->types + place))) {
+        const struct btf_type *type = (const void *)(btf->types + place);
+        const char *name = btf->names + type->name;
+        if (!number++) /* what is of no type */
+            btf->places.length = sizeof place;
+        if (!added(&btf->places, (const char *)&place, (const char *)(&place + 1)) || kind_of(type) > ENUM64)
+            return -1;
+        if (kind_of(type) == FUNC && is_named(name, "bpf_iter_task_vma"))
+            function = number;
+        if (kind_of(type) == STRUCT && is_named(name, "vm_area_struct"))
+            vma = number;
+        if (kind_of(type) == UNION && is_named(name, "bpf_iter_link_info"))
+            chosen = number;
+    }
+    /* Without the choice of one process it would tell the maps of all. */
+    if (!function || !vma || !chosen || place_of(btf, chosen, "task") < 0)
+        return -1;
+    int start = place_of(btf, vma, "vm_start"), end = place_of(btf, vma, "vm_end"), flags = place_of(btf, vma, "vm_flags");
+    return start < 0 || end < 0 || flags < 0 ? -1 : loaded(function, start, end, flags);
+}
+
+void prepare_for_smaps(const char *table)
+{
+    struct bytes kernel = {0};
+    struct btf btf = {0};
+    int number = *table ? syscall(SYS_openat, AT_FDCWD, "/sys/kernel/btf/vmlinux", O_RDONLY | O_CLOEXEC, 0) : -1;
+    if (number < 0)
+        return;
+    table_path = table;
+    if (has_room(&btf.places, 1 << 20) && all_read(number, &kernel))
+        program = loaded_by(&btf, &kernel);
+    let_go(&btf.places);
+    let_go(&kernel);
+    syscall(SYS_close, number);
+}
+
+/*
+ * Whether the iterator could be read to its end. It has none, where a process has more maps than it tells at once (32
+ * KiB): it tells the last ones again, for ever (task_vma_seq_get_next). It tells them in the order of their addresses.
+ */
+static int all_told(int number, struct bytes *vmas)
+{
+    for (;;) {
+        if (!has_room(vmas, 1 << 16))
+            return 0;
+        const struct vma *next = (const void *)(vmas->at + vmas->length);
+        ssize_t found = syscall(SYS_read, number, next, vmas->room - vmas->length);
+        if (found < 0 && errno == EINTR)
+            continue;
+        if (found < 0 || found % sizeof *next)
+            return 0;
+        if (!found || (vmas->length && next->start < next[-1].end))
+            return vmas->length != 0;
+        vmas->length += found;
+    }
+}
+
+/* Whether the iterator has told the maps of the process. */
+static int told_by_kernel(int pid, struct bytes *vmas)
+{
+    const uint32_t chosen[3] = {pid};
+    const struct {
+        uint32_t program, target, type, flags;
+        uint64_t chosen;
+        uint32_t chosen_length, rest;
+    } asked = {program, 0, TRACE_ITER, 0, (uintptr_t)chosen, sizeof chosen, 0};
+    int link = syscall(SYS_bpf, LINK_CREATE, &asked, sizeof asked);
+    const uint32_t of[2] = {link};
+    int number = link < 0 ? -1 : syscall(SYS_bpf, ITER_CREATE, of, sizeof of);
+    int is_told = number >= 0 && all_told(number, vmas);
+    if (number >= 0)
+        syscall(SYS_close, number);
+    if (link >= 0)
+        syscall(SYS_close, link);
+    return is_told;
+}
+
+static const char *line_after(const char *line, const char *end)
+{
+    while (line < end && *line++ != '\n')
+        ;
+    return line;
+}
+
+static uint64_t address(const char **text)
+{
+    uint64_t value = 0;
+    for (;; (*text)++)
+        if (**text >= '0' && **text <= '9')
+            value = value << 4 | (**text - '0');
+        else if (**text >= 'a' && **text <= 'f')
+            value = value << 4 | (**text - 'a' + 10);
+        else
+            return value;
+}
+
+static int is_map(const char *line)
+{
+    return (*line >= '0' && *line <= '9') || (*line >= 'a' && *line <= 'f');
+}
+
+/* The flags of the map in this line, which comes after those of the lines before; 0 if they do not tell of the same. */
+static uint64_t flags_of(const char *line, const struct bytes *vmas, size_t *next)
+{
+    uint64_t start = address(&line);
+    if (*line++ != '-' || start & OF_THE_KERNEL)
+        return start & OF_THE_KERNEL ? NONE_TOLD : 0;
+    const struct vma *vma = (const void *)(vmas->at + *next);
+    if (*next == vmas->length || vma->start != start || vma->end != address(&line))
+        return 0;
+    *next += sizeof *vma;
+    return vma->flags;
+}
+
+static const char *words_of(uint64_t flags, const struct bytes *table)
+{
+    const struct meaning *end = (const void *)(table->at + table->length);
+    for (const struct meaning *one = (const void *)table->at; one < end; one++)
+        if (one->flags == flags)
+            return one->words;
+    return NULL;
+}
+
+/* Whether the table has words for all of them. */
+static int made(const struct bytes *maps, const struct bytes *vmas, const struct bytes *table, struct bytes *smaps)
+{
+    static const char begins[] = VMFLAGS;
+    const char *end = maps->at + maps->length, *words = NULL;
+    uint64_t flags, before = 0;
+    size_t next = 0;
+    for (const char *line = maps->at, *after; line < end; line = after) {
+        after = line_after(line, end);
+        flags = flags_of(line, vmas, &next);
+        words = flags && flags == before ? words : words_of(flags, table);
+        before = flags;
+        if (!flags || !words || !added(smaps, line, after) || !added(smaps, begins, begins + sizeof begins - 1) ||
+            !added(smaps, words, line_after(words, words + sizeof(((struct meaning *)0)->words))))
+            return 0;
+    }
+    return next == vmas->length;
+}
+
+static int written(int number, const char *from, size_t length)
+{
+    ssize_t done = 0;
+    for (; length && done >= 0; from += done, length -= done)
+        done = syscall(SYS_write, number, from, length);
+    return !length;
+}
+
+/* Adds to the table what this smaps calls what is not in it; alone, so that an entry is there as a whole and once. */
+static void learn(const struct bytes *smaps, const struct bytes *vmas, struct bytes *table, int known)
+{
+    static const char begins[] = VMFLAGS;
+    const char *end = smaps->at + smaps->length;
+    uint64_t flags = 0;
+    size_t next = 0, before = table->length;
+    if (before >= MOST * sizeof(struct meaning) || syscall(SYS_flock, known, LOCK_EX | LOCK_NB) != 0 ||
+        syscall(SYS_lseek, known, 0l, SEEK_END) != (long)before)
+        return;
+    for (const char *line = smaps->at, *after; line < end; line = after) {
+        after = line_after(line, end);
+        if (is_map(line) && !(flags = flags_of(line, vmas, &next)))
+            return;
+        size_t same = 0;
+        while (same < sizeof begins - 1 && line + same < after && line[same] == begins[same])
+            same++;
+        struct meaning found = {.flags = flags};
+        const char *words = line + same;
+        if (same != sizeof begins - 1 || !flags || after - words > (long)sizeof found.words || words_of(flags, table))
+            continue;
+        for (long i = 0; i < after - words; i++)
+            found.words[i] = words[i];
+        if (!added(table, (const char *)&found, (const char *)(&found + 1)))
+            return;
+    }
+    if (next == vmas->length && !written(known, table->at + before, table->length - before))
+        syscall(SYS_ftruncate, known, before);
+}
+
+static int as_file(const struct bytes *text)
+{
+    int number = syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC);
+    if (number >= 0 && (!written(number, text->at, text->length) || syscall(SYS_lseek, number, 0l, SEEK_SET) != 0)) {
+        syscall(SYS_close, number);
+        return -1;
+    }
+    return number;
+}
+
+int as_smaps(int smaps, int maps, int pid)
+{
+    struct bytes vmas = {0}, listed = {0}, table = {0}, text = {0};
+    int number = -1;
+    int known = program < 0 ? -1 : syscall(SYS_openat, AT_FDCWD, table_path, O_RDWR | O_APPEND | O_CLOEXEC, 0);
+    if (pid > 0 && maps >= 0 && known >= 0 && all_read(known, &table) && all_read(maps, &listed) &&
+        table.length % sizeof(struct meaning) == 0 && told_by_kernel(pid, &vmas)) {
+        if (made(&listed, &vmas, &table, &text))
+            number = as_file(&text);
+        else {
+            text.length = 0;
+            if (all_read(smaps, &text)) {
+                learn(&text, &vmas, &table, known);
+                number = as_file(&text);
+            }
+            if (number < 0)
+                syscall(SYS_lseek, smaps, 0l, SEEK_SET);
+        }
+    }
+    let_go(&text);
+    let_go(&table);
+    let_go(&listed);
+    let_go(&vmas);
+    if (known >= 0)
+        syscall(SYS_close, known);
+    if (maps >= 0)
+        syscall(SYS_close, maps);
+    if (number < 0)
+        return smaps;
+    syscall(SYS_close, smaps);
+    return number;
+}

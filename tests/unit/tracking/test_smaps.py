@@ -1,0 +1,154 @@
+"""What CRIU reads of smaps is what the kernel says, also where the kernel was not asked to look at all pages for it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from entering import Told, preload_library
+from entering import told as target_of
+
+READER = """
+import ctypes, os, sys
+directory = os.open(sys.argv[1], os.O_RDONLY)
+number = ctypes.CDLL(None).openat(directory, b"smaps", os.O_RDONLY)
+with open(number, "rb") as file:
+    sys.stdout.buffer.write(file.read())
+"""
+ENTRY = 128
+DONTFORK, DOFORK = 10, 11
+KINDS = """import mmap
+kept, kind, anonymous = [], mmap.MAP_PRIVATE, mmap.MAP_ANONYMOUS
+new = lambda: kept.append(mmap.mmap(-1, 1 << 16, kind | anonymous)) or kept[-1]
+for advice in (1, 2, 12, 14, 15, 16, 18): new().madvise(advice)
+kept += [mmap.mmap(-1, 1 << 16, flags | anonymous) for flags in (mmap.MAP_SHARED, kind | 0x4000)]  # MAP_NORESERVE
+mapped = new()"""
+
+pytestmark = pytest.mark.skipif(
+    tuple(int(part) for part in platform.release().split(".")[:2]) < (6, 1)
+    or not Path("/sys/kernel/btf/vmlinux").exists()
+    or os.geteuid() != 0,
+    reason="here no iterator tells the maps of a process",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return preload_library(tmp_path_factory.mktemp("preload"))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """The table of a tree that is new."""
+    (tmp_path / "table").touch()
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def target() -> Iterator[Told]:
+    """A process with maps of many kinds."""
+    with target_of() as target:
+        for line in KINDS.splitlines():
+            target.do(line)
+        yield target
+
+
+class Read:
+    """What a program reads as smaps."""
+
+    def __init__(self, text: str) -> None:
+        self.is_the_kernels = "\nRss:" in text
+        lines = text.splitlines()
+        self.told = [line.split() for line in lines if "-" in line.split()[0] or line.startswith("VmFlags:")]
+
+
+def reading(place: int | Path, **environment: str | Path) -> subprocess.Popen[str]:
+    """As CRIU reads it, in the directory of this process or another."""
+    words = ["/usr/bin/python3", "-S", "-c", READER, f"/proc/{place}" if isinstance(place, int) else str(place)]
+    named = {name: str(value) for name, value in environment.items()}
+    return subprocess.Popen(words, env=os.environ | named, stdout=subprocess.PIPE, text=True)
+
+
+def read(place: int | Path, **environment: str | Path) -> Read:
+    out, _ = (process := reading(place, **environment)).communicate(timeout=20)
+    assert process.returncode == 0
+    return Read(out)
+
+
+def test_the_kernel_is_asked_once(library: Path, target: Told, table: Path) -> None:
+    right = read(target.pid).told
+    assert sum(line[0] == "VmFlags:" for line in right) == len(right) // 2 > 20
+    for is_first in (True, False):
+        made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+        assert made.told == right
+        assert made.is_the_kernels == is_first
+
+
+def test_of_more_maps_than_are_told_at_once_none_is_missed(library: Path, target: Told, table: Path) -> None:
+    for count in (1500, 3000):
+        target.do(f"kept += [mmap.mmap(-1, 4096, kind | anonymous, 1 + n % 2) for n in range({count})]")
+        right = read(target.pid).told
+        assert len(right) > 2 * count
+        for _ in range(2):
+            made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+            assert made.told == right
+        assert not made.is_the_kernels
+
+
+def test_flags_that_never_were_are_asked_for(library: Path, target: Told, table: Path) -> None:
+    """The map is advised as a whole: its line in maps stays as it was."""
+    read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+    listed = Path(f"/proc/{target.pid}/maps").read_text()
+    for advice, is_new in ((DONTFORK, True), (DOFORK, False), (DONTFORK, False)):
+        target.do(f"mapped.madvise({advice})")
+        assert Path(f"/proc/{target.pid}/maps").read_text() == listed
+        made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+        assert made.told == read(target.pid).told
+        assert made.is_the_kernels == is_new
+        assert any("dc" in line[1:] for line in made.told if line[0] == "VmFlags:") == (advice == DONTFORK)
+
+
+def test_a_table_that_cannot_be_is_done_without(library: Path, target: Told, tmp_path: Path) -> None:
+    torn, missing = tmp_path / "torn", tmp_path / "nowhere/table"
+    torn.write_bytes(bytes(ENTRY + 5))
+    for table in (torn, missing, tmp_path, ""):
+        for _ in range(2):
+            made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+            assert made.is_the_kernels
+            assert made.told == read(target.pid).told
+    assert torn.read_bytes() == bytes(ENTRY + 5)
+
+
+def test_of_many_who_learn_at_once_each_entry_is_there_once(library: Path, target: Told, table: Path) -> None:
+    for _ in range(2):
+        readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
+        right = read(target.pid).told
+        for reader in readers:
+            assert Read(reader.communicate(timeout=20)[0]).told == right
+    content = table.read_bytes()
+    entries = [content[place : place + ENTRY] for place in range(0, len(content), ENTRY)]
+    assert len({entry[:8] for entry in entries}) == len(entries) > 10
+    assert {len(entry) for entry in entries} == {ENTRY}
+    assert not read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).is_the_kernels
+
+
+def test_each_process_is_told_its_own(library: Path, target: Told, table: Path) -> None:
+    with target_of() as other:
+        for one in (target, other, target, other):
+            made = read(one.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
+            assert made.told == read(one.pid).told
+    assert not made.is_the_kernels
+
+
+def test_what_somebody_has_called_so_is_left_alone(library: Path, target: Told, table: Path, tmp_path: Path) -> None:
+    """Also where what lies beside it never could be opened."""
+    (tmp_path / "smaps").write_text("some text\n")
+    for name in ("stat", "maps"):
+        os.mkfifo(tmp_path / name)
+    told = reading(tmp_path, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).communicate(timeout=20)[0]
+    assert told == "some text\n"
+    assert table.stat().st_size == 0
