@@ -172,3 +172,11 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     checksum = target.told()[0]
     tracker.close()
     assert restored(target, third) == checksum
+
+
+def test_of_smaps_criu_reads_nothing_but_flags() -> None:
+    """What crckpt's library gives it as smaps has no other line (smaps.c): one that asks for more needs more."""
+    found = found_criu()
+    (program,) = (path for path in (found, *found.parent.rglob("sbin/criu")) if path.read_bytes()[:4] == b"\x7fELF")
+    names = {line.split(":")[0] for line in Path("/proc/self/smaps").read_text().splitlines() if line[0].isupper()}
+    assert {name for name in names if f"\0{name}:".encode() in program.read_bytes()} == {"VmFlags"}
