@@ -3,7 +3,8 @@
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
  * out of it with fewer calls (splice); and tells it the flags of maps without the kernel's look at every page (smaps.c).
  *
- * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and all that CRIU asks goes to the kernel as it is.
+ * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but the huge page of
+ * zeros, which has none, reads as written (is_zeros).
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
  * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
  * there costs bytes.
@@ -46,9 +47,16 @@
 #define PRESENT (1ull << 3)
 #define SWAPPED (1ull << 4)
 #define PFNZERO (1ull << 5)
+#define HUGE (1ull << 6)
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
+#define ENTRY_PRESENT (1ull << 63)
 #define ENTRY_SOFT_DIRTY (1ull << 55)
+#define ENTRY_FRAME (ENTRY_SOFT_DIRTY - 1)
+/* Pages of a huge page, where there are soft-dirty bits. */
+#define HUGE_PAGE 512
+/* /proc/kpageflags */
+#define FRAME_OF_ZEROS (1ull << 24)
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
 
@@ -280,17 +288,54 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     int number = syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "pages-") && flags & O_CREAT)
         return looked_after(number, PAGES);
-    return same(last, "pagemap") && !tracker_is("soft-dirty") ? looked_after(number, PAGEMAP) : number;
+    return same(last, "pagemap") ? looked_after(number, PAGEMAP) : number;
 }
 
-static ssize_t all_dirty(int number, uint64_t *entries, ssize_t length)
+/*
+ * Whether this page may be one of the huge page of zeros, which is there where somebody has read what was not, or no
+ * longer. It has no soft-dirty bit, for it was not written, and CRIU, which knows the small page of zeros alone, would take
+ * what was there before for what is there now. `frames` is kpageflags; if that does not tell, the page may be one.
+ */
+static int is_zeros(int frames, uint64_t page, uint64_t entry)
+{
+    uint64_t frame = entry & ENTRY_FRAME, flags;
+    if (!(entry & ENTRY_PRESENT) || (page ^ frame) % HUGE_PAGE)
+        return 0;
+    return syscall(SYS_pread64, frames, &flags, sizeof flags, frame * sizeof flags) != sizeof flags || flags & FRAME_OF_ZEROS;
+}
+
+static int opened_frames(void)
+{
+    return syscall(SYS_openat, AT_FDCWD, "/proc/kpageflags", O_RDONLY | O_CLOEXEC, 0);
+}
+
+static void zeros_dirty(uint64_t *entries, ssize_t count, uint64_t first)
+{
+    int frames = opened_frames(), are_zeros = 0;
+    for (ssize_t i = 0; i < count; i++) {
+        /* Of a huge page it is asked once: its pages follow each other. */
+        if (!i || !(entries[i - 1] & entries[i] & ENTRY_PRESENT) || (first + i) % HUGE_PAGE == 0 ||
+            (entries[i] & ENTRY_FRAME) != (entries[i - 1] & ENTRY_FRAME) + 1)
+            are_zeros = is_zeros(frames, first + i, entries[i]);
+        if (are_zeros)
+            entries[i] |= ENTRY_SOFT_DIRTY;
+    }
+    syscall(SYS_close, frames);
+}
+
+/* What was read of a file at this place, where it is a page map. */
+static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t place)
 {
     struct file *file = length > 0 ? known(number) : NULL;
-    if (!file || file->kind == PAGES)
+    ssize_t count = length / (ssize_t)sizeof *entries;
+    int is_passed = tracker_is("soft-dirty");
+    if (!file || file->kind == PAGES || (is_passed && file->kind != PAGEMAP))
         return length;
-    if (length % sizeof *entries)
+    if ((is_passed ? length | place : length) % sizeof *entries)
         return refused("part of a page map's entry");
-    for (ssize_t i = 0; i < length / (ssize_t)sizeof *entries; i++)
+    if (is_passed)
+        zeros_dirty(entries, count, place / sizeof *entries);
+    for (ssize_t i = 0; i < count && !is_passed; i++)
         entries[i] |= ENTRY_SOFT_DIRTY;
     return length;
 }
@@ -376,6 +421,31 @@ static long scanned(int number, struct scan *asked)
     return found;
 }
 
+/* Before Linux 6.17 a scan does not tell the huge page of zeros from others. */
+static long scanned_bits(int number, struct scan *asked)
+{
+    uint64_t told = asked->told, entry;
+    struct region *region = (struct region *)(uintptr_t)asked->vec;
+    if (asked->size != sizeof *asked)
+        return refused("PAGEMAP_SCAN of another size");
+    if (!(told & SOFT_DIRTY))
+        return syscall(SYS_ioctl, number, SCAN, asked);
+    asked->told |= HUGE;
+    long found = syscall(SYS_ioctl, number, SCAN, asked), size = sysconf(_SC_PAGESIZE);
+    int frames = opened_frames();
+    asked->told = told;
+    for (long i = 0; i < found; i++, region++) {
+        uint64_t page = region->start / size, end = region->end / size;
+        for (; (region->categories & (HUGE | SOFT_DIRTY)) == HUGE && page < end; page += HUGE_PAGE - page % HUGE_PAGE)
+            if (syscall(SYS_pread64, number, &entry, sizeof entry, page * sizeof entry) != sizeof entry ||
+                is_zeros(frames, page, entry))
+                region->categories |= SOFT_DIRTY;
+        region->categories &= told;
+    }
+    syscall(SYS_close, frames);
+    return found;
+}
+
 #define MODE                                                    \
     mode_t mode = 0;                                            \
     if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) {       \
@@ -408,7 +478,7 @@ static long scanned(int number, struct scan *asked)
 #define PREAD(name, ...)                                                                 \
     VISIBLE ssize_t name(int number, void *into, size_t length, off_t place __VA_ARGS__) \
     {                                                                                    \
-        return all_dirty(number, into, syscall(SYS_pread64, number, into, length, place)); \
+        return with_dirty(number, into, syscall(SYS_pread64, number, into, length, place), place); \
     }
 #define ROOM , size_t room __attribute__((unused))
 
@@ -427,7 +497,9 @@ PREAD(__pread64_chk, ROOM)
 
 VISIBLE ssize_t read(int number, void *into, size_t length)
 {
-    return all_dirty(number, into, syscall(SYS_read, number, into, length));
+    ssize_t found = syscall(SYS_read, number, into, length);
+    struct file *file = found > 0 ? known(number) : NULL;
+    return file && file->kind != PAGES ? with_dirty(number, into, found, syscall(SYS_lseek, number, 0l, SEEK_CUR) - found) : found;
 }
 
 VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __attribute__((unused)))
@@ -456,7 +528,9 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     va_start(more, request);
     void *argument = va_arg(more, void *);
     va_end(more);
-    return request == SCAN && !tracker_is("soft-dirty") ? scanned(number, argument) : syscall(SYS_ioctl, number, request, argument);
+    if (request != SCAN)
+        return syscall(SYS_ioctl, number, request, argument);
+    return tracker_is("soft-dirty") ? scanned_bits(number, argument) : scanned(number, argument);
 }
 
 /*

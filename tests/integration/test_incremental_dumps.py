@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from command import Crckpt
 from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
+from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
 from trees import wait_for
 
@@ -74,6 +77,35 @@ def advised(pid: int) -> dict[str, set[str]]:
     text = Path(f"/proc/{pid}/smaps").read_text()
     maps = re.findall(r"^([0-9a-f]+-[0-9a-f]+) .*\n(?:[A-Z].*\n)*?VmFlags: (.*)$", text, re.MULTILINE)
     return {place: advice for place, flags in maps if (advice := {"dc", "nh"} & set(flags.split()))}
+
+
+def test_what_was_given_back_and_read_since_the_parent_is_restored_as_zeros(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Where the kernel has soft-dirty bits the huge page of zeros that it reads has none."""
+    null = subprocess.DEVNULL
+    words = [sys.executable, str(PROGRAMS / "huge_page.py"), str(tmp_path)]
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, cwd="/", env={}, start_new_session=True)
+
+    def said(number: int) -> str:
+        wait_for((tmp_path / f"said-{number}").exists, 20, f"what it says, {number}")
+        return (tmp_path / f"said-{number}").read_text()
+
+    try:
+        assert said(0) == str(1 << 21)
+        for number in (1, 2):
+            crckpt.run("dump", str(process.pid), "job", "--incremental")
+            if number == 1:
+                process.send_signal(signal.SIGUSR1)
+                assert said(number) == "0"
+    finally:
+        process.kill()
+        process.wait()
+    crckpt.run("restore", "job", "--detach")
+    try:
+        os.kill(process.pid, signal.SIGUSR2)
+        assert said(2) == "0"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
 
 
 def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

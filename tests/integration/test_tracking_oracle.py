@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ ENDING = "a process of the tree has ended its main thread while others go on"
 def test_never_a_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) -> None:
     with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
-        for number in range(ROUNDS):
-            # Of every other tree all is copied beforehand, once or more.
-            for _ in range(number % 3 if seed // 2 % 2 else 0):
-                oracle.copied()
-            counted = bool(oracle.dumped())
-            assert counted or number == 0 or oracle.began_anew
-        oracle.tracker.close()
+        with closing(oracle.tracker):
+            for number in range(ROUNDS):
+                # Of every other tree all is copied beforehand, once or more.
+                for _ in range(number % 3 if seed // 2 % 2 else 0):
+                    oracle.copied()
+                counted = bool(oracle.dumped())
+                assert counted or number == 0 or oracle.began_anew
 
 
 class Seeing:
