@@ -3,8 +3,8 @@
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
  * out of it with fewer calls (splice); and tells it the flags of maps without the kernel's look at every page (smaps.c).
  *
- * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but the huge page of
- * zeros, which has none, reads as written (is_zeros).
+ * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that have
+ * none, whatever was written, read as written (has_none).
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
  * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
  * there costs bytes.
@@ -51,11 +51,13 @@
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
 #define ENTRY_PRESENT (1ull << 63)
+#define ENTRY_SWAPPED (1ull << 62)
 #define ENTRY_SOFT_DIRTY (1ull << 55)
 #define ENTRY_FRAME (ENTRY_SOFT_DIRTY - 1)
 /* Pages of a huge page, where there are soft-dirty bits. */
 #define HUGE_PAGE 512
 /* /proc/kpageflags */
+#define FRAME_MERGED (1ull << 21)
 #define FRAME_OF_ZEROS (1ull << 24)
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
@@ -69,12 +71,16 @@ struct scan {
     uint64_t inverted, mask, anyof, told;
 };
 
-/* The files that we look after. A number may have come to name another file without our seeing it: the inode says. */
+/*
+ * The files that we look after. A number may have come to name another file without our seeing it: the inode says.
+ * `merged` is a file, or -1: how many pages of this page map's process the kernel has merged.
+ */
 static struct file {
     int number;
     enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS, PAGES } kind;
     dev_t device;
     ino_t inode;
+    int merged;
 } files[64];
 
 /* What was moved from a pipe to a file before CRIU asked for it. */
@@ -179,6 +185,13 @@ static int identified(int number, struct stat *status)
     return syscall(SYS_fstat, number, status) == 0;
 }
 
+static void forgotten(struct file *file)
+{
+    file->kind = NONE;
+    if (file->merged >= 0)
+        syscall(SYS_close, file->merged);
+}
+
 static struct file *known(int number)
 {
     struct stat status;
@@ -187,8 +200,8 @@ static struct file *known(int number)
             int before = errno;
             if (identified(number, &status) && status.st_dev == files[i].device && status.st_ino == files[i].inode)
                 return &files[i];
+            forgotten(&files[i]);
             errno = before;
-            files[i].kind = NONE;
         }
     return NULL;
 }
@@ -200,7 +213,7 @@ static int looked_after(int number, int kind)
         return number;
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && identified(number, &status)) {
-            files[i] = (struct file){number, kind, status.st_dev, status.st_ino};
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, -1};
             return number;
         }
     syscall(SYS_close, number);
@@ -243,19 +256,39 @@ static int opened_to_reset(int directory, const char *path, const char *last, in
     return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
-/* Of a process, whose number in this /proc is the first word of its stat; not what somebody else has called so. */
-static int opened_smaps(int directory)
+/* Not what somebody has called as we know it. */
+static int is_of_proc(int number)
 {
     struct statfs there;
+    return number >= 0 && syscall(SYS_fstatfs, number, &there) == 0 && there.f_type == PROC_SUPER_MAGIC;
+}
+
+/* Of a process, whose number in this /proc is the first word of its stat. */
+static int opened_smaps(int directory)
+{
     char digit;
     int pid = 0, number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
-    if (number < 0 || syscall(SYS_fstatfs, number, &there) != 0 || there.f_type != PROC_SUPER_MAGIC)
+    if (!is_of_proc(number))
         return number;
     int stat = syscall(SYS_openat, directory, "stat", O_RDONLY | O_CLOEXEC, 0);
     while (syscall(SYS_read, stat, &digit, 1) == 1 && digit >= '0' && digit <= '9')
         pid = 10 * pid + digit - '0';
     syscall(SYS_close, stat);
     return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
+}
+
+/* Of a process; before Linux 6.1 only of the machine it is told whether pages were merged. */
+static int opened_pagemap(int number, int directory, const char *path, const char *last)
+{
+    char name[4096];
+    if (!is_of_proc(number) || (number = looked_after(number, PAGEMAP)) < 0 || !tracker_is("soft-dirty"))
+        return number;
+    struct file *file = known(number);
+    if (beside(name, path, last, "ksm_merging_pages"))
+        file->merged = syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0);
+    if (file->merged < 0)
+        file->merged = syscall(SYS_openat, AT_FDCWD, "/sys/kernel/mm/ksm/pages_shared", O_RDONLY | O_CLOEXEC, 0);
+    return number;
 }
 
 /* Programs that CRIU starts (its scripts, tar for a tmpfs) may have to do with files that are called so by chance. */
@@ -288,20 +321,7 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     int number = syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "pages-") && flags & O_CREAT)
         return looked_after(number, PAGES);
-    return same(last, "pagemap") ? looked_after(number, PAGEMAP) : number;
-}
-
-/*
- * Whether this page may be one of the huge page of zeros, which is there where somebody has read what was not, or no
- * longer. It has no soft-dirty bit, for it was not written, and CRIU, which knows the small page of zeros alone, would take
- * what was there before for what is there now. `frames` is kpageflags; if that does not tell, the page may be one.
- */
-static int is_zeros(int frames, uint64_t page, uint64_t entry)
-{
-    uint64_t frame = entry & ENTRY_FRAME, flags;
-    if (!(entry & ENTRY_PRESENT) || (page ^ frame) % HUGE_PAGE)
-        return 0;
-    return syscall(SYS_pread64, frames, &flags, sizeof flags, frame * sizeof flags) != sizeof flags || flags & FRAME_OF_ZEROS;
+    return same(last, "pagemap") ? opened_pagemap(number, directory, path, last) : number;
 }
 
 static int opened_frames(void)
@@ -309,15 +329,39 @@ static int opened_frames(void)
     return syscall(SYS_openat, AT_FDCWD, "/proc/kpageflags", O_RDONLY | O_CLOEXEC, 0);
 }
 
-static void zeros_dirty(uint64_t *entries, ssize_t count, uint64_t first)
+/*
+ * Whether this page may have no soft-dirty bit for another reason than that it was not written: CRIU would take what was
+ * there before for what is there now. The huge page of zeros is there where somebody has read what was not, or no longer;
+ * CRIU knows the small one alone. And where the kernel merges pages that are alike (KSM, mm/ksm.c, replace_page) they lose
+ * their bits. `frames` is kpageflags; if that does not tell, the page may be one.
+ */
+static int has_none(int frames, int are_merged, uint64_t page, uint64_t entry)
 {
-    int frames = opened_frames(), are_zeros = 0;
+    uint64_t frame = entry & ENTRY_FRAME, flags;
+    if (!(entry & ENTRY_PRESENT))
+        return are_merged && entry & ENTRY_SWAPPED;
+    if (!are_merged && (page ^ frame) % HUGE_PAGE)
+        return 0;
+    return syscall(SYS_pread64, frames, &flags, sizeof flags, frame * sizeof flags) != sizeof flags ||
+           flags & (FRAME_OF_ZEROS | FRAME_MERGED);
+}
+
+/* After the bits were read: pages are merged at any time, also of who is frozen. */
+static int has_merged(const struct file *file)
+{
+    char count = '0';
+    return file && syscall(SYS_pread64, file->merged, &count, sizeof count, 0l) > 0 && count != '0';
+}
+
+static void dirty_without_bit(const struct file *file, uint64_t *entries, ssize_t count, uint64_t first)
+{
+    int frames = opened_frames(), are_merged = has_merged(file), have_none = 0;
     for (ssize_t i = 0; i < count; i++) {
         /* Of a huge page it is asked once: its pages follow each other. */
-        if (!i || !(entries[i - 1] & entries[i] & ENTRY_PRESENT) || (first + i) % HUGE_PAGE == 0 ||
+        if (!i || are_merged || !(entries[i - 1] & entries[i] & ENTRY_PRESENT) || (first + i) % HUGE_PAGE == 0 ||
             (entries[i] & ENTRY_FRAME) != (entries[i - 1] & ENTRY_FRAME) + 1)
-            are_zeros = is_zeros(frames, first + i, entries[i]);
-        if (are_zeros)
+            have_none = has_none(frames, are_merged, first + i, entries[i]);
+        if (have_none)
             entries[i] |= ENTRY_SOFT_DIRTY;
     }
     syscall(SYS_close, frames);
@@ -334,7 +378,7 @@ static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t p
     if ((is_passed ? length | place : length) % sizeof *entries)
         return refused("part of a page map's entry");
     if (is_passed)
-        zeros_dirty(entries, count, place / sizeof *entries);
+        dirty_without_bit(file, entries, count, place / sizeof *entries);
     for (ssize_t i = 0; i < count && !is_passed; i++)
         entries[i] |= ENTRY_SOFT_DIRTY;
     return length;
@@ -421,7 +465,7 @@ static long scanned(int number, struct scan *asked)
     return found;
 }
 
-/* Before Linux 6.17 a scan does not tell the huge page of zeros from others. */
+/* A scan tells the huge page of zeros from others on newer kernels only (June 2025), and merged ones on none. */
 static long scanned_bits(int number, struct scan *asked)
 {
     uint64_t told = asked->told, entry;
@@ -432,13 +476,14 @@ static long scanned_bits(int number, struct scan *asked)
         return syscall(SYS_ioctl, number, SCAN, asked);
     asked->told |= HUGE;
     long found = syscall(SYS_ioctl, number, SCAN, asked), size = sysconf(_SC_PAGESIZE);
-    int frames = opened_frames();
+    int frames = opened_frames(), are_merged = has_merged(known(number));
+    uint64_t looked_at = are_merged ? 0 : HUGE, step = are_merged ? 1 : HUGE_PAGE;
     asked->told = told;
     for (long i = 0; i < found; i++, region++) {
         uint64_t page = region->start / size, end = region->end / size;
-        for (; (region->categories & (HUGE | SOFT_DIRTY)) == HUGE && page < end; page += HUGE_PAGE - page % HUGE_PAGE)
+        for (; (region->categories & (looked_at | SOFT_DIRTY)) == looked_at && page < end; page += step - page % step)
             if (syscall(SYS_pread64, number, &entry, sizeof entry, page * sizeof entry) != sizeof entry ||
-                is_zeros(frames, page, entry))
+                has_none(frames, are_merged, page, entry))
                 region->categories |= SOFT_DIRTY;
         region->categories &= told;
     }
@@ -564,7 +609,7 @@ VISIBLE int close(int number)
 {
     struct file *file = known(number);
     if (file)
-        file->kind = NONE;
+        forgotten(file);
     if (number == ahead.from || number == ahead.to)
         ahead.from = -1;
     return syscall(SYS_close, number);

@@ -58,6 +58,25 @@ def preload_library(into: Path, preload: str = "") -> Path:
 
 
 @contextmanager
+def merging() -> Iterator[None]:
+    """The kernel merges pages that are alike of who has advised it (KSM), at once; one test at a time."""
+    settings = {"run": "1", "pages_to_scan": "10000", "sleep_millisecs": "1"}
+    places = {name: Path("/sys/kernel/mm/ksm", name) for name in settings}
+    if not all(os.access(path, os.W_OK) for path in places.values()):
+        pytest.skip("this kernel merges no pages, or we may not let it")
+    with places["run"].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = {name: path.read_text() for name, path in places.items()}
+        try:
+            for name, value in settings.items():
+                places[name].write_text(value)
+            yield
+        finally:
+            for name, value in before.items():
+                places[name].write_text(value)
+
+
+@contextmanager
 def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[subprocess.Popen[str]]:
     """A program in a session of its own that has said it is `ready`; ended afterwards."""
     process = subprocess.Popen(  # type: ignore[call-overload]
