@@ -3,8 +3,8 @@
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
  * out of it with fewer calls (splice); and tells it the flags of maps without the kernel's look at every page (smaps.c).
  *
- * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that have
- * none, whatever was written, read as written (has_none).
+ * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that are
+ * not where they were read as written (frames.c).
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
  * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
  * there costs bytes.
@@ -19,6 +19,7 @@
  * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
+#include "frames.h"
 #include "smaps.h"
 
 #include <errno.h>
@@ -47,18 +48,8 @@
 #define PRESENT (1ull << 3)
 #define SWAPPED (1ull << 4)
 #define PFNZERO (1ull << 5)
-#define HUGE (1ull << 6)
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
-#define ENTRY_PRESENT (1ull << 63)
-#define ENTRY_SWAPPED (1ull << 62)
-#define ENTRY_SOFT_DIRTY (1ull << 55)
-#define ENTRY_FRAME (ENTRY_SOFT_DIRTY - 1)
-/* Pages of a huge page, where there are soft-dirty bits. */
-#define HUGE_PAGE 512
-/* /proc/kpageflags */
-#define FRAME_MERGED (1ull << 21)
-#define FRAME_OF_ZEROS (1ull << 24)
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
 
@@ -73,14 +64,14 @@ struct scan {
 
 /*
  * The files that we look after. A number may have come to name another file without our seeing it: the inode says.
- * `merged` is a file, or -1: how many pages of this page map's process the kernel has merged.
+ * `pid` is whose page map it is.
  */
 static struct file {
     int number;
     enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS, PAGES } kind;
     dev_t device;
     ino_t inode;
-    int merged;
+    int pid;
 } files[64];
 
 /* What was moved from a pipe to a file before CRIU asked for it. */
@@ -185,13 +176,6 @@ static int identified(int number, struct stat *status)
     return syscall(SYS_fstat, number, status) == 0;
 }
 
-static void forgotten(struct file *file)
-{
-    file->kind = NONE;
-    if (file->merged >= 0)
-        syscall(SYS_close, file->merged);
-}
-
 static struct file *known(int number)
 {
     struct stat status;
@@ -200,8 +184,8 @@ static struct file *known(int number)
             int before = errno;
             if (identified(number, &status) && status.st_dev == files[i].device && status.st_ino == files[i].inode)
                 return &files[i];
-            forgotten(&files[i]);
             errno = before;
+            files[i].kind = NONE;
         }
     return NULL;
 }
@@ -213,7 +197,7 @@ static int looked_after(int number, int kind)
         return number;
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && identified(number, &status)) {
-            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, -1};
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, 0};
             return number;
         }
     syscall(SYS_close, number);
@@ -263,31 +247,36 @@ static int is_of_proc(int number)
     return number >= 0 && syscall(SYS_fstatfs, number, &there) == 0 && there.f_type == PROC_SUPER_MAGIC;
 }
 
-/* Of a process, whose number in this /proc is the first word of its stat. */
-static int opened_smaps(int directory)
+/* What number the process has in this /proc is the first word of its stat. */
+static int pid_in(int directory, const char *stat)
 {
     char digit;
-    int pid = 0, number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
-    if (!is_of_proc(number))
-        return number;
-    int stat = syscall(SYS_openat, directory, "stat", O_RDONLY | O_CLOEXEC, 0);
-    while (syscall(SYS_read, stat, &digit, 1) == 1 && digit >= '0' && digit <= '9')
+    int pid = 0, number = syscall(SYS_openat, directory, stat, O_RDONLY | O_CLOEXEC, 0);
+    while (syscall(SYS_read, number, &digit, 1) == 1 && digit >= '0' && digit <= '9')
         pid = 10 * pid + digit - '0';
-    syscall(SYS_close, stat);
-    return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
+    syscall(SYS_close, number);
+    return pid;
 }
 
-/* Of a process; before Linux 6.1 only of the machine it is told whether pages were merged. */
+static int opened_smaps(int directory)
+{
+    int number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
+    if (!is_of_proc(number))
+        return number;
+    int maps = syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0);
+    return as_smaps(number, maps, pid_in(directory, "stat"));
+}
+
+/* Of a process. Its bits go to CRIU as they are only where nothing can be kept beside them, as in a self-test. */
 static int opened_pagemap(int number, int directory, const char *path, const char *last)
 {
     char name[4096];
-    if (!is_of_proc(number) || (number = looked_after(number, PAGEMAP)) < 0 || !tracker_is("soft-dirty"))
+    int is_passed = tracker_is("soft-dirty");
+    if (!is_of_proc(number) || (is_passed && !are_frames_wanted()))
         return number;
-    struct file *file = known(number);
-    if (beside(name, path, last, "ksm_merging_pages"))
-        file->merged = syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0);
-    if (file->merged < 0)
-        file->merged = syscall(SYS_openat, AT_FDCWD, "/sys/kernel/mm/ksm/pages_shared", O_RDONLY | O_CLOEXEC, 0);
+    number = looked_after(number, PAGEMAP);
+    if (number >= 0 && is_passed)
+        known(number)->pid = beside(name, path, last, "stat") ? pid_in(directory, name) : 0;
     return number;
 }
 
@@ -304,6 +293,7 @@ static void keep_to_criu(void)
             *kept++ = *one;
     *kept = NULL;
     prepare_for_smaps(variable("CRCKPT_MAP_FLAGS="));
+    prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "");
 }
 
 static int opened(int directory, const char *path, int flags, mode_t mode)
@@ -324,49 +314,6 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     return same(last, "pagemap") ? opened_pagemap(number, directory, path, last) : number;
 }
 
-static int opened_frames(void)
-{
-    return syscall(SYS_openat, AT_FDCWD, "/proc/kpageflags", O_RDONLY | O_CLOEXEC, 0);
-}
-
-/*
- * Whether this page may have no soft-dirty bit for another reason than that it was not written: CRIU would take what was
- * there before for what is there now. The huge page of zeros is there where somebody has read what was not, or no longer;
- * CRIU knows the small one alone. And where the kernel merges pages that are alike (KSM, mm/ksm.c, replace_page) they lose
- * their bits. `frames` is kpageflags; if that does not tell, the page may be one.
- */
-static int has_none(int frames, int are_merged, uint64_t page, uint64_t entry)
-{
-    uint64_t frame = entry & ENTRY_FRAME, flags;
-    if (!(entry & ENTRY_PRESENT))
-        return are_merged && entry & ENTRY_SWAPPED;
-    if (!are_merged && (page ^ frame) % HUGE_PAGE)
-        return 0;
-    return syscall(SYS_pread64, frames, &flags, sizeof flags, frame * sizeof flags) != sizeof flags ||
-           flags & (FRAME_OF_ZEROS | FRAME_MERGED);
-}
-
-/* After the bits were read: pages are merged at any time, also of who is frozen. */
-static int has_merged(const struct file *file)
-{
-    char count = '0';
-    return file && syscall(SYS_pread64, file->merged, &count, sizeof count, 0l) > 0 && count != '0';
-}
-
-static void dirty_without_bit(const struct file *file, uint64_t *entries, ssize_t count, uint64_t first)
-{
-    int frames = opened_frames(), are_merged = has_merged(file), have_none = 0;
-    for (ssize_t i = 0; i < count; i++) {
-        /* Of a huge page it is asked once: its pages follow each other. */
-        if (!i || are_merged || !(entries[i - 1] & entries[i] & ENTRY_PRESENT) || (first + i) % HUGE_PAGE == 0 ||
-            (entries[i] & ENTRY_FRAME) != (entries[i - 1] & ENTRY_FRAME) + 1)
-            have_none = has_none(frames, are_merged, first + i, entries[i]);
-        if (have_none)
-            entries[i] |= ENTRY_SOFT_DIRTY;
-    }
-    syscall(SYS_close, frames);
-}
-
 /* What was read of a file at this place, where it is a page map. */
 static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t place)
 {
@@ -378,7 +325,7 @@ static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t p
     if ((is_passed ? length | place : length) % sizeof *entries)
         return refused("part of a page map's entry");
     if (is_passed)
-        dirty_without_bit(file, entries, count, place / sizeof *entries);
+        moved_are_dirty(file->pid, place / sizeof *entries, entries, count);
     for (ssize_t i = 0; i < count && !is_passed; i++)
         entries[i] |= ENTRY_SOFT_DIRTY;
     return length;
@@ -465,29 +412,23 @@ static long scanned(int number, struct scan *asked)
     return found;
 }
 
-/* A scan tells the huge page of zeros from others on newer kernels only (June 2025), and merged ones on none. */
+/* What it tells is no bit of what it does not: the entries of its pages are read as well. */
 static long scanned_bits(int number, struct scan *asked)
 {
-    uint64_t told = asked->told, entry;
+    static uint64_t entries[4096];
+    struct file *file = known(number);
     struct region *region = (struct region *)(uintptr_t)asked->vec;
-    if (asked->size != sizeof *asked)
-        return refused("PAGEMAP_SCAN of another size");
-    if (!(told & SOFT_DIRTY))
-        return syscall(SYS_ioctl, number, SCAN, asked);
-    asked->told |= HUGE;
     long found = syscall(SYS_ioctl, number, SCAN, asked), size = sysconf(_SC_PAGESIZE);
-    int frames = opened_frames(), are_merged = has_merged(known(number));
-    uint64_t looked_at = are_merged ? 0 : HUGE, step = are_merged ? 1 : HUGE_PAGE;
-    asked->told = told;
-    for (long i = 0; i < found; i++, region++) {
-        uint64_t page = region->start / size, end = region->end / size;
-        for (; (region->categories & (looked_at | SOFT_DIRTY)) == looked_at && page < end; page += step - page % step)
-            if (syscall(SYS_pread64, number, &entry, sizeof entry, page * sizeof entry) != sizeof entry ||
-                has_none(frames, are_merged, page, entry))
+    if (found <= 0 || !file || !(asked->told & SOFT_DIRTY))
+        return found;
+    for (long i = 0; i < found; i++, region++)
+        for (uint64_t page = region->start / size, end = region->end / size, count; page < end; page += count) {
+            count = end - page < sizeof entries / sizeof *entries ? end - page : sizeof entries / sizeof *entries;
+            long length = count * sizeof *entries;
+            if (syscall(SYS_pread64, number, entries, length, page * sizeof *entries) != length ||
+                moved_are_dirty(file->pid, page, entries, count))
                 region->categories |= SOFT_DIRTY;
-        region->categories &= told;
-    }
-    syscall(SYS_close, frames);
+        }
     return found;
 }
 
@@ -609,7 +550,7 @@ VISIBLE int close(int number)
 {
     struct file *file = known(number);
     if (file)
-        forgotten(file);
+        file->kind = NONE;
     if (number == ahead.from || number == ahead.to)
         ahead.from = -1;
     return syscall(SYS_close, number);

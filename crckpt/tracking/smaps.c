@@ -11,6 +11,8 @@
 #define _GNU_SOURCE
 #include "smaps.h"
 
+#include "bytes.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -36,11 +38,6 @@ enum { INT = 1, ARRAY = 3, STRUCT, UNION, ENUM, TYPEDEF = 8, RESTRICT = 11, FUNC
 /* Entries of a table: a tree has some dozens. */
 #define MOST 1024
 #define NONE_TOLD (~0ull)
-
-struct bytes {
-    char *at;
-    size_t length, room;
-};
 
 /* What the iterator says of a map. */
 struct vma {
@@ -74,48 +71,6 @@ struct btf {
 
 static const char *table_path;
 static int program = -1;
-
-static int has_room(struct bytes *bytes, size_t more)
-{
-    if (bytes->room - bytes->length >= more)
-        return 1;
-    size_t room = 2 * (bytes->room + more);
-    long at = bytes->at ? syscall(SYS_mremap, bytes->at, bytes->room, room, MREMAP_MAYMOVE)
-                        : syscall(SYS_mmap, NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0l);
-    if (at == -1)
-        return 0;
-    bytes->at = (char *)at;
-    bytes->room = room;
-    return 1;
-}
-
-static int added(struct bytes *bytes, const char *from, const char *to)
-{
-    if (!has_room(bytes, to - from))
-        return 0;
-    while (from < to)
-        bytes->at[bytes->length++] = *from++;
-    return 1;
-}
-
-static void let_go(struct bytes *bytes)
-{
-    if (bytes->at)
-        syscall(SYS_munmap, bytes->at, bytes->room);
-}
-
-/* Whether all of the file could be read. */
-static int all_read(int number, struct bytes *into)
-{
-    ssize_t found;
-    do {
-        if (!has_room(into, 1 << 16))
-            return 0;
-        found = syscall(SYS_read, number, into->at + into->length, into->room - into->length);
-        into->length += found > 0 ? found : 0;
-    } while (found > 0 || (found < 0 && errno == EINTR));
-    return found == 0;
-}
 
 static int is_named(const char *name, const char *wanted)
 {
@@ -377,14 +332,6 @@ static int made(const struct bytes *maps, const struct bytes *vmas, const struct
             return 0;
     }
     return next == vmas->length;
-}
-
-static int written(int number, const char *from, size_t length)
-{
-    ssize_t done = 0;
-    for (; length && done >= 0; from += done, length -= done)
-        done = syscall(SYS_write, number, from, length);
-    return !length;
 }
 
 /* Adds to the table what this smaps calls what is not in it; alone, so that an entry is there as a whole and once. */

@@ -123,6 +123,8 @@ class Tracker:
         self._to_be_kept: frozenset[int] = frozenset()
         # What the kernel calls the flags of the tree's maps, as CRIU's preload library learns it (smaps.c).
         self._flags = os.memfd_create("flags")
+        # And in which frames its pages were when their soft-dirty bits were reset (frames.c).
+        self._frames = os.memfd_create("frames")
 
     def look(self) -> None:
         """List the tree again, attach to what is new, register what was mapped: at any time, and in each `begin`.
@@ -182,7 +184,9 @@ class Tracker:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """What to add to this CRIU's environment for a dump that `tracks`."""
-        return {**self._method.environment(criu), "CRCKPT_MAP_FLAGS": f"/proc/{os.getpid()}/fd/{self._flags}"}
+        ours = f"/proc/{os.getpid()}/fd"
+        kept = {"CRCKPT_MAP_FLAGS": f"{ours}/{self._flags}", "CRCKPT_FRAMES": f"{ours}/{self._frames}"}
+        return {**self._method.environment(criu), **kept}
 
     def written(self) -> dict[int, NDArray[np.uint64]]:
         """Of each process what it has written since the base; of one that has ended nothing. Resets nothing."""
@@ -200,6 +204,7 @@ class Tracker:
             self._forget(pid)
         self._claims.close()
         os.close(self._flags)
+        os.close(self._frames)
 
     def _living(self) -> tuple[proc.Process, ...]:
         root = proc.read_process(self._root.pid)

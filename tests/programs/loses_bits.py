@@ -1,9 +1,11 @@
 """Has pages whose soft-dirty bits do not tell what was done at SIGUSR1, and says what they hold.
 
-A huge page, if it gets one, is given back, and read: there are zeros. Others are written, all alike, and merged if the
-kernel merges any. argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N holds how many bytes
-of the huge page are not zero, how many of the others were written, and how many pages are merged, or have been 40 s
-later.
+A huge page, if it gets one, is given back, and read: there are zeros. As much memory is moved onto other such, page
+table and all. And some pages are written, all alike, and merged if the kernel merges any.
+
+argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N holds how many bytes of the huge page
+are not zero, how many were moved to where they were to be, how many of the others were written, and how many pages are
+merged, or have been 40 s later.
 """
 
 import ctypes
@@ -16,6 +18,24 @@ from typing import Final
 
 HUGE: Final = 1 << 21
 ALIKE: Final = 64 * mmap.PAGESIZE
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+LIBC.mremap.restype = ctypes.c_void_p
+
+
+class Aligned:
+    """So much memory as a huge page has, where one could be, full of one letter."""
+
+    def __init__(self, advice: int, letter: bytes) -> None:
+        self.memory = mmap.mmap(-1, 2 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory.madvise(advice)
+        place = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.begin = -place % HUGE
+        self.place = place + self.begin
+        self.memory[self.begin : self.begin + HUGE] = letter * HUGE
+
+    def count(self, letter: bytes) -> int:
+        """How many bytes are this one."""
+        return self.memory[self.begin : self.begin + HUGE].count(letter)
 
 
 def merged() -> int:
@@ -27,10 +47,8 @@ def merged() -> int:
 def main() -> None:
     """Until it is killed."""
     work = Path(sys.argv[1])
-    memory = mmap.mmap(-1, 2 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE
-    memory[begin : begin + HUGE] = b"x" * HUGE
+    huge = Aligned(mmap.MADV_HUGEPAGE, b"x")
+    moved, onto = Aligned(mmap.MADV_NOHUGEPAGE, b"a"), Aligned(mmap.MADV_NOHUGEPAGE, b"b")
     alike = mmap.mmap(-1, ALIKE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     alike.madvise(mmap.MADV_MERGEABLE)
     for page in range(64):
@@ -39,12 +57,15 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     number = 0
     while True:
-        held = HUGE - memory[begin : begin + HUGE].count(0), alike[:].count(b"m"), merged()
+        held = HUGE - huge.count(b"\0"), onto.count(b"a"), alike[:].count(b"m"), merged()
         (work / "beside").write_text(" ".join(map(str, held)))
         (work / "beside").rename(work / f"said-{number}")
         number += 1
         if signal.sigwait(signals) == signal.SIGUSR1:
-            memory.madvise(mmap.MADV_DONTNEED, begin, HUGE)
+            huge.memory.madvise(mmap.MADV_DONTNEED, huge.begin, HUGE)
+            sizes = (ctypes.c_size_t(HUGE),) * 2
+            # MREMAP_MAYMOVE | MREMAP_FIXED
+            assert LIBC.mremap(ctypes.c_void_p(moved.place), *sizes, 3, ctypes.c_void_p(onto.place)) == onto.place
             alike[:] = b"m" * ALIKE
             until = time.monotonic() + 40
             while merged() < 64 and Path("/sys/kernel/mm/ksm/run").read_text() == "1\n" and time.monotonic() < until:

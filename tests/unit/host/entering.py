@@ -52,7 +52,8 @@ def preload_library(into: Path, preload: str = "") -> Path:
     (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
     library = into / "libpreload.so"
     options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    files = (f"-I{sources}", into / "preload.c", sources / "smaps.c", "-o", library)
+    others = [str(path) for path in sources.glob("*.c") if path.name != "preload.c"]
+    files = [f"-I{sources}", str(into / "preload.c"), *others, "-o", str(library)]
     subprocess.run(["cc", *options, *files], check=True)
     return library
 

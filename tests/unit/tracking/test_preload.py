@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, PROGRAMS, merging
+from entering import NO_WRITE_PROTECTION, PROGRAMS
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
@@ -221,28 +221,8 @@ def test_without_a_commit_it_resets_nothing(library: Path, tmp_path: Path, track
 def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path) -> None:
     alone, _ = answers(asking(fresh(tmp_path / "alone"), {"PATH": os.environ["PATH"]}))
     told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
-    refused = {name: (told.pop(name), alone.pop(name))[0] for name in ("size", "the next") if name in told}
-    assert set(refused.values()) <= {"ENOTSUP", "EOPNOTSUPP"}
-    assert said.count("does not know") == len(refused) + (80 - 64)
-    assert (told.pop("at once"), alone.pop("at once")) == (64, 80)
     assert told == alone
-
-
-def test_pages_that_have_no_bit_whatever_was_written_read_as_written(library: Path, tmp_path: Path) -> None:
-    """To CRIU they are pages like others: it would take what the dump before has for what is there."""
-    with merging():
-        told, said = answers(asking(tmp_path, environment(library, SoftDirty.name), "without_bits.py"))
-        alone, _ = answers(asking(tmp_path, {}, "without_bits.py"))
     assert said == ""
-    assert told["merged"] == 64
-    assert {count for kind in ("zeros", "alike", "written") for count in alone[kind].values()} == {0}, "without it"
-    pages = {"pread": 64, "a part": 30, "read": 64, "scan": 64}
-    assert told["alike"] == {name: pages[name] for name in alone["alike"]}
-    assert {*told["alone"].values(), *told["written"].values()} == {0}
-    if not told["is of zeros"]:
-        pytest.skip("here nobody gets a huge page of zeros")
-    pages = {"pread": 512, "a part": 30, "read": 512, "scan": 512}
-    assert told["zeros"] == {name: pages[name] for name in alone["zeros"]}
 
 
 def test_pages_are_moved_all_at_once_and_told_run_by_run(library: Path, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+/* Memory that grows, read from files and written to them, without a libc's allocator. */
+#include <errno.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct bytes {
+    char *at;
+    size_t length, room;
+};
+
+static inline int has_room(struct bytes *bytes, size_t more)
+{
+    if (bytes->room - bytes->length >= more)
+        return 1;
+    size_t room = 2 * (bytes->room + more);
+    long at = bytes->at ? syscall(SYS_mremap, bytes->at, bytes->room, room, MREMAP_MAYMOVE)
+                        : syscall(SYS_mmap, NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0l);
+    if (at == -1)
+        return 0;
+    bytes->at = (char *)at;
+    bytes->room = room;
+    return 1;
+}
+
+static inline int added(struct bytes *bytes, const char *from, const char *to)
+{
+    if (!has_room(bytes, to - from))
+        return 0;
+    while (from < to)
+        bytes->at[bytes->length++] = *from++;
+    return 1;
+}
+
+static inline void let_go(struct bytes *bytes)
+{
+    if (bytes->at)
+        syscall(SYS_munmap, bytes->at, bytes->room);
+}
+
+/* Whether all of the file could be read. */
+static inline int all_read(int number, struct bytes *into)
+{
+    ssize_t found;
+    do {
+        if (!has_room(into, 1 << 16))
+            return 0;
+        found = syscall(SYS_read, number, into->at + into->length, into->room - into->length);
+        into->length += found > 0 ? found : 0;
+    } while (found > 0 || (found < 0 && errno == EINTR));
+    return found == 0;
+}
+
+static inline int written(int number, const char *from, size_t length)
+{
+    ssize_t done = 0;
+    for (; length && done >= 0; from += done, length -= done)
+        done = syscall(SYS_write, number, from, length);
+    return !length;
+}

@@ -1,0 +1,127 @@
+"""A page that is in another frame than at the last reset counts as written, though it has no soft-dirty bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from entering import Told, merging, preload_library, told, wait_for
+
+from crckpt.tracking.soft_dirty import SoftDirty
+
+READER = """
+import ctypes, json, os, struct, sys
+libc, (place, pages, before) = ctypes.CDLL(None, use_errno=True), map(int, sys.argv[2:])
+number = libc.openat(os.open(f"/proc/{sys.argv[1]}", os.O_RDONLY), b"pagemap", os.O_RDONLY)
+told, content = {}, ctypes.create_string_buffer(8 * pages)
+def count():
+    return sum(entry >> 55 & 1 for entry, in struct.iter_unpack("<Q", content.raw))
+assert libc.pread64(number, content, 8 * before, ctypes.c_long(place // 4096 * 8)) == 8 * before
+assert libc.pread64(number, content, 8 * pages, ctypes.c_long(place // 4096 * 8)) == 8 * pages
+told["pread"] = count()
+os.lseek(number, place // 4096 * 8, os.SEEK_SET)
+assert libc.read(number, content, 8 * pages) == 8 * pages
+told["read"] = count()
+regions = (ctypes.c_uint64 * 768)()
+end = place + pages * 4096
+words = struct.pack("<12Q", 96, 0, place, end, 0, ctypes.addressof(regions), 256, 0, 0, 0, 8 | 16, 8 | 16 | 128)
+found = libc.ioctl(number, ctypes.c_ulong(0xC0606610), ctypes.create_string_buffer(words, 96))
+if found >= 0:
+    told["scan"] = sum((regions[3 * i + 1] - regions[3 * i]) // 4096 for i in range(found) if regions[3 * i + 2] & 128)
+print(json.dumps(told))
+"""
+HUGE = 512
+ALIGNED = "told = area(1024); told += -told % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(told), 512 * PAGE, {})"
+HUGE_PAGE, SMALL_PAGES, MERGEABLE = 14, 15, 12  # MADV_*, linux/mman.h
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return preload_library(tmp_path_factory.mktemp("preload"))
+
+
+@pytest.fixture
+def target() -> Iterator[Told]:
+    with told() as running:
+        yield running
+
+
+class Dumps:
+    """Page maps read as CRIU does in one dump after the other, and the bits reset after each."""
+
+    def __init__(self, library: Path, target: Told, frames: Path) -> None:
+        frames.touch()
+        words = {"LD_PRELOAD": str(library), "CRCKPT_TRACKER": SoftDirty.name, "CRCKPT_FRAMES": str(frames)}
+        self._environment = os.environ | words
+        self._target = target
+
+    def dirty(self, place: int, pages: int = HUGE, before: int = 0) -> set[int]:
+        """How many of these pages read as written, by each way to ask. Some are read before by themselves."""
+        numbers = (str(number) for number in (self._target.pid, place, pages, before))
+        words = ["/usr/bin/python3", "-S", "-c", READER, *numbers]
+        done = subprocess.run(words, env=self._environment, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        Path(f"/proc/{self._target.pid}/clear_refs").write_text("4")
+        return set(json.loads(done.stdout).values())
+
+
+@pytest.fixture
+def dumps(library: Path, target: Told, tmp_path: Path) -> Dumps:
+    return Dumps(library, target, tmp_path / "frames")
+
+
+def filled(target: Told, advice: int) -> int:
+    place = target.do(ALIGNED.format(advice))
+    target.do(f"write({place}, range({HUGE}))")
+    return place
+
+
+def test_what_stays_where_it_was_is_clean_and_what_is_new_is_not(dumps: Dumps, target: Told) -> None:
+    place = filled(target, SMALL_PAGES)
+    assert dumps.dirty(place) == {HUGE}, "nothing was kept yet"
+    assert dumps.dirty(place) == {0}
+    assert dumps.dirty(place + 4096 * 100, 100) == {0}, "a part"
+    # A scan tells regions, which count as a whole.
+    assert dumps.dirty(place) - {HUGE} == {HUGE - 100}, "of the rest nothing was kept"
+
+
+def test_it_does_not_matter_what_is_read_at_once(dumps: Dumps, target: Told) -> None:
+    """CRIU reads small maps together with the begin of a large one, which it reads as a whole then."""
+    place = filled(target, SMALL_PAGES)
+    for before in (100, 0, 300, 7, 100):
+        found = dumps.dirty(place, before=before)
+    assert found == {0}
+
+
+def test_pages_that_were_moved_with_their_page_table(dumps: Dumps, target: Told) -> None:
+    """Where both places are aligned mremap hangs the whole table elsewhere, bits and all."""
+    place, to = filled(target, SMALL_PAGES), filled(target, SMALL_PAGES)
+    low, pages = min(place, to), abs(place - to) // 4096 + HUGE
+    dumps.dirty(low, pages)
+    target.do(f"moved({place}, {HUGE}, {to})")
+    assert dumps.dirty(to) == {HUGE}
+
+
+def test_memory_that_was_given_back_and_read_in_a_huge_page(dumps: Dumps, target: Told) -> None:
+    place = filled(target, HUGE_PAGE)
+    assert dumps.dirty(place) == {HUGE}
+    target.do(f"drop({place}, {HUGE}); told = ctypes.c_char.from_address({place}).value[0]")
+    assert dumps.dirty(place).isdisjoint({0})
+    assert dumps.dirty(place) == {0}, "it is as it was"
+
+
+def test_pages_that_were_merged_and_parted(dumps: Dumps, target: Told) -> None:
+    count = Path(f"/proc/{target.pid}/ksm_merging_pages")
+    place = filled(target, MERGEABLE)
+    dumps.dirty(place)
+    assert dumps.dirty(place) == {0}
+    with merging():
+        wait_for(lambda: int(count.read_text()) >= HUGE, "pages to be merged")
+        # One stays where it was: it is what the others become.
+        assert dumps.dirty(place) <= {HUGE, HUGE - 1, HUGE - 2}
+        target.do(f"LIBC.madvise(ctypes.c_void_p({place}), {HUGE * 4096}, 13)")  # MADV_UNMERGEABLE
+    assert dumps.dirty(place) == {HUGE}
