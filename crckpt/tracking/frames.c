@@ -1,13 +1,13 @@
 /*
- * A page can come to hold something else, and have no soft-dirty bit. mremap hangs whole page tables elsewhere as they are
- * (mm/mremap.c, move_normal_pmd); the huge page of zeros has no bit, where somebody reads memory that was given back; and
- * pages lose theirs when the kernel merges them (mm/ksm.c, replace_page), or a probe replaces them (uprobes). CRIU would
- * take what the dump before has at that address. In all of that the page lies in another frame than before. So a page
- * counts as clean only if it has no bit, and is in the frame in which it was at the reset before. A page that the kernel
- * moved by itself, or swapped out or in, counts as written, which costs bytes.
+ * A page can come to hold something else, and have no soft-dirty bit. mremap hangs whole page tables elsewhere as they
+ * are (mm/mremap.c, move_normal_pmd); the huge page of zeros has no bit, where somebody reads memory that was given
+ * back; and pages lose theirs when the kernel merges them (mm/ksm.c, replace_page), or a probe replaces them
+ * (uprobes). CRIU would take what the dump before has at that address. In all of that the page lies in another frame
+ * than before. So a page counts as clean only if it has no bit, and is in the frame in which it was at the reset
+ * before. A page that the kernel moved by itself, or swapped out or in, counts as written, which costs bytes.
  *
- * The frames of a tree are kept in a file as long as it is followed, 8 bytes a page: what CRIU reads of its page maps in
- * the freeze, before it resets the bits. After a dump that comes to nothing the next is full, and asks for none.
+ * The frames of a tree are kept in a file as long as it is followed, 8 bytes a page: what CRIU reads of its page maps
+ * in the freeze, before it resets the bits. After a dump that comes to nothing the next is full, and asks for none.
  */
 #define _GNU_SOURCE
 #include "frames.h"
@@ -73,7 +73,8 @@ static void keep(int pid, uint64_t first, const uint64_t *entries, size_t count)
     /* Not before: a shell that starts CRIU may have the library, too. */
     if (!has_begun++)
         syscall(SYS_ftruncate, now, 0l);
-    if (!written(now, (const char *)&run, sizeof run) || !written(now, (const char *)entries, count * sizeof *entries)) {
+    if (!written(now, (const char *)&run, sizeof run) ||
+        !written(now, (const char *)entries, count * sizeof *entries)) {
         /* What is kept later would be taken for its rest. */
         syscall(SYS_ftruncate, now, 0l);
         syscall(SYS_close, now);
@@ -95,7 +96,8 @@ size_t moved_are_dirty(int pid, uint64_t first, uint64_t *entries, size_t count)
         if (page >= until)
             run = run_with(pid, page, &until);
         /* Who may not see frames sees none. */
-        if (!run || !(where & (ENTRY_SOFT_DIRTY - 1)) || (((const uint64_t *)(run + 1))[page - run->first] & WHERE) != where) {
+        if (!run || !(where & (ENTRY_SOFT_DIRTY - 1)) ||
+            (((const uint64_t *)(run + 1))[page - run->first] & WHERE) != where) {
             entries[i] |= ENTRY_SOFT_DIRTY;
             moved++;
         }

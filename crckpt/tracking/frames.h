@@ -5,7 +5,7 @@
 /* An entry of a page map (Documentation/admin-guide/mm/pagemap.rst). */
 #define ENTRY_SOFT_DIRTY (1ull << 55)
 
-/* Before any process is frozen: `path` is the file of what was seen last, and of what is seen now; empty: there is none. */
+/* Before any process is frozen. `path` is the file of what was seen last, and of what is seen now; empty: none. */
 void prepare_frames(const char *path);
 
 /* Whether a file was named. */

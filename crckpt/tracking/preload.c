@@ -1,10 +1,10 @@
 /*
  * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits; stops
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
- * out of it with fewer calls (splice); and tells it the flags of maps without the kernel's look at every page (smaps.c).
+ * out of it with fewer calls (splice); and tells it the flags of maps without a look at every page (smaps.c).
  *
- * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that are
- * not where they were read as written (frames.c).
+ * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that
+ * are not where they were read as written (frames.c).
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
  * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
  * there costs bytes.
@@ -24,8 +24,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <linux/magic.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -412,7 +412,7 @@ static long scanned(int number, struct scan *asked)
     return found;
 }
 
-/* What it tells is no bit of what it does not: the entries of its pages are read as well. */
+/* A scan tells no frames: the entries of the pages that it tells of are read as well. */
 static long scanned_bits(int number, struct scan *asked)
 {
     static uint64_t entries[4096];
@@ -464,7 +464,8 @@ static long scanned_bits(int number, struct scan *asked)
 #define PREAD(name, ...)                                                                 \
     VISIBLE ssize_t name(int number, void *into, size_t length, off_t place __VA_ARGS__) \
     {                                                                                    \
-        return with_dirty(number, into, syscall(SYS_pread64, number, into, length, place), place); \
+        ssize_t found = syscall(SYS_pread64, number, into, length, place);               \
+        return with_dirty(number, into, found, place);                                   \
     }
 #define ROOM , size_t room __attribute__((unused))
 
@@ -485,7 +486,9 @@ VISIBLE ssize_t read(int number, void *into, size_t length)
 {
     ssize_t found = syscall(SYS_read, number, into, length);
     struct file *file = found > 0 ? known(number) : NULL;
-    return file && file->kind != PAGES ? with_dirty(number, into, found, syscall(SYS_lseek, number, 0l, SEEK_CUR) - found) : found;
+    if (!file || file->kind == PAGES)
+        return found;
+    return with_dirty(number, into, found, syscall(SYS_lseek, number, 0l, SEEK_CUR) - found);
 }
 
 VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __attribute__((unused)))

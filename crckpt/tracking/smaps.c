@@ -30,8 +30,8 @@
 #define SEQ_WRITE 127
 /* linux/btf.h */
 #define BTF_MAGIC 0xEB9F
-enum { INT = 1, ARRAY = 3, STRUCT, UNION, ENUM, TYPEDEF = 8, RESTRICT = 11, FUNC, FUNC_PROTO, VAR, DATASEC, DECL_TAG = 17,
-       ENUM64 = 19 };
+enum { INT = 1, ARRAY = 3, STRUCT, UNION, ENUM, TYPEDEF = 8, RESTRICT = 11, FUNC, FUNC_PROTO, VAR, DATASEC };
+enum { DECL_TAG = 17, ENUM64 = 19 };
 
 #define VMFLAGS "VmFlags: "
 #define OF_THE_KERNEL (1ull << 63)
@@ -209,7 +209,8 @@ static int loaded_by(struct btf *btf, const struct bytes *kernel)
     /* Without the choice of one process it would tell the maps of all. */
     if (!function || !vma || !chosen || place_of(btf, chosen, "task") < 0)
         return -1;
-    int start = place_of(btf, vma, "vm_start"), end = place_of(btf, vma, "vm_end"), flags = place_of(btf, vma, "vm_flags");
+    int start = place_of(btf, vma, "vm_start"), end = place_of(btf, vma, "vm_end");
+    int flags = place_of(btf, vma, "vm_flags");
     return start < 0 || end < 0 || flags < 0 ? -1 : loaded(function, start, end, flags);
 }
 
