@@ -72,7 +72,7 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
     refusals = 0
     while True:
         process = crckpt.start("dump", str(pid), "job", *words, "--json", "--criu", str(wrapper.path))
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate()
         document: dict[str, Any] = json.loads(out)
         if process.returncode == 0:
             return document["result"], refusals > 0
