@@ -29,11 +29,9 @@ _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
 
 _PAGES_IN_PART: Final = 512
-_PARTS_AT_FIRST: Final = 64
-"""Parts of which the frames are unpacked before anything is asked for: up to 128 MiB."""
-
 _PARTS_AHEAD: Final = 16
-"""And later: what was unpacked a moment ago is still in the cores' caches, and little memory is touched at all."""
+"""Parts of which the frames are unpacked before they are asked for, up to 32 MiB: what was unpacked a moment ago is
+still in the cores' caches, and little memory is touched at all."""
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that follow each other in a pack and are read at once: up to 2 MiB."""
@@ -53,6 +51,9 @@ _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 _SHARE_OF_PART: Final = 3
 """A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent.
 Where all are kept there is room for each."""
+
+_PAGES_WORTH_LENDING: Final = 16
+"""Where fewer follow each other in memory on average, to copy them takes less than to give each run by itself."""
 
 _ZEROS: Final = memoryview(bytearray(1 << 20))
 """Writable, so that a pipe can refer to it; nobody does write."""
@@ -177,21 +178,21 @@ class _Plan:
 
     def begin(self) -> None:
         """Have frames unpacked before they are asked for, as far as there is room."""
-        self._ask_ahead(0, _PARTS_AT_FIRST)
+        self._ask_ahead(0)
 
     def read(self) -> Iterator[tuple[int, Bytes]]:
         """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
         for part in range(len(self._ends)):
-            self._ask_ahead(part, _PARTS_AHEAD)
+            self._ask_ahead(part)
             for future in self._asked.popleft():
                 result_of(future)
             yield from self._part(part)
 
-    def _ask_ahead(self, now: int, parts: int) -> None:
-        """Have the frames of part `now`, and of others up to so many `parts`, unpacked, as far as there is room."""
+    def _ask_ahead(self, now: int) -> None:
+        """Have the frames of part `now`, and of those that come soon, unpacked, as far as there is room."""
         in_use = self._first_in_use(now)
         self._let_go(in_use)
-        for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
+        for part in range(now + len(self._asked), min(now + _PARTS_AHEAD, len(self._ends))):
             missing = self._missing(part)
             if not self._has_room(len(missing), part, in_use):
                 return
@@ -250,8 +251,9 @@ class _Plan:
 
     def _unpack(self, missing: Places) -> None:
         """Unpack frames, which are in order. What follows each other in a pack is read at once."""
-        # Only now: what was let go of meanwhile is taken first, and is memory that was touched before.
-        slots = [self._free.pop() for _ in range(len(missing))]
+        # Only now: what was let go of meanwhile is taken first, and is memory that was touched before. In order: what
+        # follows each other in the file then does so in memory, and need not be copied together.
+        slots = sorted(self._free.pop() for _ in range(len(missing)))
         frames = self._pieces.frames[missing].tolist()
         ends = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
         for start, end in zip([0, *ends], [*ends, len(frames)], strict=True):
@@ -263,20 +265,20 @@ class _Plan:
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
         of = slice(self._ends[part - 1] if part else 0, self._ends[part])
         counts, to = self._pieces.count[of], self._pieces.to[of]
-        pages = self._together(self._slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of], counts)
-        begins = np.flatnonzero(np.concatenate(([True], to[1:] != to[:-1] + counts[:-1])))
-        starts = np.concatenate(([0], np.cumsum(counts)))
-        ends = np.append(starts[begins[1:]], starts[-1])
-        for first, start, end in zip(to[begins].tolist(), starts[begins].tolist(), ends.tolist(), strict=True):
-            yield first, pages[start:end]
-
-    def _together(self, rows: Places, counts: Places) -> Bytes:
-        """The pages of these ranges of unpacked ones, one after the other."""
-        if self._are_lent and (rows[1:] == rows[:-1] + counts[:-1]).all():
-            return self._pages[int(rows[0]) :][: int(counts.sum())]
-        # The places are known to be inside; any other mode than "clip" copies twice.
-        into = self._ring.next(int(counts.sum()))
-        return self._pages.take(spread(rows, counts).astype(np.int64), axis=0, out=into, mode="clip")
+        rows = self._slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of]
+        cuts, scattered = to[1:] != to[:-1] + counts[:-1], rows[1:] != rows[:-1] + counts[:-1]
+        total = int(counts.sum())
+        if self._are_lent and np.count_nonzero(scattered) * _PAGES_WORTH_LENDING <= total:
+            pages, cuts = self._pages, cuts | scattered
+        else:
+            # The places are known to be inside; any other mode than "clip" copies twice.
+            places, room = spread(rows, counts).astype(np.int64), self._ring.next(total)
+            pages = self._pages.take(places, axis=0, out=room, mode="clip")
+            rows = np.cumsum(counts) - counts
+        begins = np.flatnonzero(np.concatenate(([True], cuts)))
+        lengths = np.add.reduceat(counts, begins)
+        for first, start, length in zip(to[begins].tolist(), rows[begins].tolist(), lengths.tolist(), strict=True):
+            yield first, pages[start : start + length]
 
 
 class _Ring:

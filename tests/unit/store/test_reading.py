@@ -57,10 +57,16 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     ),
     frames=st.integers(3, 12),
     lent=st.integers(0, 5),
+    worth_lending=st.sampled_from((1, 16)),
 )
-@example(pages=[*range(2, 32, 2), 0, *range(32, 62, 2), 0, 0, *range(62, 96, 2), *[0] * 200], frames=7, lent=4)
+@example(
+    pages=[*range(2, 32, 2), 0, *range(32, 62, 2), 0, 0, *range(62, 96, 2), *[0] * 200],
+    frames=7,
+    lent=4,
+    worth_lending=16,
+)
 def test_any_order_in_little_memory(
-    tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int
+    tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int, worth_lending: int
 ) -> None:
     """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
     base = tmp_path_factory.mktemp("any")
@@ -75,9 +81,33 @@ def test_any_order_in_little_memory(
         patched.setattr(reading, "_FEWEST_FRAMES", frames)
         patched.setattr(reading, "_PAGES_IN_PART", 16)
         patched.setattr(reading, "_LENT_PAGES", lent)
+        patched.setattr(reading, "_PAGES_WORTH_LENDING", worth_lending)
         patched.setattr(reading, "PIPE_SIZE", lent * PAGE_SIZE)
         assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
         assert restored(repository, checkpoint, base) == files_of(base / "images-1")
+
+
+class NoRoom:
+    """In place of the memory where scattered pages are copied together."""
+
+    def __init__(self, most: int) -> None:
+        """As long as nothing is copied, `most` does not matter."""
+
+    def next(self, count: int) -> Any:
+        raise AssertionError(f"{count} pages are copied")
+
+
+def test_what_was_stored_together_is_given_where_it_was_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 4000)
+    memory = (program.directory / "pages-1.img").read_bytes()
+    whole, scattered = series(repository, program, 2, 0.2)
+    monkeypatch.setattr(reading, "_Ring", NoRoom)
+    assert image(repository, whole, "pages-1.img") == memory
+    with pytest.raises(AssertionError, match="are copied"):
+        image(repository, scattered, "pages-1.img")
 
 
 def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
