@@ -77,9 +77,9 @@ def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
     """The single numbers of the ranges that begin at `start` and are `count` long, in order."""
     counts = count.astype(np.int64)
     ends = np.cumsum(counts)
-    shift: Numbers = (start.astype(np.int64) - ends + counts).astype(np.uint64)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(shift, counts) + np.arange(total).astype(np.uint64)
+    numbers = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)
+    numbers += np.repeat(start.astype(np.int64) - ends + counts, counts)
+    return numbers.view(np.uint64)
 
 
 def places_of(extents: Extents) -> tuple[npt.NDArray[np.uint32], Numbers]:

@@ -46,7 +46,8 @@ class Pack(Struct, frozen=True):
         """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
         start, last = int(self.table["offset"][first]), first + count - 1
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
-        content = _read(self.path, start, length)
+        with _opened(self.path) as descriptor:
+            content = os.pread(descriptor, length, start)
         if len(content) != length:
             raise self._cut_short(first)
         return memoryview(content)
@@ -68,17 +69,15 @@ class Pack(Struct, frozen=True):
             raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes where {raw} belong")
         return content
 
-    def unpack(self, first: int, into: Sequence[memoryview]) -> None:
-        """Unpack frames that follow each other from `first` on, each into memory of FRAME_SIZE bytes.
+    def unpack(self, frames: list[int], into: Sequence[memoryview]) -> None:
+        """Unpack frames, in the order of the pack, each into memory of FRAME_SIZE bytes. Neighbours are read at once.
 
         Raises IntegrityError unless they are what was stored.
         """
-        some = self.table[first : first + len(into)]
-        sizes, raws = some["stored"].tolist(), some["raw"].tolist()
-        content = _buffer(sum(sizes))
-        if _read_into(content, self.path, int(some["offset"][0])) != len(content):
-            raise self._cut_short(first)
-        for frame, size, raw, memory in zip(range(first, first + len(into)), sizes, raws, into, strict=True):
+        some = self.table[frames]
+        offsets, sizes, raws = (some[column].tolist() for column in ("offset", "stored", "raw"))
+        content = self._read_together(frames, offsets, sizes)
+        for frame, size, raw, memory in zip(frames, sizes, raws, into, strict=True):
             stored, content = content[:size], content[size:]
             self.check(frame, stored)
             try:
@@ -87,6 +86,19 @@ class Pack(Struct, frozen=True):
                 raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
             if done != raw:
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
+
+    def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
+        """The stored bytes of frames, one after the other; good until this thread reads others."""
+        content = _buffer(sum(sizes))
+        bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
+        with _opened(self.path) as descriptor:
+            done = 0
+            for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True):
+                length = sum(sizes[start:end])
+                if os.preadv(descriptor, [content[done : done + length]], offsets[start]) != length:
+                    raise self._cut_short(frames[start])
+                done += length
+        return content
 
     def _cut_short(self, frame: int) -> IntegrityError:
         return IntegrityError(f"{self.name}, frame {frame}: the file is cut short")
@@ -101,8 +113,9 @@ def open_pack(path: Path, digest: str) -> Pack:
     """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
     name = f"pack {digest[:SHORT]}"
     try:
-        size = path.stat().st_size
-        table = _table(path, size, name)
+        with _opened(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            table = _table(descriptor, size, name)
     except FileNotFoundError:
         raise IntegrityError(f"{name} is missing ({path})") from None
     if hashlib.sha256(table).hexdigest() != digest:
@@ -112,14 +125,14 @@ def open_pack(path: Path, digest: str) -> Pack:
     return Pack(path, digest, size, frames)
 
 
-def _table(path: Path, size: int, name: str) -> bytes:
-    if size < len(MAGIC) + FOOTER.size or _read(path, 0, len(MAGIC)) != MAGIC:
+def _table(descriptor: int, size: int, name: str) -> bytes:
+    if size < len(MAGIC) + FOOTER.size or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
         raise IntegrityError(f"{name}: it does not begin as packs do")
-    offset, count, page_size, magic = FOOTER.unpack(_read(path, size - FOOTER.size, FOOTER.size))
+    offset, count, page_size, magic = FOOTER.unpack(os.pread(descriptor, FOOTER.size, size - FOOTER.size))
     whole = offset + count * FRAME.itemsize + FOOTER.size == size
     if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
         raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
-    return _read(path, offset, count * FRAME.itemsize)
+    return os.pread(descriptor, count * FRAME.itemsize, offset)
 
 
 def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
@@ -128,16 +141,6 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
     last = int(frames["raw"][-1])
     if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
         raise IntegrityError(f"{name}: its frame table contradicts itself")
-
-
-def _read(path: Path, offset: int, length: int) -> bytes:
-    with _opened(path) as descriptor:
-        return os.pread(descriptor, length, offset)
-
-
-def _read_into(content: memoryview, path: Path, offset: int) -> int:
-    with _opened(path) as descriptor:
-        return os.preadv(descriptor, [content], offset)
 
 
 @contextmanager

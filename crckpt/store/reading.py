@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -29,9 +30,11 @@ _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
 
 _PAGES_IN_PART: Final = 512
+_PARTS_AT_FIRST: Final = 64
+"""Parts of which the frames are unpacked before anything is asked for: up to 128 MiB."""
+
 _PARTS_AHEAD: Final = 16
-"""Parts of which the frames are unpacked before they are asked for, up to 32 MiB: what was unpacked a moment ago is
-still in the cores' caches, and little memory is touched at all."""
+"""And later: what was unpacked a moment ago is still in the cores' caches, and little memory is touched at all."""
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that follow each other in a pack and are read at once: up to 2 MiB."""
@@ -178,21 +181,21 @@ class _Plan:
 
     def begin(self) -> None:
         """Have frames unpacked before they are asked for, as far as there is room."""
-        self._ask_ahead(0)
+        self._ask_ahead(0, _PARTS_AT_FIRST)
 
     def read(self) -> Iterator[tuple[int, Bytes]]:
         """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
         for part in range(len(self._ends)):
-            self._ask_ahead(part)
+            self._ask_ahead(part, _PARTS_AHEAD)
             for future in self._asked.popleft():
                 result_of(future)
             yield from self._part(part)
 
-    def _ask_ahead(self, now: int) -> None:
-        """Have the frames of part `now`, and of those that come soon, unpacked, as far as there is room."""
+    def _ask_ahead(self, now: int, parts: int) -> None:
+        """Have the frames of part `now`, and of others up to so many `parts`, unpacked, as far as there is room."""
         in_use = self._first_in_use(now)
         self._let_go(in_use)
-        for part in range(now + len(self._asked), min(now + _PARTS_AHEAD, len(self._ends))):
+        for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
             missing = self._missing(part)
             if not self._has_room(len(missing), part, in_use):
                 return
@@ -250,16 +253,16 @@ class _Plan:
         ]
 
     def _unpack(self, missing: Places) -> None:
-        """Unpack frames, which are in order. What follows each other in a pack is read at once."""
+        """Unpack frames, which are in order."""
         # Only now: what was let go of meanwhile is taken first, and is memory that was touched before. In order: what
         # follows each other in the file then does so in memory, and need not be copied together.
         slots = sorted(self._free.pop() for _ in range(len(missing)))
         frames = self._pieces.frames[missing].tolist()
-        ends = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
-        for start, end in zip([0, *ends], [*ends, len(frames)], strict=True):
-            number, first = divmod(frames[start], 1 << _PACK_SHIFT)
-            memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots[start:end]]
-            self._contents.pack(number).unpack(first, memory)
+        memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots]
+        for number, some in groupby(range(len(frames)), lambda at: frames[at] >> _PACK_SHIFT):
+            of_pack = list(some)
+            in_pack = [frames[at] - (number << _PACK_SHIFT) for at in of_pack]
+            self._contents.pack(number).unpack(in_pack, [memory[at] for at in of_pack])
         self._slot_of[missing], self._frame_in[slots] = slots, missing
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
@@ -267,18 +270,20 @@ class _Plan:
         counts, to = self._pieces.count[of], self._pieces.to[of]
         rows = self._slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of]
         cuts, scattered = to[1:] != to[:-1] + counts[:-1], rows[1:] != rows[:-1] + counts[:-1]
-        total = int(counts.sum())
+        ends = np.cumsum(counts)
+        starts, total = ends - counts, int(ends[-1])
         if self._are_lent and np.count_nonzero(scattered) * _PAGES_WORTH_LENDING <= total:
-            pages, cuts = self._pages, cuts | scattered
+            pages, places, cuts = self._pages, rows, cuts | scattered
         else:
             # The places are known to be inside; any other mode than "clip" copies twice.
-            places, room = spread(rows, counts).astype(np.int64), self._ring.next(total)
-            pages = self._pages.take(places, axis=0, out=room, mode="clip")
-            rows = np.cumsum(counts) - counts
+            pages = self._pages.take(
+                spread(rows, counts).view(np.int64), axis=0, out=self._ring.next(total), mode="clip"
+            )
+            places = starts
         begins = np.flatnonzero(np.concatenate(([True], cuts)))
-        lengths = np.add.reduceat(counts, begins)
-        for first, start, length in zip(to[begins].tolist(), rows[begins].tolist(), lengths.tolist(), strict=True):
-            yield first, pages[start : start + length]
+        lengths = np.diff(starts[begins], append=total)
+        for first, at, length in zip(to[begins].tolist(), places[begins].tolist(), lengths.tolist(), strict=True):
+            yield first, pages[at : at + length]
 
 
 class _Ring:
@@ -324,7 +329,7 @@ def _pieces(contents: Contents, file: StoredFile) -> _Pieces:
     page, count, pack = (extents[name].astype(np.int64) for name in ("page", "count", "pack"))
     starts = _starts(contents, file.name, pack, page, page + count)
     first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
-    frame = spread(first, last - first + 1).astype(np.int64)
+    frame = spread(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(extents)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)
     frames, which = _needed(starts, starts[pack][of] + frame)
@@ -343,7 +348,7 @@ def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Plac
     Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
     """
     pages = np.zeros(len(contents.checkpoint.packs), np.int64)
-    for number in different(pack).tolist():
+    for number in np.flatnonzero(np.bincount(pack)).tolist():
         pages[number] = contents.pack(number).pages
     beyond = np.flatnonzero((page < 0) | (end > pages[pack]))
     if len(beyond):
