@@ -352,8 +352,7 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
         seen = longest()
         frozen = [one["frozen_ms"] for one in result["copying"]["rounds"]]
         frozen.append(result["checkpoint"]["statistics"]["frozen_ms"])
-        # On a busy machine CRIU may wait between a stop and its look at the clock; it may as well wait to let go.
-        assert 0.5 * max(frozen) <= seen <= max(frozen) + 1000
+        assert 0.9 * max(frozen) <= seen <= max(frozen) + 1000
     finally:
         process.kill()
         process.wait()
