@@ -1,6 +1,9 @@
-/* Memory that grows, read from files and written to them, without a libc's allocator. */
+/* Memory that grows, read from files and written to them, and text in it, without a libc. */
+#pragma once
+
 #include <errno.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -58,4 +61,24 @@ static inline int written(int number, const char *from, size_t length)
     for (; length && done >= 0; from += done, length -= done)
         done = syscall(SYS_write, number, from, length);
     return !length;
+}
+
+static inline const char *line_after(const char *line, const char *end)
+{
+    while (line < end && *line++ != '\n')
+        ;
+    return line;
+}
+
+/* The hexadecimal number there, which something follows that is no digit. */
+static inline uint64_t address(const char **text)
+{
+    uint64_t value = 0;
+    for (;; (*text)++)
+        if (**text >= '0' && **text <= '9')
+            value = value << 4 | (**text - '0');
+        else if (**text >= 'a' && **text <= 'f')
+            value = value << 4 | (**text - 'a' + 10);
+        else
+            return value;
 }

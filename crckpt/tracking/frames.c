@@ -6,8 +6,15 @@
  * than before. So a page counts as clean only if it has no bit, and is in the frame in which it was at the reset
  * before. A page that the kernel moved by itself, or swapped out or in, counts as written, which costs bytes.
  *
- * The frames of a tree are kept in a file as long as it is followed, 8 bytes a page: what CRIU reads of its page maps
- * in the freeze, before it resets the bits. After a dump that comes to nothing the next is full, and asks for none.
+ * And a page can be written where it is, and have no bit: new memory makes the map that it joins dirty as a whole;
+ * mprotect makes pages of such a map writable without a fault that would set their bits (Linux 6.0, mm/mprotect.c,
+ * can_change_pte_writable); and when that map joins another by mprotect, it is no longer dirty (until "mm: propagate
+ * VM_SOFTDIRTY on merge"). So the page's map must also be as it was at the reset: a map that has joined another, or
+ * was cut, counts as written. One that is again as it was does not: what came between cannot be seen.
+ *
+ * The frames and the maps of a tree are kept in a file as long as it is followed, 8 bytes a page and 16 a map: what
+ * CRIU reads of its page maps in the freeze, before it resets the bits. After a dump that comes to nothing the next is
+ * full, and asks for none.
  */
 #define _GNU_SOURCE
 #include "frames.h"
@@ -17,10 +24,17 @@
 #include <fcntl.h>
 
 #define WHERE ((3ull << 62) | (ENTRY_SOFT_DIRTY - 1))
+#define PAGE_SHIFT 12
 
-/* What is before the entries of pages that follow each other. */
+/* What is before the entries of pages that follow each other, and before the maps of a process, as OF_MAPS. */
 struct run {
     uint64_t pid, first, count;
+};
+#define OF_MAPS (1ull << 63)
+
+/* Its permissions are in the low bits of its end. */
+struct map {
+    uint64_t start, end;
 };
 
 static struct bytes before;
@@ -66,7 +80,7 @@ static const struct run *run_with(uint64_t pid, uint64_t page, uint64_t *until)
     return NULL;
 }
 
-static void keep(int pid, uint64_t first, const uint64_t *entries, size_t count)
+static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t count)
 {
     static int has_begun;
     const struct run run = {pid, first, count};
@@ -82,8 +96,68 @@ static void keep(int pid, uint64_t first, const uint64_t *entries, size_t count)
     }
 }
 
-size_t moved_are_dirty(int pid, uint64_t first, uint64_t *entries, size_t count)
+/* Adds the maps that lines of START-END PERMISSIONS ... tell, the last of which is whole. */
+static void parse_maps(const struct bytes *text, struct bytes *maps)
 {
+    const char *end = text->at + text->length;
+    for (const char *line = text->at; line < end; line = line_after(line, end)) {
+        struct map map;
+        map.start = address(&line);
+        line++;
+        map.end = address(&line);
+        for (int bit = 0; bit < 4; bit++)
+            map.end |= (uint64_t)(line[1 + bit] != '-' && line[1 + bit] != 'p') << bit;
+        if (!added(maps, (const char *)&map, (const char *)(&map + 1)))
+            return;
+    }
+}
+
+void keep_maps(int pid, int maps, struct bytes *unchanged)
+{
+    static struct bytes text, all;
+    uint64_t until;
+    text.length = all.length = unchanged->length = 0;
+    if (maps >= 0 && all_read(maps, &text) && text.length && text.at[text.length - 1] == '\n')
+        parse_maps(&text, &all);
+    if (maps >= 0)
+        syscall(SYS_close, maps);
+    if (!all.length)
+        return;
+    const struct run *run = run_with(OF_MAPS | pid, 0, &until);
+    const struct map *is = (const void *)all.at, *end = is + all.length / sizeof *is;
+    const struct map *was = (const void *)(run + 1), *last = was + (run ? run->count * sizeof until / sizeof *was : 0);
+    while (run && is < end && was < last)
+        if (is->start == was->start && is->end == was->end) {
+            if (!added(unchanged, (const char *)is, (const char *)(is + 1)))
+                break;
+            is++, was++;
+        } else if (is->start < was->start)
+            is++;
+        else
+            was++;
+    if (now >= 0)
+        keep(OF_MAPS | pid, 0, (const uint64_t *)all.at, all.length / sizeof until);
+}
+
+/* The first of the maps that ends after this page, or the end of them. */
+static const struct map *map_after(const struct bytes *maps, uint64_t page)
+{
+    const struct map *first = (const void *)maps->at;
+    size_t low = 0, high = maps->length / sizeof *first;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (first[middle].end >> PAGE_SHIFT <= page)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return first + low;
+}
+
+size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count)
+{
+    const struct map *map = map_after(unchanged, first);
+    const struct map *last = (const void *)(unchanged->at + unchanged->length);
     const struct run *run = NULL;
     uint64_t until = 0;
     size_t moved = 0;
@@ -91,12 +165,14 @@ size_t moved_are_dirty(int pid, uint64_t first, uint64_t *entries, size_t count)
         keep(pid, first, entries, count);
     for (size_t i = 0; i < count; i++) {
         uint64_t page = first + i, where = entries[i] & WHERE;
+        while (map < last && map->end >> PAGE_SHIFT <= page)
+            map++;
         if (!(where >> 62) || entries[i] & ENTRY_SOFT_DIRTY)
             continue;
         if (page >= until)
             run = run_with(pid, page, &until);
         /* Who may not see frames sees none. */
-        if (!run || !(where & (ENTRY_SOFT_DIRTY - 1)) ||
+        if (map == last || map->start >> PAGE_SHIFT > page || !run || !(where & (ENTRY_SOFT_DIRTY - 1)) ||
             (((const uint64_t *)(run + 1))[page - run->first] & WHERE) != where) {
             entries[i] |= ENTRY_SOFT_DIRTY;
             moved++;

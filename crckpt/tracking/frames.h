@@ -1,4 +1,6 @@
-/* Which pages lie where they lay when the bits were reset last (frames.c). */
+/* Which pages lie where they lay when the bits were reset last, in maps that are as they were (frames.c). */
+#include "bytes.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,5 +13,11 @@ void prepare_frames(const char *path);
 /* Whether a file was named. */
 int are_frames_wanted(void);
 
-/* Entries, of pages of this process from `first` on, become dirty unless the page is where it was. How many did. */
-size_t moved_are_dirty(int pid, uint64_t first, uint64_t *entries, size_t count);
+/* Of a process that is frozen: those of its `maps`, a list that is open and is closed, that are as they were. */
+void keep_maps(int pid, int maps, struct bytes *unchanged);
+
+/*
+ * Entries, of pages of this process from `first` on, become dirty unless the page is where it was, in one of the
+ * `unchanged` maps. How many did.
+ */
+size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count);

@@ -64,7 +64,7 @@ struct scan {
 
 /*
  * The files that we look after. A number may have come to name another file without our seeing it: the inode says.
- * `pid` is whose page map it is.
+ * `pid` is whose page map it is, `unchanged` are those of its maps that are as they were (frames.c).
  */
 static struct file {
     int number;
@@ -72,6 +72,7 @@ static struct file {
     dev_t device;
     ino_t inode;
     int pid;
+    struct bytes unchanged;
 } files[64];
 
 /* What was moved from a pipe to a file before CRIU asked for it. */
@@ -197,7 +198,8 @@ static int looked_after(int number, int kind)
         return number;
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && identified(number, &status)) {
-            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, 0};
+            let_go(&files[i].unchanged);
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, 0, {0}};
             return number;
         }
     syscall(SYS_close, number);
@@ -275,8 +277,13 @@ static int opened_pagemap(int number, int directory, const char *path, const cha
     if (!is_of_proc(number) || (is_passed && !are_frames_wanted()))
         return number;
     number = looked_after(number, PAGEMAP);
-    if (number >= 0 && is_passed)
-        known(number)->pid = beside(name, path, last, "stat") ? pid_in(directory, name) : 0;
+    if (number >= 0 && is_passed) {
+        struct file *file = known(number);
+        file->pid = beside(name, path, last, "stat") ? pid_in(directory, name) : 0;
+        int has_name = beside(name, path, last, "maps");
+        int maps = has_name ? syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0) : -1;
+        keep_maps(file->pid, maps, &file->unchanged);
+    }
     return number;
 }
 
@@ -325,7 +332,7 @@ static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t p
     if ((is_passed ? length | place : length) % sizeof *entries)
         return refused("part of a page map's entry");
     if (is_passed)
-        moved_are_dirty(file->pid, place / sizeof *entries, entries, count);
+        moved_are_dirty(file->pid, &file->unchanged, place / sizeof *entries, entries, count);
     for (ssize_t i = 0; i < count && !is_passed; i++)
         entries[i] |= ENTRY_SOFT_DIRTY;
     return length;
@@ -426,7 +433,7 @@ static long scanned_bits(int number, struct scan *asked)
             count = end - page < sizeof entries / sizeof *entries ? end - page : sizeof entries / sizeof *entries;
             long length = count * sizeof *entries;
             if (syscall(SYS_pread64, number, entries, length, page * sizeof *entries) != length ||
-                moved_are_dirty(file->pid, page, entries, count))
+                moved_are_dirty(file->pid, &file->unchanged, page, entries, count))
                 region->categories |= SOFT_DIRTY;
         }
     return found;

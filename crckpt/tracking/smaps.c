@@ -270,25 +270,6 @@ static int told_by_kernel(int pid, struct bytes *vmas)
     return is_told;
 }
 
-static const char *line_after(const char *line, const char *end)
-{
-    while (line < end && *line++ != '\n')
-        ;
-    return line;
-}
-
-static uint64_t address(const char **text)
-{
-    uint64_t value = 0;
-    for (;; (*text)++)
-        if (**text >= '0' && **text <= '9')
-            value = value << 4 | (**text - '0');
-        else if (**text >= 'a' && **text <= 'f')
-            value = value << 4 | (**text - 'a' + 10);
-        else
-            return value;
-}
-
 static int is_map(const char *line)
 {
     return (*line >= '0' && *line <= '9') || (*line >= 'a' && *line <= 'f');

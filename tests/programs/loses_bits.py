@@ -1,11 +1,12 @@
 """Has pages whose soft-dirty bits do not tell what was done at SIGUSR1, and says what they hold.
 
 A huge page, if it gets one, is given back, and read: there are zeros. As much memory is moved onto other such, page
-table and all. And some pages are written, all alike, and merged if the kernel merges any.
+table and all. Some pages are written in a map that was dirty as a whole, as it had joined new memory, and is not any
+more, as it has joined another. And some are written, all alike, and merged if the kernel merges any.
 
 argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N holds how many bytes of the huge page
-are not zero, how many were moved to where they were to be, how many of the others were written, and how many pages are
-merged, or have been 40 s later.
+are not zero, how many were moved to where they were to be, how many were written in the map that was joined, how many
+of the others, and how many pages are merged, or have been 40 s later.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from typing import Final
 HUGE: Final = 1 << 21
 ALIKE: Final = 64 * mmap.PAGESIZE
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
-LIBC.mremap.restype = ctypes.c_void_p
+LIBC.mremap.restype = LIBC.mmap.restype = ctypes.c_void_p
 
 
 class Aligned:
@@ -38,6 +39,39 @@ class Aligned:
         return self.memory[self.begin : self.begin + HUGE].count(letter)
 
 
+class Joined:
+    """Memory that is only read, other that is written above it, and room above that."""
+
+    def __init__(self) -> None:
+        self.below = self._mapped(None, 5 * ALIKE, 0) + ALIKE
+        self.place, self.above = self.below + ALIKE, self.below + 2 * ALIKE
+        self._mapped(self.below, 2 * ALIKE, 3)
+        ctypes.memset(self.below, 1, 2 * ALIKE)
+        self._protect(self.below, 1)
+
+    def join(self) -> None:
+        """The middle first with what is above, and after it was protected for a moment with what is below."""
+        self._mapped(self.above, ALIKE, 3)
+        self._protect(self.place, 0)
+        self._protect(self.place, 3)
+        self._protect(self.below, 3)
+        ctypes.memset(self.place, ord("j"), ALIKE)
+
+    def count(self) -> int:
+        """How many bytes of the middle were written then."""
+        return ctypes.string_at(self.place, ALIKE).count(b"j")
+
+    def _mapped(self, place: int | None, length: int, protection: int) -> int:
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x10 if place else 0)  # MAP_FIXED
+        size = ctypes.c_size_t(length)
+        found: int = LIBC.mmap(ctypes.c_void_p(place), size, protection, kind, -1, ctypes.c_long(0))
+        assert found == (place or found)
+        return found
+
+    def _protect(self, place: int, protection: int) -> None:
+        assert LIBC.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(ALIKE), protection) == 0
+
+
 def merged() -> int:
     """How many pages are."""
     path = Path("/proc/self/ksm_merging_pages")
@@ -49,6 +83,7 @@ def main() -> None:
     work = Path(sys.argv[1])
     huge = Aligned(mmap.MADV_HUGEPAGE, b"x")
     moved, onto = Aligned(mmap.MADV_NOHUGEPAGE, b"a"), Aligned(mmap.MADV_NOHUGEPAGE, b"b")
+    joined = Joined()
     alike = mmap.mmap(-1, ALIKE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     alike.madvise(mmap.MADV_MERGEABLE)
     for page in range(64):
@@ -57,7 +92,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     number = 0
     while True:
-        held = HUGE - huge.count(b"\0"), onto.count(b"a"), alike[:].count(b"m"), merged()
+        held = HUGE - huge.count(b"\0"), onto.count(b"a"), joined.count(), alike[:].count(b"m"), merged()
         (work / "beside").write_text(" ".join(map(str, held)))
         (work / "beside").rename(work / f"said-{number}")
         number += 1
@@ -66,6 +101,7 @@ def main() -> None:
             sizes = (ctypes.c_size_t(HUGE),) * 2
             # MREMAP_MAYMOVE | MREMAP_FIXED
             assert LIBC.mremap(ctypes.c_void_p(moved.place), *sizes, 3, ctypes.c_void_p(onto.place)) == onto.place
+            joined.join()
             alike[:] = b"m" * ALIKE
             until = time.monotonic() + 40
             while merged() < 64 and Path("/sys/kernel/mm/ksm/run").read_text() == "1\n" and time.monotonic() < until:

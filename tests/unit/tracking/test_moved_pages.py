@@ -1,4 +1,4 @@
-"""A page that is in another frame than at the last reset counts as written, though it has no soft-dirty bit."""
+"""A page in another frame or map than at the last reset counts as written, though it has no soft-dirty bit."""
 
 from __future__ import annotations
 
@@ -125,3 +125,23 @@ def test_pages_that_were_merged_and_parted(dumps: Dumps, target: Told) -> None:
         assert dumps.dirty(place) <= {HUGE, HUGE - 1, HUGE - 2}
         target.do(f"LIBC.madvise(ctypes.c_void_p({place}), {HUGE * 4096}, 13)")  # MADV_UNMERGEABLE
     assert dumps.dirty(place) == {HUGE}
+
+
+def test_memory_whose_map_was_cut_or_has_joined_another(dumps: Dumps, target: Told) -> None:
+    place = filled(target, SMALL_PAGES)
+    dumps.dirty(place)
+    assert dumps.dirty(place) == {0}
+    for protection in (1, 3):
+        target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, {protection})")
+        assert dumps.dirty(place) == {HUGE}
+        assert dumps.dirty(place) == {0}
+
+
+def test_memory_that_is_where_another_map_was(dumps: Dumps, target: Told) -> None:
+    """Only the permissions tell it: nothing is joined, nothing cut."""
+    place = filled(target, SMALL_PAGES)
+    target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, 1)")
+    dumps.dirty(place)
+    assert dumps.dirty(place) == {0}
+    target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, 5)")
+    assert dumps.dirty(place, 100) == {100}
