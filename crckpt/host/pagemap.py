@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED: Final = 0x10
+
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
@@ -259,6 +264,23 @@ def tracks_by_soft_dirty() -> bool:
         return not before and _soft_dirty(address)
 
 
+def soft_dirty_misses_joined() -> bool:
+    """Whether pages of ours have no bit that were written in a map that had joined others. Where there are the bits.
+
+    Kernels miss it from 6.0 on, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
+    dirty as a whole, a change of protection makes its pages writable, and another makes it join one that is clean.
+    """
+    with _pages_of_ours(3) as (memory, below):
+        written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
+        _protect(below, mmap.PROT_READ)
+        Path("/proc/self/clear_refs").write_text("4")
+        _map_anew(above)
+        for place, protection in ((written, 0), (written, _READ_WRITE), (below, _READ_WRITE)):
+            _protect(place, protection)
+        memory[mmap.PAGESIZE] = 2
+        return not _soft_dirty(written)
+
+
 def scans() -> bool:
     """Whether PAGEMAP_SCAN finds a page that was written. Raises OSError if the kernel does not know the call."""
     with _pages_of_ours(1) as (memory, address):
@@ -305,13 +327,24 @@ def _pages_of_ours(count: int) -> Iterator[tuple[mmap.mmap, int]]:
         memory.close()
 
 
+def _protect(address: int, protection: int) -> None:
+    if _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), protection) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect is refused")
+
+
+def _map_anew(address: int) -> None:
+    """A fresh page in place of the one there."""
+    size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if _LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
+        raise OSError(ctypes.get_errno(), "mmap is refused")
+
+
 @contextmanager
 def _userfaultfd(features: int = _FEATURES, flags: int = _UFFD_USER_MODE_ONLY) -> Iterator[int]:
-    libc = ctypes.CDLL(None, use_errno=True)
     number = _USERFAULTFD.get(platform.machine())
     if number is None:
         raise HostCannot(f"write protection is not known for {platform.machine()}")
-    descriptor = libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    descriptor = _LIBC.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | flags)
     if descriptor < 0:
         raise HostCannot(f"userfaultfd is refused: {os.strerror(ctypes.get_errno())}")
     try:

@@ -7,7 +7,7 @@ checkpoint is there. Bits that were reset for a dump that came to nothing are lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -238,22 +238,12 @@ def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice
 
     `claims` is the file of what is tracked on this host, unless it is to be the host's own.
     """
-    method, why = _method(criu)
-    if method is None:
-        return Choice(None, f"tracker: none ({why})")
-    try:
-        tracker = Tracker(root, method, Claims(claims))
-    except OSError as error:
-        return Choice(None, f"tracker: none (the file of what is tracked cannot be opened: {error})")
-    try:
-        tracker.look()
-        refused = tracker.refusal
-    except HostCannot as error:
-        refused = error.message
-    if refused:
-        tracker.close()
-        return Choice(None, f"tracker: none ({refused})")
-    return Choice(tracker, f"tracker: {method.name} ({why})")
+    refusal = ""
+    for method, why in _methods(criu):
+        tracker, refusal = _followed(root, method, claims) if method is not None else (None, why)
+        if tracker is not None:
+            return Choice(tracker, f"tracker: {tracker.name} ({why})")
+    return Choice(None, f"tracker: none ({refusal})")
 
 
 def written(name: str, pid: int) -> int:
@@ -268,18 +258,44 @@ def untracked(name: str, pid: int) -> int:
     return 0 if name == SoftDirty.name else pagemap.changed_of_files(pid)
 
 
-def _method(criu: Path) -> tuple[Method | None, str]:
-    if pagemap.tracks_by_soft_dirty():
-        refusal = preload.refusal(criu, SoftDirty.name)
-        return (None, refusal) if refusal else (SoftDirty(), "the kernel has soft-dirty bits")
+def _methods(criu: Path) -> Iterator[tuple[Method | None, str]]:
+    """What works here, and why it is taken, the better first; in place of what does not none, and why not."""
+    if not pagemap.tracks_by_soft_dirty():
+        yield _write_protection(criu, "this kernel has no soft-dirty")
+        return
+    if pagemap.soft_dirty_misses_joined():
+        yield _write_protection(criu, "this kernel's soft-dirty bits miss what is written where maps have joined")
+    refusal = preload.refusal(criu, SoftDirty.name)
+    yield (None, refusal) if refusal else (SoftDirty(), "the kernel has soft-dirty bits")
+
+
+def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
+    """It, and `why` it is taken; or none, and why not."""
     try:
         works = pagemap.tracks_by_write_protection()
     except HostCannot as error:
-        return None, f"this kernel has no soft-dirty, and {error.message}"
+        return None, f"{why}, and {error.message}"
     if not works:
-        return None, "this kernel has no soft-dirty, and its write protection does not tell what was written"
+        return None, f"{why}, and its write protection does not tell what was written"
     refusal = preload.refusal(criu, UffdWp.name)
-    return (None, refusal) if refusal else (UffdWp(), "this kernel has no soft-dirty")
+    return (None, refusal) if refusal else (UffdWp(), why)
+
+
+def _followed(root: proc.Process, method: Method, claims: Path | None) -> tuple[Tracker | None, str]:
+    """A tracker that is attached to the tree, or none, and why not."""
+    try:
+        tracker = Tracker(root, method, Claims(claims))
+    except OSError as error:
+        return None, f"the file of what is tracked cannot be opened: {error}"
+    try:
+        tracker.look()
+        refusal = tracker.refusal
+    except HostCannot as error:
+        refusal = error.message
+    if refusal:
+        tracker.close()
+        return None, refusal
+    return tracker, ""
 
 
 def _is(member: _Member, process: proc.Process | None) -> bool:

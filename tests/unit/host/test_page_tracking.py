@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ def mappings() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_soft_dirty_answers_the_same_each_time() -> None:
-    pagemap.tracks_by_soft_dirty()
+@pytest.mark.parametrize("trial", [pagemap.tracks_by_soft_dirty, pagemap.soft_dirty_misses_joined])
+def test_soft_dirty_answers_the_same_each_time(trial: Callable[[], bool]) -> None:
+    trial()
     before = descriptors(), mappings()
-    answers = {pagemap.tracks_by_soft_dirty() for _ in range(20)}
+    answers = {trial() for _ in range(20)}
     assert len(answers) == 1
     assert descriptors() == before[0]
     assert mappings() <= before[1] + 1

@@ -19,7 +19,7 @@ from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_ano
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.tracker import Method, Round, Tracker
+from crckpt.tracking.tracker import Method, Round, Tracker, choose
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
@@ -287,6 +287,33 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
         assert (began.base, began.tracks) == ("first", True)
         assert "anon_inode:[userfaultfd]" not in held(child)
         assert dumped(tracker, target.pid, child).whole == ()
+
+
+@needs_write_protection
+@pytest.mark.parametrize("miss", [True, False])
+def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, miss: bool
+) -> None:
+    """And they are where a process cannot be entered for it."""
+    monkeypatch.setattr(pagemap, "tracks_by_soft_dirty", lambda: True)
+    monkeypatch.setattr(pagemap, "soft_dirty_misses_joined", lambda: miss)
+    monkeypatch.setattr("crckpt.tracking.preload.refusal", lambda _criu, _tracker: "")
+    assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
+    soft, hard = resource.prlimit(target.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (3, hard))
+    assert chosen(target, claims) == SoftDirty.name
+    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def chosen(target: Told, claims: Path) -> str:
+    """The name of the tracker that is taken, which is said with a reason."""
+    root = proc.read_process(target.pid)
+    assert root is not None
+    choice = choose(root, Path("criu"), claims)
+    assert choice.tracker is not None
+    choice.tracker.close()
+    assert choice.why.startswith(f"tracker: {choice.tracker.name} (")
+    return choice.tracker.name
 
 
 @needs_write_protection
