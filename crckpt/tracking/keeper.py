@@ -3,13 +3,15 @@
 Run as `python -m crckpt.tracking.keeper PID CRIU DESCRIPTOR`. Whoever connects to its socket, or holds the other end of
 DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to begin is a dump until it asks
 `committed` or goes away, and there is one at a time; its images may need the rounds, so that the keeper stays until it
-is over. Killed, it leaves nothing in the tree: every page counts as written then.
+is over. So it does after a SIGTERM, but leaves its socket then, as if it was killed: the next dump says why it is full.
+Killed, it leaves nothing in the tree: every page counts as written then.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -120,17 +122,20 @@ class _Service:
         self._ending = False
         self._enders: list[_Caller] = []
 
-    def serve(self, root: int, listener: socket.socket, first: _Caller) -> None:
-        """`root` is a pidfd."""
+    def serve(self, root: int, terminated: int, listener: socket.socket, first: _Caller) -> bool:
+        """Until the end; whether a SIGTERM brought it. `root` is a pidfd; `terminated` can be read after a SIGTERM."""
+        is_terminated = False
         with selectors.DefaultSelector() as waiting:
             waiting.register(root, selectors.EVENT_READ)
+            waiting.register(terminated, selectors.EVENT_READ)
             waiting.register(listener, selectors.EVENT_READ)
             waiting.register(first, selectors.EVENT_READ)
             while not self._ending or self._dumping is not None:
                 for key, _ in waiting.select():
-                    if key.fileobj == root:
-                        waiting.unregister(root)
+                    if key.fileobj in (root, terminated):
+                        waiting.unregister(key.fileobj)
                         self._ending = True
+                        is_terminated |= key.fileobj == terminated
                         continue
                     if key.fileobj is listener:
                         connection, _ = listener.accept()
@@ -148,6 +153,7 @@ class _Service:
                         self._enders.append(caller)
                     else:
                         caller.answer(self._answered(caller, request))
+        return is_terminated
 
     def _answered(self, caller: _Caller, request: Request) -> Answer:
         busy = self._dumping is not None and self._dumping is not caller
@@ -197,8 +203,17 @@ class _Service:
         self._staged = ()
 
 
+def _terminated() -> int:
+    """A descriptor that can be read once a SIGTERM has come."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    return reading
+
+
 def main(pid: int, criu: Path, descriptor: int) -> None:
     """Keep the tree below `pid`, or say at once why that cannot be."""
+    terminated = _terminated()
     first = _Caller(socket.socket(fileno=descriptor))
     root = proc.read_process(pid)
     if root is None:
@@ -215,6 +230,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
     os.umask(0o177)
     # One that was killed left its own.
     path.unlink(missing_ok=True)
+    is_terminated = False
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
@@ -222,11 +238,12 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
             first.answer(Answer(keeper=told))
             service = _Service(choice.tracker, told)
             try:
-                service.serve(os.pidfd_open(pid), listener, first)
+                is_terminated = service.serve(os.pidfd_open(pid), terminated, listener, first)
             finally:
                 service.discard()
     finally:
-        path.unlink(missing_ok=True)
+        if not is_terminated:
+            path.unlink(missing_ok=True)
         choice.tracker.close()
 
 

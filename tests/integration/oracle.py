@@ -140,6 +140,7 @@ def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
     choice = choose(root, criu, claims)
     if choice.tracker is None:
         pytest.skip(choice.why)
+    assert choice.tracker.name == os.environ.get("CRCKPT_EXPECTED_TRACKER", choice.tracker.name), choice.why
     return choice.tracker
 
 

@@ -306,7 +306,7 @@ def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
     except subprocess.CalledProcessError:
         pytest.skip("gcc makes no 32-bit programs here")
     shown = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
-    (place,) = (int(line.split()[0], 16) for line in shown.splitlines() if line.endswith(" count"))
+    (place,) = (int(line.split()[0], 16) + 8192 for line in shown.splitlines() if line.endswith(" count"))
     null = subprocess.DEVNULL
     process = subprocess.Popen([program], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
 
@@ -319,7 +319,10 @@ def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
 
         wait_for(lambda: count() > 3, "it to count")
         results: list[dict[str, Any]] = []
+        counted = 0
         for _ in range(2):
+            wait_for(lambda: count() > counted + 20, "it to count")  # noqa: B023 (it is waited for)
+            counted = count()
             said = crckpt.run("dump", str(process.pid), "job", "--incremental", "--json")
             results.append(said.document["result"])
         assert results[1]["tracked"]["base"] == results[0]["checkpoint"]["id"]
@@ -330,6 +333,7 @@ def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
         process.wait()
     crckpt.run("restore", "job", "--detach")
     before = count()
+    assert before >= counted
     wait_for(lambda: count() > before, "it to count on")
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)

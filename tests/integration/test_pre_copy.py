@@ -167,22 +167,28 @@ def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
     crckpt.run("trackers", "--end", str(target.pid))
     assert list((crckpt.store / "tmp").iterdir()) == []
     copied(crckpt, target)
+    os.kill(keeper(crckpt, target)["pid"], signal.SIGTERM)
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with what kept them")
+    copied(crckpt, target)
     os.kill(target.pid, signal.SIGKILL)
     wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the tree")
 
 
-@pytest.mark.parametrize("what", ["the tree ends", "it is told to end"])
+@pytest.mark.parametrize("what", ["the tree ends", "it is told to end", "it is terminated"])
 def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, what: str) -> None:
     copied(crckpt, target)
     root = read_process(target.pid)
     assert root is not None
     dump = running(root)
     assert dump is not None
+    keeping = dump.tell().pid
     with closing(dump), socket.socket(socket.AF_UNIX) as other:
         assert dump.begin().base.endswith("/1")
         if what == "the tree ends":
             os.kill(target.pid, signal.SIGKILL)
             os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+        elif what == "it is terminated":
+            os.kill(keeping, signal.SIGTERM)
         else:
             other.connect(str(place(root)))
             other.sendall(b'{"do": "end"}\n')
@@ -190,7 +196,8 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
         assert dump.tell().dumping == dump.tell().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
     wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the dump")
-    wait_for(lambda: not place(root).exists(), 10, "the keeper to end")
+    wait_ended([keeping])
+    assert place(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
 
 def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from trees import Part, statuses, wait_for
 UNITS = Path(__file__).parent / "units"
 PROGRAMS = Path(__file__).parent.parent / "programs"
 READY_S = 20.0
+ENDED = "the process that kept its tracker has ended"
 GROWTH_S = 10.0
 
 
@@ -209,6 +210,22 @@ def test_empty_cgroup() -> None:
     """It exists, and nobody lives there."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
     assert refused(2, "dump", "cgroup:/empty.slice")["message"] == "no process lives in cgroup /empty.slice"
+
+
+def test_what_follows_a_tree_stays_where_its_unit_lets_it(started: Callable[[str], Service]) -> None:
+    """A timer's dumps are incremental with KillMode=process; with systemd's default they are full, and say why."""
+    started("counter")
+    first, second = (crckpt("dump", "unit:counter", "job", *words)["tracked"] for words in (("--incremental",), ()))
+    if not first["tracker"]:
+        assert first["why"].startswith("tracker: none"), "this host tracks nothing"
+        return
+    assert second["base"]
+    _output(sys.executable, "-m", "crckpt", "trackers", "--end", "all")
+    for mode, why_full in (("process", ""), ("control-group", ENDED)):
+        words = ["dump", "unit:counter", "job", "--incremental", "--store", "/tmp/store"]
+        _output("systemd-run", "--wait", "-p", f"KillMode={mode}", sys.executable, "-m", "crckpt", *words)
+        assert crckpt("dump", "unit:counter", "job")["tracked"]["why_full"] == why_full
+        _output(sys.executable, "-m", "crckpt", "trackers", "--end", "all")
 
 
 def crckpt(*words: str) -> dict[str, Any]:
