@@ -15,7 +15,7 @@ import platform
 import select
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -265,12 +265,12 @@ def tracks_by_soft_dirty() -> bool:
 
 
 def soft_dirty_misses_joined() -> bool:
-    """Whether pages of ours have no bit that were written in a map that had joined others. Where there are the bits.
+    """Whether a page of ours has no bit that was written in a map that had joined others; also if that cannot be tried.
 
     Kernels miss it from 6.0 on, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
     dirty as a whole, a change of protection makes its pages writable, and another makes it join one that is clean.
     """
-    with _pages_of_ours(3) as (memory, below):
+    with _pages_of_ours(3) as (memory, below), suppress(OSError):
         written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
         _protect(below, mmap.PROT_READ)
         Path("/proc/self/clear_refs").write_text("4")
@@ -279,6 +279,7 @@ def soft_dirty_misses_joined() -> bool:
             _protect(place, protection)
         memory[mmap.PAGESIZE] = 2
         return not _soft_dirty(written)
+    return True
 
 
 def scans() -> bool:

@@ -9,8 +9,10 @@
  * And a page can be written where it is, and have no bit: new memory makes the map that it joins dirty as a whole;
  * mprotect makes pages of such a map writable without a fault that would set their bits (Linux 6.0, mm/mprotect.c,
  * can_change_pte_writable); and when that map joins another by mprotect, it is no longer dirty (until "mm: propagate
- * VM_SOFTDIRTY on merge"). So the page's map must also be as it was at the reset: a map that has joined another, or
- * was cut, counts as written. One that is again as it was does not: what came between cannot be seen.
+ * VM_SOFTDIRTY on merge"). So on a kernel that does so the page's map must also be as it was at the reset: a map that
+ * has joined another, or was cut, counts as written. One that is again as it was does not: what came between cannot be
+ * seen. CRIU itself makes maps readable before it opens a page map (criu/mem.c), which can join them: they are compared
+ * as they were before, when it read smaps, and must still have the same borders then.
  *
  * The frames and the maps of a tree are kept in a file as long as it is followed, 8 bytes a page and 16 a map: what
  * CRIU reads of its page maps in the freeze, before it resets the bits. After a dump that comes to nothing the next is
@@ -39,11 +41,16 @@ struct map {
 
 static struct bytes before;
 static size_t looked_at;
-static int now = -1, is_wanted;
+static int now = -1, is_wanted, are_maps_compared;
 
-void prepare_frames(const char *path)
+/* Of the process of which smaps was read last. */
+static struct bytes maps_seen;
+static int seen_of;
+
+void prepare_frames(const char *path, int compares_maps)
 {
     is_wanted = *path != 0;
+    are_maps_compared = compares_maps;
     now = is_wanted ? syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_APPEND | O_CLOEXEC, 0) : -1;
     if (now >= 0 && !all_read(now, &before))
         before.length = 0;
@@ -96,47 +103,72 @@ static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t c
     }
 }
 
-/* Adds the maps that lines of START-END PERMISSIONS ... tell, the last of which is whole. */
-static void parse_maps(const struct bytes *text, struct bytes *maps)
+static int added_map(struct bytes *maps, const struct map *map)
 {
-    const char *end = text->at + text->length;
-    for (const char *line = text->at; line < end; line = line_after(line, end)) {
-        struct map map;
-        map.start = address(&line);
-        line++;
-        map.end = address(&line);
-        for (int bit = 0; bit < 4; bit++)
-            map.end |= (uint64_t)(line[1 + bit] != '-' && line[1 + bit] != 'p') << bit;
-        if (!added(maps, (const char *)&map, (const char *)(&map + 1)))
-            return;
-    }
+    return added(maps, (const char *)map, (const char *)(map + 1));
 }
 
-void keep_maps(int pid, int maps, struct bytes *unchanged)
+/* The maps in a list of them, lines of START-END PERMISSIONS ..., if they are wanted and can be read. Closes it. */
+static void read_maps(int list, struct bytes *maps)
 {
-    static struct bytes text, all;
-    uint64_t until;
-    text.length = all.length = unchanged->length = 0;
-    if (maps >= 0 && all_read(maps, &text) && text.length && text.at[text.length - 1] == '\n')
-        parse_maps(&text, &all);
-    if (maps >= 0)
-        syscall(SYS_close, maps);
-    if (!all.length)
-        return;
-    const struct run *run = run_with(OF_MAPS | pid, 0, &until);
-    const struct map *is = (const void *)all.at, *end = is + all.length / sizeof *is;
-    const struct map *was = (const void *)(run + 1), *last = was + (run ? run->count * sizeof until / sizeof *was : 0);
-    while (run && is < end && was < last)
-        if (is->start == was->start && is->end == was->end) {
-            if (!added(unchanged, (const char *)is, (const char *)(is + 1)))
+    static struct bytes text;
+    text.length = maps->length = 0;
+    if (list >= 0 && are_maps_compared && all_read(list, &text)) {
+        const char *end = text.at + text.length;
+        for (const char *line = text.at; line < end; line = line_after(line, end)) {
+            struct map map;
+            map.start = address(&line);
+            line++;
+            map.end = address(&line);
+            for (int bit = 0; bit < 4; bit++)
+                map.end |= (uint64_t)(line[1 + bit] != '-' && line[1 + bit] != 'p') << bit;
+            if (!added_map(maps, &map))
                 break;
-            is++, was++;
-        } else if (is->start < was->start)
-            is++;
+        }
+    }
+    if (list >= 0)
+        syscall(SYS_close, list);
+}
+
+void see_maps(int pid, int list)
+{
+    read_maps(list, &maps_seen);
+    seen_of = pid;
+}
+
+/* Adds those maps that are among `count` others, or of which these have at least the `borders`. */
+static void add_common(const struct bytes *maps, const struct map *other, size_t count, int borders, struct bytes *into)
+{
+    const struct map *map = (const void *)maps->at, *end = map + maps->length / sizeof *map, *last = other + count;
+    while (map < end && other < last)
+        if (map->start == other->start && !((map->end ^ other->end) >> (borders ? PAGE_SHIFT : 0))) {
+            if (!added_map(into, map))
+                return;
+            map++, other++;
+        } else if (map->start < other->start)
+            map++;
         else
-            was++;
-    if (now >= 0)
-        keep(OF_MAPS | pid, 0, (const uint64_t *)all.at, all.length / sizeof until);
+            other++;
+}
+
+void keep_maps(int pid, int list, struct bytes *unchanged)
+{
+    static const struct map all = {0, ~0ull};
+    static struct bytes here, same;
+    uint64_t until;
+    unchanged->length = same.length = 0;
+    read_maps(list, &here);
+    if (!are_maps_compared) {
+        added_map(unchanged, &all);
+        return;
+    }
+    const struct bytes *maps = seen_of == pid ? &maps_seen : &here;
+    const struct run *run = run_with(OF_MAPS | pid, 0, &until);
+    if (run)
+        add_common(maps, (const void *)(run + 1), run->count * sizeof until / sizeof(struct map), 0, &same);
+    add_common(&same, (const void *)here.at, here.length / sizeof(struct map), 1, unchanged);
+    if (now >= 0 && maps->length)
+        keep(OF_MAPS | pid, 0, (const uint64_t *)maps->at, maps->length / sizeof until);
 }
 
 /* The first of the maps that ends after this page, or the end of them. */

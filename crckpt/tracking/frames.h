@@ -7,14 +7,20 @@
 /* An entry of a page map (Documentation/admin-guide/mm/pagemap.rst). */
 #define ENTRY_SOFT_DIRTY (1ull << 55)
 
-/* Before any process is frozen. `path` is the file of what was seen last, and of what is seen now; empty: none. */
-void prepare_frames(const char *path);
+/*
+ * Before any process is frozen. `path` is the file of what was seen last, and of what is seen now; empty: none.
+ * `compares_maps`: what lies in a map that is not as it was is dirty.
+ */
+void prepare_frames(const char *path, int compares_maps);
 
 /* Whether a file was named. */
 int are_frames_wanted(void);
 
-/* Of a process that is frozen: those of its `maps`, a list that is open and is closed, that are as they were. */
-void keep_maps(int pid, int maps, struct bytes *unchanged);
+/* A process is frozen, and nothing was done to it: `list` is its list of maps, which is open, and is closed. */
+void see_maps(int pid, int list);
+
+/* Its page map is opened: those of its maps that are as they were. `list` as before; perhaps CRIU has changed some. */
+void keep_maps(int pid, int list, struct bytes *unchanged);
 
 /*
  * Entries, of pages of this process from `first` on, become dirty unless the page is where it was, in one of the

@@ -265,8 +265,10 @@ static int opened_smaps(int directory)
     int number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
     if (!is_of_proc(number))
         return number;
-    int maps = syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0);
-    return as_smaps(number, maps, pid_in(directory, "stat"));
+    int pid = pid_in(directory, "stat");
+    if (are_frames_wanted())
+        see_maps(pid, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0));
+    return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
 }
 
 /* Of a process. Its bits go to CRIU as they are only where nothing can be kept beside them, as in a self-test. */
@@ -300,7 +302,7 @@ static void keep_to_criu(void)
             *kept++ = *one;
     *kept = NULL;
     prepare_for_smaps(variable("CRCKPT_MAP_FLAGS="));
-    prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "");
+    prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "", !*variable("CRCKPT_JOINED_ARE_DIRTY="));
 }
 
 static int opened(int directory, const char *path, int flags, mode_t mode)

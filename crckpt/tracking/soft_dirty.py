@@ -31,8 +31,9 @@ class SoftDirty:
         return {pid: _attached(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """CRIU gets our preload library, which stops it before its first reset."""
-        return preload.environment(criu, NAME)
+        """CRIU gets our preload library, which stops it before its first reset, and sees what has no bit (frames.c)."""
+        joined = {} if pagemap.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
+        return {**preload.environment(criu, NAME), **joined}
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.soft_dirty`."""

@@ -176,11 +176,11 @@ class Tracker:
         """Why the next dump is to be full, or nothing."""
         return self._why_full
 
-    @property
-    def refusal(self) -> str:
-        """Why the root is not held, or nothing."""
-        hold = self._members[self._root.pid].hold
-        return _clause(self._root.pid, hold) if isinstance(hold, str) else ""
+    def refusal(self, *, all_of_it: bool = False) -> str:
+        """Why the root is not held, or who of `all_of_it`; or nothing."""
+        pids = self._members if all_of_it else (self._root.pid,)
+        holds = ((pid, self._members[pid].hold) for pid in pids)
+        return next((_clause(pid, hold) for pid, hold in holds if isinstance(hold, str)), "")
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """What to add to this CRIU's environment for a dump that `tracks`."""
@@ -239,8 +239,8 @@ def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice
     `claims` is the file of what is tracked on this host, unless it is to be the host's own.
     """
     refusal = ""
-    for method, why in _methods(criu):
-        tracker, refusal = _followed(root, method, claims) if method is not None else (None, why)
+    for method, why, is_last in _methods(criu):
+        tracker, refusal = _followed(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
             return Choice(tracker, f"tracker: {tracker.name} ({why})")
     return Choice(None, f"tracker: none ({refusal})")
@@ -258,15 +258,16 @@ def untracked(name: str, pid: int) -> int:
     return 0 if name == SoftDirty.name else pagemap.changed_of_files(pid)
 
 
-def _methods(criu: Path) -> Iterator[tuple[Method | None, str]]:
-    """What works here, and why it is taken, the better first; in place of what does not none, and why not."""
+def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
+    """What works here, why it is taken, and whether it is the last; the better first. None if it does not, and why."""
     if not pagemap.tracks_by_soft_dirty():
-        yield _write_protection(criu, "this kernel has no soft-dirty")
+        yield *_write_protection(criu, "this kernel has no soft-dirty"), True
         return
     if pagemap.soft_dirty_misses_joined():
-        yield _write_protection(criu, "this kernel's soft-dirty bits miss what is written where maps have joined")
+        why = "this kernel's soft-dirty bits miss what is written where maps have joined"
+        yield *_write_protection(criu, why), False
     refusal = preload.refusal(criu, SoftDirty.name)
-    yield (None, refusal) if refusal else (SoftDirty(), "the kernel has soft-dirty bits")
+    yield None if refusal else SoftDirty(), refusal or "the kernel has soft-dirty bits", True
 
 
 def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
@@ -281,15 +282,17 @@ def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
     return (None, refusal) if refusal else (UffdWp(), why)
 
 
-def _followed(root: proc.Process, method: Method, claims: Path | None) -> tuple[Tracker | None, str]:
-    """A tracker that is attached to the tree, or none, and why not."""
+def _followed(
+    root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
+) -> tuple[Tracker | None, str]:
+    """A tracker that is attached to the tree's root, or to `all_of_it`; or none, and why not."""
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:
         return None, f"the file of what is tracked cannot be opened: {error}"
     try:
         tracker.look()
-        refusal = tracker.refusal
+        refusal = tracker.refusal(all_of_it=all_of_it)
     except HostCannot as error:
         refusal = error.message
     if refusal:

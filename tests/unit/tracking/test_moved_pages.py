@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, merging, preload_library, told, wait_for
+from entering import Told, merging, preload_library, running, told, wait_for
 
 from crckpt.tracking.soft_dirty import SoftDirty
 
 READER = """
 import ctypes, json, os, struct, sys
 libc, (place, pages, before) = ctypes.CDLL(None, use_errno=True), map(int, sys.argv[2:])
-number = libc.openat(os.open(f"/proc/{sys.argv[1]}", os.O_RDONLY), b"pagemap", os.O_RDONLY)
+process = os.open(f"/proc/{sys.argv[1]}", os.O_RDONLY)
+os.close(libc.openat(process, b"smaps", os.O_RDONLY))
+print("seen", flush=True)
+sys.stdin.readline()
+number = libc.openat(process, b"pagemap", os.O_RDONLY)
 told, content = {}, ctypes.create_string_buffer(8 * pages)
 def count():
     return sum(entry >> 55 & 1 for entry, in struct.iter_unpack("<Q", content.raw))
@@ -56,17 +59,22 @@ class Dumps:
     def __init__(self, library: Path, target: Told, frames: Path) -> None:
         frames.touch()
         words = {"LD_PRELOAD": str(library), "CRCKPT_TRACKER": SoftDirty.name, "CRCKPT_FRAMES": str(frames)}
-        self._environment = os.environ | words
+        self.environment = os.environ | words
         self._target = target
 
-    def dirty(self, place: int, pages: int = HUGE, before: int = 0) -> set[int]:
-        """How many of these pages read as written, by each way to ask. Some are read before by themselves."""
+    def dirty(self, place: int, pages: int = HUGE, before: int = 0, meanwhile: str = "") -> set[int]:
+        """How many of these pages read as written, by each way to ask. Some are read before by themselves.
+
+        `meanwhile` is what CRIU makes the process do after it has read its maps.
+        """
         numbers = (str(number) for number in (self._target.pid, place, pages, before))
         words = ["/usr/bin/python3", "-S", "-c", READER, *numbers]
-        done = subprocess.run(words, env=self._environment, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stderr
+        with running(*words, ready="seen", env=self.environment) as reading:
+            self._target.do(meanwhile or "pass")
+            told, _ = reading.communicate("go on\n", timeout=60)
+            assert reading.returncode == 0
         Path(f"/proc/{self._target.pid}/clear_refs").write_text("4")
-        return set(json.loads(done.stdout).values())
+        return set(json.loads(told).values())
 
 
 @pytest.fixture
@@ -132,7 +140,7 @@ def test_memory_whose_map_was_cut_or_has_joined_another(dumps: Dumps, target: To
     dumps.dirty(place)
     assert dumps.dirty(place) == {0}
     for protection in (1, 3):
-        target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, {protection})")
+        target.do(protected(place, protection))
         assert dumps.dirty(place) == {HUGE}
         assert dumps.dirty(place) == {0}
 
@@ -140,8 +148,48 @@ def test_memory_whose_map_was_cut_or_has_joined_another(dumps: Dumps, target: To
 def test_memory_that_is_where_another_map_was(dumps: Dumps, target: Told) -> None:
     """Only the permissions tell it: nothing is joined, nothing cut."""
     place = filled(target, SMALL_PAGES)
-    target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, 1)")
+    target.do(protected(place, 1))
     dumps.dirty(place)
     assert dumps.dirty(place) == {0}
-    target.do(f"LIBC.mprotect(ctypes.c_void_p({place}), {100 * 4096}, 5)")
+    target.do(protected(place, 5))
     assert dumps.dirty(place, 100) == {100}
+
+
+def test_maps_that_criu_joins(dumps: Dumps, target: Told) -> None:
+    """It makes all memory readable before it opens the page map, and undoes that: the kernel may forget bits then."""
+    place = filled(target, SMALL_PAGES)
+    rest = place + 100 * 4096
+    target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
+    for _ in range(3):
+        assert dumps.dirty(place, meanwhile=protected(place, 1)) == {HUGE}
+        target.do(protected(place, 0))
+
+
+def test_maps_that_the_program_joins_as_criu_did(dumps: Dumps, target: Told) -> None:
+    place = filled(target, SMALL_PAGES)
+    rest = place + 100 * 4096
+    target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
+    dumps.dirty(place, meanwhile=protected(place, 1))
+    assert dumps.dirty(place) == {HUGE}
+    assert dumps.dirty(place) == {0}
+
+
+def test_memory_that_criu_makes_readable(dumps: Dumps, target: Told) -> None:
+    """It is as it was, if that joins nothing."""
+    place = filled(target, SMALL_PAGES)
+    for expected in (HUGE, 0, 0):
+        target.do(protected(place, 0))
+        assert dumps.dirty(place, meanwhile=protected(place, 1)) == {expected}
+
+
+def test_kernels_that_forget_no_bits_are_believed(dumps: Dumps, target: Told) -> None:
+    place = filled(target, SMALL_PAGES)
+    dumps.environment["CRCKPT_JOINED_ARE_DIRTY"] = "1"
+    dumps.dirty(place)
+    target.do(protected(place, 1))
+    assert dumps.dirty(place) == {0}
+
+
+def protected(place: int, protection: int, pages: int = 100) -> str:
+    """What gives the first pages there another protection."""
+    return f"LIBC.mprotect(ctypes.c_void_p({place}), ctypes.c_size_t({pages * 4096}), {protection})"

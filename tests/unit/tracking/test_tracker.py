@@ -171,7 +171,7 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
             began = second.begin()
             assert (began.base, began.tracks) == ("", False)
             assert began.why == f"PID {target.pid}: it is tracked by another crckpt"
-            assert second.refusal == began.why
+            assert second.refusal() == began.why
         assert first.begin() == Round("first", "", tracks=True, whole=())
     with tracking(target.pid, method, claims) as third:
         assert third.begin().tracks, "the claim ended with its owner"
@@ -294,15 +294,18 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
 def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
     target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, miss: bool
 ) -> None:
-    """And they are where a process cannot be entered for it."""
+    """And they are where any of its processes cannot be entered for it."""
     monkeypatch.setattr(pagemap, "tracks_by_soft_dirty", lambda: True)
     monkeypatch.setattr(pagemap, "soft_dirty_misses_joined", lambda: miss)
     monkeypatch.setattr("crckpt.tracking.preload.refusal", lambda _criu, _tracker: "")
     assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
-    soft, hard = resource.prlimit(target.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (3, hard))
-    assert chosen(target, claims) == SoftDirty.name
-    resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+    for pid in (child, target.pid):
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        assert chosen(target, claims) == SoftDirty.name
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
 
 
 def chosen(target: Told, claims: Path) -> str:
