@@ -4,7 +4,7 @@
  * out of it with fewer calls (splice); and tells it the flags of maps without a look at every page (smaps.c).
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that
- * are not where they were read as written (frames.c).
+ * are not where they were, or may be written without a bit, read as written (frames.c).
  * CRCKPT_TRACKER=uffd-wp: CRIU asks for soft-dirty; it gets what asynchronous write protection (userfaultfd) knows.
  * Whoever starts CRIU has registered the tree's memory. Pages that nobody has registered read as written, so a mistake
  * there costs bytes.
@@ -15,7 +15,7 @@
  *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
  *
  * What CRIU asks beyond that is refused, in words on stderr, and so is every reset with another CRCKPT_TRACKER. Needs
- * nothing but syscall(2), errno and environ of whatever libc CRIU is linked with. Sources: linux/fs.h; criu/mem.c,
+ * only syscall(2), sysconf(3), errno and environ of whatever libc CRIU is linked with. Sources: linux/fs.h; criu/mem.c,
  * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
