@@ -37,6 +37,7 @@ _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
 _UFFDIO_REGISTER = 0xC020AA00
+_UFFDIO_UNREGISTER = 0x8010AA01
 _UFFDIO_COPY = 0xC028AA03
 _UFFDIO_WRITEPROTECT = 0xC018AA06
 _PAGEMAP_SCAN = 0xC0606610
@@ -91,10 +92,15 @@ def changed_of_files(pid: int) -> int:
     """
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
-        for one in (one for one, is_of_file in _private(pid) if is_of_file):
+        for one in private_of_files(pid):
             for regions in _regions(file.fileno(), one, _PAGE_IS_PFNZERO | _PAGE_IS_FILE):
                 found += sum(end - start for start, end, _ in struct.iter_unpack("<3Q", regions)) // mmap.PAGESIZE
     return found
+
+
+def private_of_files(pid: int) -> tuple[Map, ...]:
+    """Private maps of files. Raises OSError."""
+    return tuple(one for one, is_of_file in _private(pid) if is_of_file)
 
 
 def _private(pid: int) -> Iterator[tuple[Map, bool]]:
@@ -136,6 +142,10 @@ class WriteProtection:
         if is_new:
             # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
             fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+
+    def unregister(self, found: Map) -> None:
+        """Track this map no longer. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
+        fcntl.ioctl(self._descriptor, _UFFDIO_UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
 
     @property
     def is_open(self) -> bool:

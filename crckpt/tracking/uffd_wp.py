@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -100,14 +101,19 @@ class Protected:
 
     def register(self) -> int:
         """Register every map that is not; how many were. Raises OSError: EBUSY if one is somebody else's."""
-        old = 0
+        old = new = 0
         with Path(f"/proc/{self._pid}/pagemap").open("rb", buffering=0) as file:
             for one in pagemap.private_anonymous(self._pid):
                 is_old = pagemap.is_registered(file.fileno(), one)
                 old += is_old
+                new += not is_old
                 # Of an old one a page tells whether the protection is somebody else's. Not all of it: what was moved to
                 # its end a moment ago would come with its bits.
                 self._register(pagemap.Map(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old)
+            # Where a file was mapped after the maps were listed, what is written and dropped would leave its mark.
+            for one in pagemap.private_of_files(self._pid) if new else ():
+                if pagemap.is_registered(file.fileno(), one):
+                    self._unregister(one)
         return old
 
     def close(self) -> None:
@@ -115,9 +121,20 @@ class Protected:
         self._protection.close()
 
     def _register(self, one: pagemap.Map, *, is_new: bool) -> None:
-        try:
+        # If it cannot be tracked all of it counts as written.
+        with _gone_or_refused():
             self._protection.register(one, is_new=is_new)
-        except OSError as error:
-            # It went meanwhile, or cannot be tracked: then all of it counts as written.
-            if error.errno not in (errno.ENOMEM, errno.EINVAL, errno.ENOENT, errno.ESRCH, errno.EPERM):
-                raise
+
+    def _unregister(self, one: pagemap.Map) -> None:
+        with _gone_or_refused():
+            self._protection.unregister(one)
+
+
+@contextmanager
+def _gone_or_refused() -> Iterator[None]:
+    """What is not there any more, or cannot be tracked, is left as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.EINVAL, errno.ENOENT, errno.ESRCH, errno.EPERM):
+            raise

@@ -290,6 +290,30 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
 
 
 @needs_write_protection
+def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The moment is made. A page that is written over a file and dropped would keep its mark: it would count as clean."""
+    place = target.do("told = area(64); write(told, range(64))")
+    (tmp_path / "file").write_bytes(bytes(64 * PAGE))
+    listed = private_anonymous
+
+    def overtaken(pid: int) -> tuple[Map, ...]:
+        found = listed(pid)
+        monkeypatch.undo()
+        target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
+        target.do(f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, 0x12, file, ctypes.c_long(0))")
+        return found
+
+    monkeypatch.setattr(pagemap, "private_anonymous", overtaken)
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        dumped(tracker, target.pid)
+        with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
+            assert not is_registered(file.fileno(), Map(place, place + PAGE))
+        assert dumped(tracker, target.pid).base == "first"
+
+
+@needs_write_protection
 @pytest.mark.parametrize("miss", [True, False])
 def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
     target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, miss: bool
