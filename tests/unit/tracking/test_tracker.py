@@ -293,7 +293,7 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
 def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
     target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The moment is made. A page that is written over a file and dropped would keep its mark: it would count as clean."""
+    """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
     place = target.do("told = area(64); write(told, range(64))")
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
     listed = private_anonymous
