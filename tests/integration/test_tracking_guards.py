@@ -84,7 +84,7 @@ def test_a_preload_library_without_a_guard(
 
 
 def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written over a file and dropped leaves a mark, and is taken for what it was. Two guards are against it."""
+    """What was written over a file and dropped leaves a mark, and is taken for what it was. There are two guards."""
 
     def private(pid: int) -> tuple[pagemap.Map, ...]:
         found = []
