@@ -7,6 +7,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host import procfs
+
 _OURS = Path("/proc/self/cgroup")
 _MOUNTS = Path("/sys/fs/cgroup")
 _NOT_MOUNTED_ALONE = "unified"
@@ -25,7 +27,7 @@ class TasksLeft(Struct, frozen=True):
 
 def groups(controller: str) -> Iterator[Path]:
     """Our group and those above it, where the limits of a controller stand. Source: cgroups(7), /proc/PID/cgroup."""
-    for line in _OURS.read_text().splitlines():
+    for line in procfs.lines(str(_OURS)):
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue

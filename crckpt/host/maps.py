@@ -11,6 +11,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host import procfs
+
 _PROC: Final = Path("/proc")
 _ODD: Final = re.compile(r"/secretmem|anon_inode:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
 _PIECE: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
@@ -35,7 +37,7 @@ class Mapping(Struct, frozen=True):
 def odd_mappings(pid: int) -> tuple[Mapping, ...]:
     """Those that need a word, by address; none if the process has ended. Source: proc_pid_smaps(5)."""
     with suppress(OSError):
-        said = (_PROC / str(pid) / "smaps").read_text(errors="replace")
+        said = procfs.text(f"/proc/{pid}/smaps")
         if not any(hint in said for hint in _HINTS):
             return ()
         return tuple(found for piece in _PIECE.finditer(said) for found in _odd(pid, *piece.groups()))
@@ -50,7 +52,7 @@ def mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
     """
     found: dict[tuple[str, str, str], str] = {}
     with suppress(OSError):
-        for line in (_PROC / str(pid) / "maps").read_text(errors="replace").split("\n"):
+        for line in procfs.lines(f"/proc/{pid}/maps"):
             words = line.split(maxsplit=5)
             if len(words) == 6 and words[4] != "0" and (file := (words[3], words[4], words[5])) not in found:
                 # The link's name has no zeros in front.

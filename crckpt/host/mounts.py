@@ -55,7 +55,7 @@ def mounted() -> tuple[Mount, ...]:
 
 def every_mount() -> Iterator[Mount]:
     """The mounts of our namespace as the kernel lists them, those too that lie below others."""
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
         before, _, after = line.partition(b" - ")
         fields, (kind, _, of_all) = before.split(b" "), after.split(b" ", 2)
         device = os.makedev(*map(int, fields[2].split(b":")))

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
-from crckpt.host import proc, run
+from crckpt.host import proc, procfs, run
 from crckpt.host.unix_sockets import UnixSocket
 
 # A private prefix of CRIU brings its nft along.
@@ -194,7 +194,7 @@ def _socket_descriptors(pid: int) -> dict[str, int]:
 def _unix_sockets(pid: int) -> Iterator[UnixSocket]:
     """Without their peers: Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()[1:]:
+        for line in procfs.lines(f"/proc/{pid}/net/unix")[1:]:
             fields = line.split(maxsplit=7)
             # A name may hold line feeds: what follows them is no line of its own.
             if len(fields) >= 7 and fields[6].isdecimal():
@@ -204,7 +204,7 @@ def _unix_sockets(pid: int) -> Iterator[UnixSocket]:
 def _rows(pid: int, table: str) -> Iterator[list[str]]:
     """sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ... (net/ipv4/tcp_ipv4.c)."""
     with suppress(OSError):
-        yield from (line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
+        yield from (line.split() for line in procfs.lines(f"/proc/{pid}/net/{table}")[1:])
 
 
 def _shown(address: str) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host import procfs
 from crckpt.host.borrowed import is_same
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def private_of_files(pid: int) -> tuple[Map, ...]:
 
 def _private(pid: int) -> Iterator[tuple[Map, bool]]:
     """Private maps, and whether they are of files."""
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+    for line in procfs.lines(f"/proc/{pid}/maps"):
         addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
         called = name[0] if name else ""
         is_anonymous = inode == "0" and (called in _ANONYMOUS or called.startswith("[anon:"))

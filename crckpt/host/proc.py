@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host import procfs
 from crckpt.host.maps import mapped_files
 
 _PROC = Path("/proc")
-_AT_ONCE = 1 << 16
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SIGTRAP = 1 << signal.SIGTRAP - 1
 _STATES = {
@@ -124,8 +124,8 @@ def read_process(pid: int) -> Process | None:
     """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it)."""
     directory = f"/proc/{pid}"
     try:
-        stat = _text(f"{directory}/stat")
-        status = dict(line.split(":\t", 1) for line in _text(f"{directory}/status").splitlines() if ":\t" in line)
+        stat = procfs.text(f"{directory}/stat")
+        status = dict(line.split(":\t", 1) for line in procfs.lines(f"{directory}/status") if ":\t" in line)
         threads = tuple(sorted(int(name) for name in os.listdir(f"{directory}/task")))
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -195,7 +195,7 @@ def tracers(pid: int) -> tuple[tuple[int, int], ...]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(_PROC / str(pid) / "task"):
             with suppress(FileNotFoundError, ProcessLookupError):
-                status = _text(f"/proc/{pid}/task/{name}/status")
+                status = procfs.text(f"/proc/{pid}/task/{name}/status")
                 tracer = int(status.partition("\nTracerPid:\t")[2].partition("\n")[0])
                 if tracer and int(name) != pid:
                     found.append((int(name), tracer))
@@ -251,7 +251,7 @@ def memory(pid: int) -> int:
     """
     total = 0
     with suppress(OSError):
-        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]:
+        for line in procfs.lines(f"/proc/{pid}/smaps_rollup")[1:]:
             name, size, *_ = line.split()
             total += int(size) << 10 if name in _UNFILED else 0
     return total
@@ -260,7 +260,7 @@ def memory(pid: int) -> int:
 def shared_memory(pid: int) -> int:
     """Bytes of shared memory that is in no file, and that a process has touched. 0 if it has ended. Source: proc(5)."""
     with suppress(OSError):
-        told = dict(line.split(":", 1) for line in (_PROC / str(pid) / "status").read_text().splitlines())
+        told = dict(line.split(":", 1) for line in procfs.lines(f"/proc/{pid}/status"))
         return int(told.get("RssShmem", "0").split()[0]) << 10
     return 0
 
@@ -296,7 +296,7 @@ def namespace(pid: int | str, kind: str) -> int:
 
 def effective_capabilities() -> frozenset[int]:
     """Our own effective capabilities, as numbers (linux/capability.h)."""
-    for line in (_PROC / "self/status").read_text().splitlines():
+    for line in procfs.lines("/proc/self/status"):
         if line.startswith("CapEff:"):
             mask = int(line.split()[1], 16)
             return frozenset(bit for bit in range(64) if mask >> bit & 1)
@@ -305,7 +305,7 @@ def effective_capabilities() -> frozenset[int]:
 
 def boot_id() -> str:
     """What names this boot of this kernel."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return procfs.text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
@@ -321,18 +321,6 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
         if not left or time.monotonic() > deadline:
             return left
         select.select([], [], [], 0.01)
-
-
-def _text(path: str) -> str:
-    """What such a file says. There are many of them: a `Path` of each takes longer than the kernel's answer."""
-    parts = []
-    file = os.open(path, os.O_RDONLY)
-    try:
-        while part := os.read(file, _AT_ONCE):
-            parts.append(part)
-    finally:
-        os.close(file)
-    return b"".join(parts).decode(errors="replace")
 
 
 def _in_use(numbers: frozenset[int]) -> frozenset[int]:
@@ -352,7 +340,7 @@ def _pids() -> Iterator[int]:
 def _parents() -> Iterator[tuple[int, int]]:
     for pid in _pids():
         with suppress(FileNotFoundError, ProcessLookupError):
-            stat = _text(f"/proc/{pid}/stat")
+            stat = procfs.text(f"/proc/{pid}/stat")
             yield pid, int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
@@ -369,8 +357,8 @@ def _descriptor(pid: int, fd: int) -> Descriptor:
     link = f"/proc/{pid}/fd/{fd}"
     target = os.readlink(link)
     mode, size, links, device = _status(link)
-    info = _text(f"/proc/{pid}/fdinfo/{fd}")
-    told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    info = procfs.text(f"/proc/{pid}/fdinfo/{fd}")
+    told = dict(line.split(":", 1) for line in info.split("\n") if ":" in line)
     return Descriptor(
         pid=pid,
         fd=fd,

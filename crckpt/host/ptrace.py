@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.host import proc
+from crckpt.host import proc, procfs
 
 _GETREGS: Final = 12
 _SETREGS: Final = 13
@@ -154,7 +154,7 @@ def _thread(pid: int) -> int:
 
 
 def _state(pid: int, tid: int) -> str:
-    stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text(errors="replace")
+    stat = procfs.text(f"/proc/{pid}/task/{tid}/stat")
     return stat[stat.rindex(")") + 2]
 
 
@@ -208,7 +208,7 @@ def _next_stop(pid: int, tid: int) -> tuple[int, int]:
 
 def _instruction(pid: int, wanted: bytes) -> int:
     """Where these bytes lie in its vdso. Raises Refused."""
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in procfs.lines(f"/proc/{pid}/maps"):
         if line.endswith("[vdso]"):
             start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
             with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:

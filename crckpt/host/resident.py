@@ -9,9 +9,9 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 
+from crckpt.host import procfs
 from crckpt.model import PAGE_SIZE
 
 _CHUNK: Final = 16
@@ -39,7 +39,7 @@ class Map(NamedTuple):
 
 def maps(pid: int) -> int:
     """How many maps a process has; none if it has ended."""
-    return _maps(pid).count(b"\n")
+    return len(_maps(pid))
 
 
 def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
@@ -60,15 +60,15 @@ def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
                     return
 
 
-def _maps(pid: int) -> bytes:
+def _maps(pid: int) -> list[str]:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/maps").read_bytes()
-    return b""
+        return procfs.lines(f"/proc/{pid}/maps")
+    return []
 
 
 def _own(pid: int) -> Iterator[Map]:
     """The maps that may hold memory that is in no file."""
-    for line in _maps(pid).decode(errors="replace").splitlines():
+    for line in _maps(pid):
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         shared = words[1][3] == "s"

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.host import procfs
+
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
@@ -35,7 +37,7 @@ def userfaultfds_of(pid: int) -> tuple[int, ...]:
 
 def _of_maps(pid: int) -> Iterator[str]:
     with suppress(OSError):
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        maps = procfs.text(f"/proc/{pid}/maps")
         yield from (name for mark, name in _RINGS.items() if mark in maps)
 
 
@@ -52,7 +54,7 @@ def _of_descriptors(pid: int) -> Iterator[str]:
 def _of_memory(pid: int) -> Iterator[str]:
     """Pinned by whom does not matter: the ring or device may be in the hands of another process."""
     with suppress(OSError):
-        found = re.search(r"^VmPin:\s*([1-9]\d*) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        found = re.search(r"^VmPin:\s*([1-9]\d*) kB", procfs.text(f"/proc/{pid}/status"), re.MULTILINE)
         if found:
             yield f"{found[1]} KiB of memory pinned for a device"
 
@@ -67,6 +69,6 @@ def _opened(pid: int) -> Iterator[tuple[int, str]]:
 
 def _flags(pid: int, number: int) -> int:
     with suppress(OSError):
-        found = re.search(r"^flags:\s*(\d+)", Path(f"/proc/{pid}/fdinfo/{number}").read_text(), re.MULTILINE)
+        found = re.search(r"^flags:\s*(\d+)", procfs.text(f"/proc/{pid}/fdinfo/{number}"), re.MULTILINE)
         return int(found[1], 8) if found else 0
     return 0

@@ -17,7 +17,8 @@ from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, moun
 from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
-from trees import wait_for
+from stopped import program
+from trees import started, wait_for
 
 from crckpt.criu.find import find
 from crckpt.host import proc
@@ -110,6 +111,21 @@ def test_what_has_no_soft_dirty_bit_is_restored_as_it_was(crckpt: Crckpt, tmp_pa
     finally:
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
+
+
+def test_a_tree_whose_names_are_no_text_is_tracked_and_restored(crckpt: Crckpt) -> None:
+    """The kernel cuts names short, amid a character, and escapes no more than line feeds."""
+    with started(program("odd_names")) as tree:
+        facts, pid = tree.facts(), str(tree.pid)
+        crckpt.run("doctor", pid)
+        crckpt.run("dump", pid, "job", "--incremental")
+        crckpt.run("pre-dump", pid, "job")
+        result = crckpt.run("dump", pid, "job", "--incremental", "--stop", "--json").document["result"]
+        assert (result["tracked"]["why_full"], result["tracked"]["rounds"]) == ("", 1)
+        tree.wait_gone()
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_verified()
+        assert tree.facts() == facts
 
 
 def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Files of /proc as text. What programs name themselves in them may be any bytes: only a line feed ends a line."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_AT_ONCE: Final = 1 << 16
+
+
+def text(path: str) -> str:
+    """What such a file says. There are many of them: a `Path` of each takes longer than the kernel's answer.
+
+    What is no UTF-8, as a name is that the kernel has cut short, is replaced. Raises OSError.
+    """
+    parts = []
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while part := os.read(file, _AT_ONCE):
+            parts.append(part)
+    finally:
+        os.close(file)
+    return b"".join(parts).decode(errors="replace")
+
+
+def lines(path: str) -> list[str]:
+    """Its lines: those that the kernel wrote. Names may hold what else is taken to end one. Raises OSError."""
+    found = text(path).split("\n")
+    return found if found[-1] else found[:-1]
