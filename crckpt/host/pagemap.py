@@ -65,6 +65,7 @@ _PIECE: Final = 128 << 20
 """Bytes that are looked at in one call: while the kernel looks, the program cannot map or unmap."""
 
 _ANONYMOUS: Final = ("", "[heap]", "[stack]")
+_OWN, _PRIVATE_OF_FILE, _SHARED, _OF_KERNEL = "own", "private of a file", "shared", "of the kernel"
 
 _BROUGHT = 42
 _FAULT_WITHIN_S = 5
@@ -77,13 +78,14 @@ class Map(Struct, frozen=True):
     end: int
 
 
-def private_anonymous(pid: int) -> tuple[Map, ...]:
+def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[Map, ...]:
     """The maps of a process whose pages are its own and of no file; no hugetlb, which has a file. Raises OSError.
 
     Only these are tracked: everything else is dumped as a whole. hugetlb must not even be looked at while bits are
-    reset: on some kernels that never returns.
+    reset: on some kernels that never returns. `with_room`: each ends where the next map, of any kind, begins: up to
+    there it may grow at any moment.
     """
-    return tuple(one for one, is_of_file in _private(pid) if not is_of_file)
+    return tuple(Map(one.start, next_) if with_room else one for one, kind, next_ in _maps(pid) if kind == _OWN)
 
 
 def changed_of_files(pid: int) -> int:
@@ -93,26 +95,32 @@ def changed_of_files(pid: int) -> int:
     """
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
-        for one in private_of_files(pid):
+        for one in (one for one, kind, _ in _maps(pid) if kind == _PRIVATE_OF_FILE):
             for regions in _regions(file.fileno(), one, _PAGE_IS_PFNZERO | _PAGE_IS_FILE):
                 found += sum(end - start for start, end, _ in struct.iter_unpack("<3Q", regions)) // mmap.PAGESIZE
     return found
 
 
-def private_of_files(pid: int) -> tuple[Map, ...]:
-    """Private maps of files. Raises OSError."""
-    return tuple(one for one, is_of_file in _private(pid) if is_of_file)
+def of_files(pid: int) -> tuple[Map, ...]:
+    """Maps of files, and what is shared. Raises OSError."""
+    return tuple(one for one, kind, _ in _maps(pid) if kind in (_PRIVATE_OF_FILE, _SHARED))
 
 
-def _private(pid: int) -> Iterator[tuple[Map, bool]]:
-    """Private maps, and whether they are of files."""
-    for line in procfs.lines(f"/proc/{pid}/maps"):
-        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+def _maps(pid: int) -> Iterator[tuple[Map, str, int]]:
+    """Every map, its kind, and where the next one begins."""
+    lines = [line for line in procfs.lines(f"/proc/{pid}/maps") if not line.endswith("[vsyscall]")]  # of no process
+    spans = [tuple(int(word, 16) for word in line.split(" ", 1)[0].split("-")) for line in lines]
+    nexts = [start for start, _ in spans[1:]] + [end for _, end in spans[-1:]]
+    for line, (start, end), next_ in zip(lines, spans, nexts, strict=True):
+        _, rights, _, _, inode, *name = line.split(maxsplit=5)
         called = name[0] if name else ""
-        is_anonymous = inode == "0" and (called in _ANONYMOUS or called.startswith("[anon:"))
-        if rights[3] == "p" and (is_anonymous or inode != "0"):
-            start, _, end = addresses.partition("-")
-            yield Map(int(start, 16), int(end, 16)), not is_anonymous
+        if rights[3] != "p":
+            kind = _SHARED
+        elif inode != "0":
+            kind = _PRIVATE_OF_FILE
+        else:
+            kind = _OWN if called in _ANONYMOUS or called.startswith("[anon:") else _OF_KERNEL
+        yield Map(start, end), kind, next_
 
 
 class WriteProtection:
@@ -135,14 +143,18 @@ class WriteProtection:
     def register(self, found: Map, *, is_new: bool = True) -> None:
         """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
 
-        EBUSY: another userfaultfd has it. ENOMEM, EINVAL: there is no such map any more, it cannot be tracked, or all
-        memory that the userfaultfd was made for has gone, by exec or exit.
+        EBUSY: another userfaultfd has it. ENOMEM, EINVAL, ENOENT: there is no such map any more, another came in
+        between, it cannot be tracked, or all memory that the userfaultfd was made for has gone, by exec or exit.
         """
         length = found.end - found.start
         fcntl.ioctl(self._descriptor, _UFFDIO_REGISTER, struct.pack("<4Q", found.start, length, _MODE_WP, 0))
         if is_new:
-            # Pages that were moved here (mremap) come with their bits on some kernels, and would read as not written.
-            fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+            try:
+                # Pages that were moved here (mremap) may come with bits, and would read as not written.
+                fcntl.ioctl(self._descriptor, _UFFDIO_WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+            except OSError:
+                self.unregister(found)
+                raise
 
     def unregister(self, found: Map) -> None:
         """Track this map no longer. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""

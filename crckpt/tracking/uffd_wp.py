@@ -101,17 +101,18 @@ class Protected:
 
     def register(self) -> int:
         """Register every map that is not; how many were. Raises OSError: EBUSY if one is somebody else's."""
-        old = new = 0
+        old = 0
         with Path(f"/proc/{self._pid}/pagemap").open("rb", buffering=0) as file:
-            for one in pagemap.private_anonymous(self._pid):
+            # With its room: one that has grown since it was listed would be split where it ended. The program could
+            # not move or grow it as a whole (mremap) any more.
+            for one in pagemap.private_anonymous(self._pid, with_room=True):
                 is_old = pagemap.is_registered(file.fileno(), one)
                 old += is_old
-                new += not is_old
                 # Of an old one a page tells whether the protection is somebody else's. Not all of it: what was moved to
                 # its end a moment ago would come with its bits.
                 self._register(pagemap.Map(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old)
             # Where a file was mapped after the maps were listed, what is written and dropped would leave its mark.
-            for one in pagemap.private_of_files(self._pid) if new else ():
+            for one in pagemap.of_files(self._pid):
                 if pagemap.is_registered(file.fileno(), one):
                     self._unregister(one)
         return old

@@ -86,7 +86,7 @@ def test_a_preload_library_without_a_guard(
 def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written over a file and dropped leaves a mark, and is taken for what it was. There are two guards."""
 
-    def private(pid: int) -> tuple[pagemap.Map, ...]:
+    def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.Map, ...]:
         found = []
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             addresses, rights, _, _, inode, *_ = line.split(maxsplit=5)
@@ -95,7 +95,7 @@ def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch
         return tuple(found)
 
     monkeypatch.setattr(pagemap, "private_anonymous", private)
-    monkeypatch.setattr(pagemap, "private_of_files", lambda _: ())
+    monkeypatch.setattr(pagemap, "of_files", lambda _: ())
     is_caught(by_write_protection)
 
 

@@ -31,6 +31,13 @@ def drop(place: int, pages: int) -> None:
     assert LIBC.madvise(ctypes.c_void_p(place), ctypes.c_size_t(pages * PAGE), mmap.MADV_DONTNEED) == 0
 
 
+def resized(place: int, pages: int, to: int) -> int:
+    """The pages, and more or fewer at their end; it may be at another address."""
+    found: int = LIBC.mremap(ctypes.c_void_p(place), ctypes.c_size_t(pages * PAGE), ctypes.c_size_t(to * PAGE), 1)
+    assert found != 2**64 - 1, os.strerror(ctypes.get_errno())
+    return found
+
+
 def moved(place: int, pages: int, to: int) -> int:
     """The pages, at another address."""
     size = ctypes.c_size_t(pages * PAGE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
+import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from crckpt.tracking.tracker import Method, Round, Tracker, choose
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
+ALONE = 0x4000
+"""MAP_NORESERVE: it does not join its neighbours."""
+UFFDIO_WRITEPROTECT = 0xC018AA06
 FIRST = "no dump of this tree has been tracked yet"
 UNCOMMITTED = "the last dump reset the bits and was not committed"
 OWN = "memory is managed by the program's own userfaultfd"
@@ -290,27 +295,75 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
 
 
 @needs_write_protection
+@pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("how", [0x11, 0x12], ids=["shared", "private"])
 def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
-    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: int, is_old: bool
 ) -> None:
     """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
-    place = target.do("told = area(64); write(told, range(64))")
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
-    listed = private_anonymous
+    target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
+    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    over = f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, {how}, file, ctypes.c_long(0))"
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        if is_old:
+            dumped(tracker, target.pid)
+        overtaken(monkeypatch, place, lambda: target.do(over))
+        dumped(tracker, target.pid, name="second")
+        assert not is_tracked(target.pid, place)
+        assert dumped(tracker, target.pid).base == "second"
 
-    def overtaken(pid: int) -> tuple[Map, ...]:
-        found = listed(pid)
-        monkeypatch.undo()
-        target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
-        target.do(f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, 0x12, file, ctypes.c_long(0))")
-        return found
 
-    monkeypatch.setattr(pagemap, "private_anonymous", overtaken)
+@needs_write_protection
+def test_a_map_that_grew_since_it_was_listed_is_not_split(
+    target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment is made. The program could not move or grow it as a whole any more."""
+    place = target.do(f"told = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(told + 64 * PAGE), 64 * PAGE)")
+    overtaken(monkeypatch, place, lambda: target.do(f"resized({place}, 64, 128)"))
     with tracking(target.pid, UffdWp(), claims) as tracker:
         dumped(tracker, target.pid)
-        with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
-            assert not is_registered(file.fileno(), Map(place, place + PAGE))
+        place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
         assert dumped(tracker, target.pid).base == "first"
+        assert all(is_tracked(target.pid, place + page * PAGE) for page in (0, 64, 255))
+
+
+@needs_write_protection
+def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment is made: another map comes in the midst; the kernel stops there, and behind it are old marks."""
+    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    asked = fcntl.ioctl
+
+    def overtaken(descriptor: int, request: int, argument: bytes) -> object:
+        if request == UFFDIO_WRITEPROTECT and struct.unpack_from("<Q", argument) == (place,):
+            monkeypatch.undo()
+            target.do(f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))")
+        return asked(descriptor, request, argument)
+
+    monkeypatch.setattr(fcntl, "ioctl", overtaken)
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        tracker.look()
+        assert not any(is_tracked(target.pid, place + page * PAGE) for page in range(64))
+        tracker.look()
+        assert all(is_tracked(target.pid, place + page * PAGE) for page in range(64))
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, place: int, do: Callable[[], object]) -> None:
+    """This is done just before the map that was seen at this place is registered, once."""
+    register = WriteProtection.register
+
+    def registered(protection: WriteProtection, found: Map, *, is_new: bool = True) -> None:
+        if found.start == place:
+            monkeypatch.undo()
+            do()
+        register(protection, found, is_new=is_new)
+
+    monkeypatch.setattr(WriteProtection, "register", registered)
+
+
+def is_tracked(pid: int, place: int) -> bool:
+    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
+        return is_registered(file.fileno(), Map(place, place + PAGE))
 
 
 @needs_write_protection
