@@ -10,8 +10,10 @@
  * there costs bytes.
  *
  *   reading /proc/PID/pagemap          every page is soft-dirty: CRIU's self-test passes, an old CRIU dumps all
- *   PAGEMAP_SCAN for SOFT_DIRTY        asks for WPALLOWED and WRITTEN; clean is what is allowed and not written
- *   writing "4" to /proc/PID/clear_refs   PAGEMAP_SCAN with WP_MATCHING: protects again what was written
+ *   PAGEMAP_SCAN for SOFT_DIRTY        the first of a process protects again what was written (WP_MATCHING), and keeps
+ *                                      what that was; all ask for WPALLOWED and WRITTEN: clean is what is allowed, not
+ *                                      written now, and was not then
+ *   writing "4" to /proc/PID/clear_refs   nothing, if it was scanned; else protects again what was written
  *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
  *
  * What CRIU asks beyond that is refused, in words on stderr, and so is every reset with another CRCKPT_TRACKER. Needs
@@ -64,11 +66,12 @@ struct scan {
 
 /*
  * The files that we look after. A number may have come to name another file without our seeing it: the inode says.
- * `pid` is whose page map it is, `unchanged` are those of its maps that are as they were (frames.c).
+ * `pid` is whose page map it is, or whose bits are reset, 0 if it is CRIU's own; `unchanged` are those of its maps that
+ * are as they were (frames.c).
  */
 static struct file {
     int number;
-    enum { NONE, PAGEMAP, CLEAR_REFS, OWN_CLEAR_REFS, PAGES } kind;
+    enum { NONE, PAGEMAP, CLEAR_REFS, PAGES } kind;
     dev_t device;
     ino_t inode;
     int pid;
@@ -172,6 +175,13 @@ static int let_through(void)
     return is_let;
 }
 
+/* What was written of a process before its memory was protected: regions, in order. */
+static struct taken {
+    int pid;
+    struct bytes regions;
+} *taken;
+static struct bytes all_taken;
+
 static int identified(int number, struct stat *status)
 {
     return syscall(SYS_fstat, number, status) == 0;
@@ -191,7 +201,8 @@ static struct file *known(int number)
     return NULL;
 }
 
-static int looked_after(int number, int kind)
+/* Closes the number if it cannot be looked after. */
+static int looked_after(int number, int kind, int pid)
 {
     struct stat status;
     if (number < 0)
@@ -199,7 +210,7 @@ static int looked_after(int number, int kind)
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && identified(number, &status)) {
             let_go(&files[i].unchanged);
-            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, 0, {0}};
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, pid, {0}};
             return number;
         }
     syscall(SYS_close, number);
@@ -215,31 +226,6 @@ static int beside(char into[4096], const char *path, const char *last, const cha
     while (into < end && (*into++ = *name))
         name++;
     return into < end;
-}
-
-/*
- * For write protection a reset needs the page map, which lies beside. CRIU resets its own bits, too, in a self-test
- * before the tree is frozen: by its number, which says nothing here. The open file keeps its inode for the comparison.
- */
-static int opened_to_reset(int directory, const char *path, const char *last, int flags)
-{
-    char name[4096], own[4096];
-    struct stat one, other;
-    int is_passed = tracker_is("soft-dirty");
-    if (!is_passed && !tracker_is("uffd-wp"))
-        return refused("a reset, and no tracker of this name");
-    if (!beside(name, path, last, is_passed ? "clear_refs" : "pagemap") ||
-        !beside(own, path, last, is_passed ? "../self/clear_refs" : "../self/pagemap"))
-        return refused("a path longer than 4096");
-    int number = syscall(SYS_openat, directory, name, is_passed ? flags : O_RDONLY | O_CLOEXEC, 0);
-    if (number < 0)
-        return number;
-    if (!identified(number, &one) || syscall(SYS_newfstatat, directory, own, &other, 0) != 0) {
-        syscall(SYS_close, number);
-        return refused("a reset in another place than /proc");
-    }
-    int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;
-    return looked_after(number, is_own ? OWN_CLEAR_REFS : CLEAR_REFS);
 }
 
 /* Not what somebody has called as we know it. */
@@ -260,6 +246,39 @@ static int pid_in(int directory, const char *stat)
     return pid;
 }
 
+/* Whose /proc this is in; 0 if it is CRIU's own, -1 if that cannot be told. */
+static int pid_beside(int directory, const char *path, const char *last)
+{
+    char name[4096], own[4096];
+    if (!beside(name, path, last, "stat") || !beside(own, path, last, "../self/stat"))
+        return -1;
+    int pid = pid_in(directory, name);
+    return !pid ? -1 : pid == pid_in(directory, own) ? 0 : pid;
+}
+
+/*
+ * For write protection a reset needs the page map, which lies beside. CRIU resets its own bits, too, in a self-test
+ * before the tree is frozen: by its number, which says nothing here.
+ */
+static int opened_to_reset(int directory, const char *path, const char *last, int flags)
+{
+    char name[4096];
+    int is_passed = tracker_is("soft-dirty");
+    if (!is_passed && !tracker_is("uffd-wp"))
+        return refused("a reset, and no tracker of this name");
+    if (!beside(name, path, last, is_passed ? "clear_refs" : "pagemap"))
+        return refused("a path longer than 4096");
+    int number = syscall(SYS_openat, directory, name, is_passed ? flags : O_RDONLY | O_CLOEXEC, 0);
+    if (number < 0)
+        return number;
+    int pid = is_of_proc(number) ? pid_beside(directory, path, last) : -1;
+    if (pid < 0) {
+        syscall(SYS_close, number);
+        return refused("a reset in another place than /proc");
+    }
+    return looked_after(number, CLEAR_REFS, pid);
+}
+
 static int opened_smaps(int directory)
 {
     int number = syscall(SYS_openat, directory, "smaps", O_RDONLY, 0);
@@ -278,10 +297,9 @@ static int opened_pagemap(int number, int directory, const char *path, const cha
     int is_passed = tracker_is("soft-dirty");
     if (!is_of_proc(number) || (is_passed && !are_frames_wanted()))
         return number;
-    number = looked_after(number, PAGEMAP);
+    number = looked_after(number, PAGEMAP, pid_beside(directory, path, last));
     if (number >= 0 && is_passed) {
         struct file *file = known(number);
-        file->pid = beside(name, path, last, "stat") ? pid_in(directory, name) : 0;
         int has_name = beside(name, path, last, "maps");
         int maps = has_name ? syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0) : -1;
         keep_maps(file->pid, maps, &file->unchanged);
@@ -319,7 +337,7 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
         return opened_smaps(directory);
     int number = syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "pages-") && flags & O_CREAT)
-        return looked_after(number, PAGES);
+        return looked_after(number, PAGES, 0);
     return same(last, "pagemap") ? opened_pagemap(number, directory, path, last) : number;
 }
 
@@ -345,7 +363,7 @@ static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t p
  * Pages that hold nothing must not be marked: the mark would be taken for a page that was swapped out. The kernel
  * respects that only if it is to report the regions: without a vector it marks all (pagemap_scan_pmd_entry).
  */
-static long reset(int number)
+static long reset(int number, struct bytes *into)
 {
     static struct region regions[1024];
     struct scan scan = {
@@ -366,10 +384,90 @@ static long reset(int number)
         if (found < 0 && (bits == 36 || (errno != EFAULT && errno != EINVAL)))
             return -1;
     }
-    for (scan.start = scan.walk_end; scan.start < scan.end; scan.start = scan.walk_end)
-        if (syscall(SYS_ioctl, number, SCAN, &scan) < 0)
+    for (;;) {
+        if (into && !added(into, (const char *)regions, (const char *)(regions + found)))
             return -1;
-    return 0;
+        scan.start = scan.walk_end;
+        if (scan.start >= scan.end)
+            return 0;
+        found = syscall(SYS_ioctl, number, SCAN, &scan);
+        if (found < 0)
+            return -1;
+    }
+}
+
+static struct taken *taken_of(int pid)
+{
+    struct taken *last = taken + all_taken.length / sizeof *taken;
+    while (last > taken)
+        if ((--last)->pid == pid)
+            return last;
+    return NULL;
+}
+
+/*
+ * CRIU scans a process, copies, and resets. What somebody outside of the tree writes (process_vm_writev, /proc/PID/mem)
+ * between the first and the last would be in no dump. So what was written is taken, and protected in the same step,
+ * before the first scan, and kept for the answers: what is written later than that is written for the next dump, too.
+ */
+static int protected_before(struct file *file)
+{
+    struct taken one = {.pid = file->pid};
+    if (file->kind != PAGEMAP || file->pid <= 0 || taken_of(file->pid))
+        return 1;
+    if (!let_through())
+        return 0;
+    if (reset(file->number, &one.regions) || !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
+        return 0;
+    taken = (struct taken *)all_taken.at;
+    return 1;
+}
+
+/* The first of the regions that ends after this address. */
+static const struct region *region_after(const struct region *first, size_t count, uint64_t address)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (first[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return first + low;
+}
+
+/* What the kernel found, as CRIU is told it: cut where what was `taken` begins and ends, as far as there is room. */
+static long told(struct scan *asked, long found, const struct bytes *kept)
+{
+    static struct bytes copy;
+    struct region *into = (struct region *)(uintptr_t)asked->vec, *full = into + asked->vec_len;
+    copy.length = 0;
+    if (!added(&copy, (const char *)into, (const char *)(into + found)))
+        return -1;
+    const struct region *region = (const void *)copy.at, *end = region + found;
+    const struct region *was = (const void *)kept->at, *last = was + kept->length / sizeof *was;
+    was = region_after(was, last - was, asked->start);
+    for (; region < end; region++) {
+        uint64_t kind = region->categories & (WPALLOWED | WRITTEN), until;
+        for (uint64_t at = region->start; at < region->end; at = until) {
+            int is_dirty = 1;
+            until = region->end;
+            if (kind == WPALLOWED) {
+                while (was < last && was->end <= at)
+                    was++;
+                is_dirty = was < last && was->start <= at;
+                if (was < last && (is_dirty ? was->end : was->start) < until)
+                    until = is_dirty ? was->end : was->start;
+            }
+            if (into == full) {
+                asked->walk_end = at;
+                return asked->vec_len;
+            }
+            *into++ = (struct region){at, until, (region->categories & ~OURS) | (is_dirty ? SOFT_DIRTY : 0)};
+        }
+    }
+    return into - (struct region *)(uintptr_t)asked->vec;
 }
 
 /*
@@ -402,23 +500,22 @@ static long scanned_apart(int number, struct scan *asked)
 
 static long scanned(int number, struct scan *asked)
 {
+    static const struct bytes nothing;
+    const struct taken *before;
+    struct file *file = known(number);
     if (asked->size != sizeof *asked || asked->flags)
         return refused("PAGEMAP_SCAN of another size, or with flags");
     if ((asked->inverted | asked->mask | asked->anyof) & OURS || asked->told & (WPALLOWED | WRITTEN))
         return refused("PAGEMAP_SCAN with WPALLOWED or WRITTEN, or choosing by SOFT_DIRTY");
     if (!(asked->told & SOFT_DIRTY))
         return syscall(SYS_ioctl, number, SCAN, asked);
+    if (file && !protected_before(file))
+        return -1;
     asked->told = (asked->told & ~SOFT_DIRTY) | WPALLOWED | WRITTEN;
     long found = scanned_apart(number, asked);
     asked->told = (asked->told & ~(WPALLOWED | WRITTEN)) | SOFT_DIRTY;
-    struct region *regions = (struct region *)(uintptr_t)asked->vec;
-    for (long i = 0; i < found; i++) {
-        uint64_t kind = regions[i].categories & (WPALLOWED | WRITTEN);
-        regions[i].categories &= ~OURS;
-        if (kind != WPALLOWED)
-            regions[i].categories |= SOFT_DIRTY;
-    }
-    return found;
+    before = file ? taken_of(file->pid) : NULL;
+    return found < 0 ? found : told(asked, found, before ? &before->regions : &nothing);
 }
 
 /* A scan tells no frames: the entries of the pages that it tells of are read as well. */
@@ -511,13 +608,14 @@ VISIBLE ssize_t write(int number, const void *from, size_t length)
     const char *text = from;
     if (!file || file->kind == PAGEMAP || file->kind == PAGES)
         return syscall(SYS_write, number, from, length);
-    if (file->kind == CLEAR_REFS && !let_through())
+    if (file->pid && !let_through())
         return -1;
     if (tracker_is("soft-dirty"))
         return syscall(SYS_write, number, from, length);
     if (length < 1 || length > 2 || text[0] != '4' || (length == 2 && text[1] && text[1] != '\n'))
         return refused("another number than 4 for clear_refs");
-    return reset(number) ? -1 : (ssize_t)length;
+    /* If its bits were taken before, what has one now was written since. */
+    return !taken_of(file->pid) && reset(number, NULL) ? -1 : (ssize_t)length;
 }
 
 VISIBLE int ioctl(int number, unsigned long request, ...)

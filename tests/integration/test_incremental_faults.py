@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from command import Crckpt
 from entering import compiled, running, state, tracer, wait_for
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
-from rounds import PROGRAM, Target
+from rounds import PAGE, PAGES, PROGRAM, Target
 
 from crckpt.host import room
 from crckpt.images.mm import MAP_HUGETLB
@@ -297,6 +298,40 @@ def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
         assert process.wait() == 0, "it lives on"
+
+
+def test_what_an_outsider_writes_while_the_tree_is_dumped_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
+    """It does not stand still with the tree: between CRIU's look at a page and the reset of its bit it goes on."""
+    if not dumped(crckpt, target)["tracked"]["why"].startswith("tracker: uffd-wp"):
+        pytest.skip("with soft-dirty bits that is missed")
+    for _ in range(3):
+        with written_from_outside(target):
+            dumped(crckpt, target)
+        result = dumped(crckpt, target)
+        assert result["tracked"]["base"]
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@contextmanager
+def written_from_outside(target: Target) -> Iterator[None]:
+    """Page after page of its area, as long as the block runs: each once, as far as there are any."""
+    done = threading.Event()
+
+    def write() -> None:
+        with Path(f"/proc/{target.pid}/mem").open("r+b", buffering=0) as memory:
+            for page in range(PAGES):
+                memory.seek(target.area + page * PAGE)
+                memory.write(os.urandom(8))
+                if done.wait(0.0001):
+                    return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
 
 
 def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:

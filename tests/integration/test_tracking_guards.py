@@ -67,7 +67,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     old, new = {
         # The mark is taken for a page that was swapped out, and dropped pages come back.
         "holes are marked": (".vec = (uintptr_t)regions,\n        .vec_len = sizeof regions / sizeof *regions,", ""),
-        "what is not registered is clean": ("if (kind != WPALLOWED)", "if (kind == (WPALLOWED | WRITTEN))"),
+        "what is not registered is clean": ("if (kind == WPALLOWED) {", "if (kind != (WPALLOWED | WRITTEN)) {"),
     }[request.param]
     assert text.count(old) == 1
     if request.param == "holes are marked":

@@ -134,6 +134,64 @@ def resets_of_another() -> list[int | str]:
     return answers
 
 
+def of_another() -> dict[str, object]:
+    """Of a child's registered memory, of which pages 1, 2 and 5 were written; and then 3, between scan and reset."""
+    memory, place = area(10)
+    for page in range(8):
+        memory[page * PAGE] = 1
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        protected(place, 10)
+        os.write(writing, b".")
+        signal.pause()
+    os.read(reading, 1)
+    process = os.open(f"/proc/{child}", os.O_RDONLY | os.O_DIRECTORY)
+    own = os.open("pagemap", os.O_RDONLY, dir_fd=process)
+    regions = (ctypes.c_uint64 * (3 * 64))()
+    protecting = request(place, 10, regions, WPALLOWED, flags=1)
+    found = [LIBC.syscall(16, own, ctypes.c_ulong(SCAN), protecting)]
+    _write_pages(process, place, (1, 2, 5))
+    pagemap = LIBC.openat64(process, b"pagemap", os.O_RDONLY)
+    told: dict[str, object] = {"first": scan(pagemap, place, 10)}
+    _write_pages(process, place, (3,))
+    told["second"] = scan(pagemap, place, 10)
+    told["in parts"] = [_in_parts(pagemap, place, room) for room in (1, 2, 3)]
+    clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
+    told["reset"] = answer(LIBC.write(clear, b"4", 2))
+    found.append(LIBC.syscall(16, own, ctypes.c_ulong(SCAN), request(place, 10, regions, WRITTEN, mask=WRITTEN)))
+    told["left"] = [found, [(regions[0] - place) // PAGE, (regions[1] - place) // PAGE]]
+    for number in (process, own, pagemap, clear, reading, writing):
+        LIBC.close(number)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return told
+
+
+def _write_pages(process: int, place: int, pages: tuple[int, ...]) -> None:
+    """From outside of it."""
+    memory = os.open("mem", os.O_WRONLY, dir_fd=process)
+    for page in pages:
+        os.pwrite(memory, b"2", place + page * PAGE)
+    os.close(memory)
+
+
+def _in_parts(pagemap: int, place: int, room: int) -> list[int]:
+    """Each page's categories, asked for with room for so few regions at a time, each time from where it ended."""
+    regions = (ctypes.c_uint64 * (3 * room))()
+    kinds: list[int] = []
+    at, end = place, place + 10 * PAGE
+    while at < end:
+        buffer = request(at, (end - at) // PAGE, regions, PRESENT | SWAPPED | SOFT_DIRTY)
+        count = LIBC.ioctl(pagemap, ctypes.c_ulong(SCAN), buffer)
+        if not 0 <= count <= room:
+            return [count]
+        for first, last, kind in (regions[3 * number : 3 * number + 3] for number in range(count)):
+            kinds += [kind] * ((last - first) // PAGE)
+        (at,) = struct.unpack_from("<Q", buffer, 32)
+    return kinds
+
+
 def of_protected(process: int, pagemap: int, memory: mmap.mmap, place: int) -> dict[str, object]:
     """Of memory that is registered."""
     told: dict[str, object] = {}
@@ -197,6 +255,7 @@ def main() -> None:
     else:
         told |= of_protected(process, pagemap, memory, place)
         told["of all kinds"] = of_all_kinds(pagemap, work / "mapped")
+        told["of another"] = of_another()
         os.close(held)
 
     # The number of a page map goes over to another file, in a way that nobody sees.

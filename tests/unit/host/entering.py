@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -32,6 +33,19 @@ def _no_write_protection() -> str:
 
 NO_WRITE_PROTECTION = _no_write_protection()
 """Why this kernel does not track by write protection, or nothing."""
+
+
+# Each page's categories: 8 for what is there, 128 for what counts as written.
+_FIRST: Final = [8, 136, 136, 8, 8, 136, 8, 8]
+_SECOND: Final = [*_FIRST[:3], 136, *_FIRST[4:]]
+OF_ANOTHER: Final = {
+    "first": [5, _FIRST],
+    "second": [6, _SECOND],
+    "in parts": [_SECOND] * 3,
+    "reset": 2,
+    "left": [[1, 1], [3, 4]],
+}
+"""What asks_as_criu.py is to be told of a process whose page 3 was written between the first scan and the reset."""
 
 
 def compiled(source: str, into: Path, *options: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, PROGRAMS, Told, preload_library, reset, state, told, wait_for
+from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, told, wait_for
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host import pagemap
@@ -54,16 +54,22 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         REFUSED,
     ),
     "nobody looks before the reset": (
-        "if (file->kind == CLEAR_REFS && !let_through())",
+        "if (file->pid && !let_through())",
         "if (0)",
         "resets of another",
         (["ECANCELED", "ECANCELED"],),
     ),
     "its own bits are taken for the tree's": (
-        "int is_own = one.st_dev == other.st_dev && one.st_ino == other.st_ino;",
-        "int is_own = 0;",
+        "return !pid ? -1 : pid == pid_in(directory, own) ? 0 : pid;",
+        "return pid;",
         "reset",
         (2,),
+    ),
+    "what was written is taken at the reset": (
+        "if (file && !protected_before(file))",
+        "if (0)",
+        "of another",
+        (OF_ANOTHER,),
     ),
     "of two kinds of memory one is forgotten": (
         "if (!found || !others) {",
@@ -118,12 +124,12 @@ def pages(pid: int, place: int) -> set[int]:
     return {page for page in range(64) if any(start <= place + page * PAGE < end for start, end in rows)}
 
 
-def asked(text: str, work: Path) -> dict[str, Any]:
-    """What this preload library answers, in a hold whose owner has died."""
+def asked(text: str, work: Path, *, is_let: bool) -> dict[str, Any]:
+    """What this preload library answers, in a hold that lets it reset bits, or whose owner has died."""
     work.mkdir()
     (work / "criu.kdat").touch()
     with gate(work / "hold") as hold:
-        hold.release()
+        hold.commit() if is_let else hold.release()
         return _answers(text, work, hold)
 
 
@@ -142,11 +148,12 @@ def test_a_preload_library_that_lacks_a_guard_answers_otherwise(tmp_path: Path, 
     old, new, question, right = PRELOAD[lacks]
     text = preload.LIBRARY.with_name("preload.c").read_text()
     assert text.count(old) == 1
-    assert asked(text, tmp_path / "whole")[question] in right
+    is_let = question == "of another"
+    assert asked(text, tmp_path / "whole", is_let=is_let)[question] in right
     text = text.replace(old, new)
     if lacks == "holes are marked":
         text = text.replace("        .told = WPALLOWED,\n", "")
-    assert asked(text, tmp_path / "changed")[question] not in right
+    assert asked(text, tmp_path / "changed", is_let=is_let)[question] not in right
 
 
 def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, PROGRAMS
+from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
@@ -123,6 +123,14 @@ def test_soft_dirty_is_what_was_written_or_is_not_registered(asked: tuple[dict[s
     assert told["after reset"] == [CLEAN] * 6, "and pages 6 and 7, which hold nothing, are still not there"
     assert told["one written"] == [CLEAN] * 3 + [DIRTY] + [CLEAN] * 2
     assert told["without soft-dirty"] == [PRESENT] * 6
+
+
+def test_what_is_written_between_a_scan_and_the_reset_counts_for_the_next_dump(
+    asked: tuple[dict[str, Any], str],
+) -> None:
+    """By somebody outside of the tree. What was written before counts as long as CRIU asks, in parts, too."""
+    told, _ = asked
+    assert told["of another"] == OF_ANOTHER
 
 
 def test_of_a_mix_of_maps_it_says_what_the_kernel_says(asked: tuple[dict[str, Any], str]) -> None:
