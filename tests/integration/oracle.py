@@ -29,14 +29,10 @@ BETWEEN = (20000, 100000, 2000)
 NOT_THERE = "not found in parent"
 """How CRIU says that a page is clean which the dump before does not have."""
 _NOTHING = bytes(PAGE)
-_RSEQ = 32
 
 
-def wrong_pages(images: Path, seen: Path, rseq: frozenset[int] = frozenset()) -> list[str]:
-    """Where the frozen tree had another page, and how many of its bytes were others, between which.
-
-    At the addresses `rseq` the kernel writes of itself, for CRIU too.
-    """
+def wrong_pages(images: Path, seen: Path) -> list[str]:
+    """Where the frozen tree had another page, and how many of its bytes were others, between which."""
     wrong = []
     for path in seen.iterdir():
         maps, had, beneath = pickle.loads(path.read_bytes())  # noqa: S301 (our own script wrote it)
@@ -46,23 +42,12 @@ def wrong_pages(images: Path, seen: Path, rseq: frozenset[int] = frozenset()) ->
         assert held, f"the images hold pages of {path.name}"
         for address in ours | had.keys():
             other = beneath.get(address, _NOTHING)
-            pages = held.get(address, other), had.get(address, other)
-            if pages[0] == pages[1]:
-                continue
-            image, memory = (_masked(page, address, rseq) for page in pages)
-            places = [address + place for place in range(PAGE) if image[place] != memory[place]]
-            if places:
+            image, memory = held.get(address, other), had.get(address, other)
+            if image != memory:
+                places = [address + place for place in range(PAGE) if image[place] != memory[place]]
                 wrong.append(f"{path.name}: {address:#x} ({len(places)} bytes, {places[0]:#x} to {places[-1]:#x})")
     assert any(seen.iterdir()), "the frozen tree was looked at"
     return wrong
-
-
-def _masked(page: bytes, address: int, rseq: frozenset[int]) -> bytes:
-    masked = bytearray(page)
-    for place in rseq:
-        if address <= place < address + PAGE:
-            masked[place - address : place - address + _RSEQ] = bytes(min(_RSEQ, address + PAGE - place))
-    return bytes(masked)
 
 
 def _pages_of(images: Path, pid: int) -> dict[int, bytes]:
@@ -118,19 +103,17 @@ def churning(program: Path, work: Path, seed: int, between: int) -> Iterator[int
     work.mkdir()
     null = subprocess.DEVNULL
     argv = [str(program), str(work), str(seed), "2", str(between)]
-    process = subprocess.Popen(argv, env={}, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    # There the kernel writes which CPU a thread is on, after CRIU has read it, too: it lets threads run in the freeze.
+    own = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    process = subprocess.Popen(argv, env=own, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
         wait_for((work / "ready").exists, 20, "the tree to begin")
         yield process.pid
-        assert process.poll() is None, "the tree lives on"
     finally:
+        status = process.poll()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def areas_of_rseq(work: Path) -> frozenset[int]:
-    """Where the threads of the tree that works in `work` have them."""
-    return frozenset(map(int, (work / "rseq").read_text().split()))
+        assert status is None, f"the tree has ended: {status}"
 
 
 def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
@@ -203,8 +186,7 @@ class Oracle:
         assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
         asked.frozen()
         asked.committed(images.name)
-        rseq = self._work / "rseq"
-        wrong = wrong_pages(images, seen, areas_of_rseq(self._work) if rseq.exists() else frozenset())
+        wrong = wrong_pages(images, seen)
         shutil.rmtree(seen)
         assert not wrong, f"{images.name}: {len(wrong)} wrong pages, the first of {wrong[0]}"
         assert bool(pages_in_parent(images)) == bool(began.base), "there is something to get wrong"

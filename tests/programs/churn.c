@@ -1,7 +1,7 @@
 /*
  * Threads that write, map, unmap, move, drop and protect memory at random, let the kernel write it, and come and go;
  * and children that do the same, are replaced (exec), end, and come again under the PID of one that ended. Until killed.
- * argv[1] is a directory: the file "ready" appears in it, and "rseq", lines of where threads have their rseq(2) areas.
+ * argv[1] is a directory: the file "ready" appears in it.
  * argv[2] is the seed, argv[3] how many threads, argv[4] how many microseconds each waits between two steps. argv[5] is
  * there in a child that was replaced.
  */
@@ -11,7 +11,6 @@
 #include <linux/sched.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,11 +37,8 @@
 #define MOST 96ul
 #define RIGHTS(area) ((area)->is_open ? PROT_READ | PROT_WRITE : PROT_READ)
 
-extern const ptrdiff_t __rseq_offset __attribute__((weak));
-
 static useconds_t between;
 static int below; /* a file of MOST pages */
-static int areas; /* where those of rseq(2) are told */
 
 struct thread {
     uint64_t state;
@@ -205,15 +201,8 @@ static void step(struct thread *self)
     }
 }
 
-static void tell_rseq(void)
-{
-    if (&__rseq_offset && areas >= 0)
-        dprintf(areas, "%lu\n", (unsigned long)__builtin_thread_pointer() + __rseq_offset);
-}
-
 static void *churning(void *of)
 {
-    tell_rseq();
     for (;;) {
         step(of);
         usleep(between);
@@ -284,9 +273,6 @@ int main(int argc, char **argv)
     struct thread self = {.state = strtoull(argv[2], NULL, 10) + 77};
     int threads = atoi(argv[3]);
     between = atoi(argv[4]);
-    snprintf(name, sizeof name, "%s/rseq", argv[1]);
-    areas = open(name, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-    tell_rseq();
     snprintf(name, sizeof name, "%s/below", argv[1]);
     below = open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (argc == 5)
