@@ -101,26 +101,23 @@ def changed_of_files(pid: int) -> int:
     return found
 
 
-def of_files(pid: int) -> tuple[Map, ...]:
-    """Maps of files, and what is shared. Raises OSError."""
-    return tuple(one for one, kind, _ in _maps(pid) if kind in (_PRIVATE_OF_FILE, _SHARED))
+def others(pid: int) -> tuple[Map, ...]:
+    """Every other map. Raises OSError."""
+    return tuple(one for one, kind, _ in _maps(pid) if kind != _OWN)
 
 
 def _maps(pid: int) -> Iterator[tuple[Map, str, int]]:
-    """Every map, its kind, and where the next one begins."""
-    lines = [line for line in procfs.lines(f"/proc/{pid}/maps") if not line.endswith("[vsyscall]")]  # of no process
-    spans = [tuple(int(word, 16) for word in line.split(" ", 1)[0].split("-")) for line in lines]
-    nexts = [start for start, _ in spans[1:]] + [end for _, end in spans[-1:]]
-    for line, (start, end), next_ in zip(lines, spans, nexts, strict=True):
-        _, rights, _, _, inode, *name = line.split(maxsplit=5)
-        called = name[0] if name else ""
-        if rights[3] != "p":
-            kind = _SHARED
-        elif inode != "0":
-            kind = _PRIVATE_OF_FILE
-        else:
-            kind = _OWN if called in _ANONYMOUS or called.startswith("[anon:") else _OF_KERNEL
-        yield Map(start, end), kind, next_
+    """Every map, its kind, and where the next one begins: where one has changed while they were read, at its end."""
+    listed = [line.split(maxsplit=5) for line in procfs.lines(f"/proc/{pid}/maps")]
+    listed = [words for words in listed if words[5:] != ["[vsyscall]"]]  # of no process
+    spans = [tuple(int(word, 16) for word in addresses.split("-")) for addresses, *_ in listed]
+    nexts = [start for start, _ in spans[1:]] + [0]
+    for (_, rights, _, _, inode, *name), (start, end), next_ in zip(listed, spans, nexts, strict=True):
+        is_private, called = rights[3] == "p", name[0] if name else ""
+        kind = _SHARED if not is_private else _PRIVATE_OF_FILE if inode != "0" else _OF_KERNEL
+        if kind == _OF_KERNEL and (called in _ANONYMOUS or called.startswith("[anon:")):
+            kind = _OWN
+        yield Map(start, end), kind, max(end, next_)
 
 
 class WriteProtection:

@@ -209,8 +209,9 @@ def _next_stop(pid: int, tid: int) -> tuple[int, int]:
 def _instruction(pid: int, wanted: bytes) -> int:
     """Where these bytes lie in its vdso. Raises Refused."""
     for line in procfs.lines(f"/proc/{pid}/maps"):
-        if line.endswith("[vdso]"):
-            start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+        addresses, *words = line.split(maxsplit=5)
+        if words[4:] == ["[vdso]"]:
+            start, end = (int(part, 16) for part in addresses.split("-"))
             with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
                 memory.seek(start)
                 found = memory.read(end - start).find(wanted)

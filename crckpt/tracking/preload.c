@@ -359,6 +359,15 @@ static ssize_t with_dirty(int number, uint64_t *entries, ssize_t length, off_t p
 }
 
 /*
+ * Where a scan that found these went to. The kernel collects 512 at a time, and says where it was after those, if the
+ * last such time was not cut short (fs/proc/task_mmu.c, do_pagemap_scan).
+ */
+static uint64_t end_of(const struct scan *scan, const struct region *regions, long found)
+{
+    return found > 0 && regions[found - 1].end > scan->walk_end ? regions[found - 1].end : scan->walk_end;
+}
+
+/*
  * Every map at once: unregistered ones, hugetlb among them, are passed over before their page tables are looked at.
  * Pages that hold nothing must not be marked: the mark would be taken for a page that was swapped out. The kernel
  * respects that only if it is to report the regions: without a vector it marks all (pagemap_scan_pmd_entry).
@@ -387,7 +396,7 @@ static long reset(int number, struct bytes *into)
     for (;;) {
         if (into && !added(into, (const char *)regions, (const char *)(regions + found)))
             return -1;
-        scan.start = scan.walk_end;
+        scan.start = end_of(&scan, regions, found);
         if (scan.start >= scan.end)
             return 0;
         found = syscall(SYS_ioctl, number, SCAN, &scan);
@@ -461,7 +470,7 @@ static long told(struct scan *asked, long found, const struct bytes *kept)
                     until = is_dirty ? was->end : was->start;
             }
             if (into == full) {
-                asked->walk_end = at;
+                asked->walk_end = at < asked->walk_end ? at : asked->walk_end;
                 return asked->vec_len;
             }
             *into++ = (struct region){at, until, (region->categories & ~OURS) | (is_dirty ? SOFT_DIRTY : 0)};

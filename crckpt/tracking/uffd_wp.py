@@ -112,8 +112,9 @@ class Protected:
                 # its end a moment ago would come with its bits.
                 self._register(pagemap.Map(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old)
             # Where a file was mapped after the maps were listed, what is written and dropped would leave its mark.
-            for one in pagemap.of_files(self._pid):
+            for one in pagemap.others(self._pid):
                 if pagemap.is_registered(file.fileno(), one):
+                    self._register(one, is_new=False)  # or it is somebody else's
                     self._unregister(one)
         return old
 

@@ -95,7 +95,7 @@ def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch
         return tuple(found)
 
     monkeypatch.setattr(pagemap, "private_anonymous", private)
-    monkeypatch.setattr(pagemap, "of_files", lambda _: ())
+    monkeypatch.setattr(pagemap, "others", lambda _: ())
     is_caught(by_write_protection)
 
 

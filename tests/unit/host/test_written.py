@@ -11,7 +11,7 @@ import pytest
 from entering import Told, reset, told
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
+from crckpt.host import pagemap, procfs
 from crckpt.host.injector import userfaultfds
 from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_anonymous, written
 
@@ -243,3 +243,19 @@ def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path
         if inode != "0" or "s" in rights or name[:1] in (["[vdso]"], ["[vvar]"]):
             assert addresses not in tracked, line
     assert len(tracked) > 2
+
+
+def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
+    told = [
+        "1000-3000 rw-p 00000000 00:00 0 ",
+        "1000-5000 rw-p 00000000 00:00 0 ",
+        "7000-8000 rw-p 00000000 00:00 0                                  [heap]",
+        "9000-a000 rw-p 00000000 fe:00 12                                 /[vsyscall]",
+        "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
+    ]
+    monkeypatch.setattr(procfs, "lines", lambda _: told)
+    own = [Map(0x1000, 0x3000), Map(0x1000, 0x5000), Map(0x7000, 0x8000)]
+    assert list(private_anonymous(1)) == own
+    assert list(private_anonymous(1, with_room=True)) == [own[0], Map(0x1000, 0x7000), Map(0x7000, 0x9000)]
+    assert pagemap.others(1) == (Map(0x9000, 0xA000),)

@@ -253,6 +253,22 @@ def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: 
 
 
 @needs_write_protection
+def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, target: Told) -> None:
+    """By a userfaultfd of the program that it has handed on: among its descriptors there is none."""
+    file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
+    place = target.do(
+        f"{file}; told = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(told, range(64))"
+    )
+    (taken,) = userfaultfds([target.pid])
+    pager = WriteProtection(taken.descriptor)
+    pager.register(Map(place, place + 64 * PAGE))
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        assert tracker.begin().why == f"PID {target.pid}: {OWN}"
+    assert all(is_tracked(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
+    pager.close()
+
+
+@needs_write_protection
 def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims: Path) -> None:
     with tracking(target.pid, UffdWp(), claims) as tracker:
         dumped(tracker, target.pid)
