@@ -99,10 +99,9 @@ def test_never_a_wrong_page_in_the_store(
             rounds = ("--pre-copy", "--max-rounds", str(number % 3)) if seed // 2 % 2 and number % 3 else ()
             result, is_anew = dumped(crckpt, pid, wrapper, *(rounds or ("--incremental",)))
             tracked = result["tracked"]
-            assert tracked["tracker"], tracked["why"]
             # After a refusal a round begins anew, and so it does where the keeper was late on a busy machine.
             if tracked["base"] is None:
-                full.append(tracked["why_full"])
+                full.append(tracked["why_full"] or tracked["why"])
             else:
                 assert (is_anew, tracked["base"]) == (False, kept[-1][0])
                 assert bool(tracked["rounds"]) == bool(rounds)
