@@ -111,7 +111,7 @@ def _maps(pid: int) -> Iterator[tuple[Map, str, int]]:
     listed = [line.split(maxsplit=5) for line in procfs.lines(f"/proc/{pid}/maps")]
     listed = [words for words in listed if words[5:] != ["[vsyscall]"]]  # of no process
     spans = [tuple(int(word, 16) for word in addresses.split("-")) for addresses, *_ in listed]
-    nexts = [start for start, _ in spans[1:]] + [0]
+    nexts = [start for start, _ in spans[1:]] + [end for _, end in spans[-1:]]
     for (_, rights, _, _, inode, *name), (start, end), next_ in zip(listed, spans, nexts, strict=True):
         is_private, called = rights[3] == "p", name[0] if name else ""
         kind = _SHARED if not is_private else _PRIVATE_OF_FILE if inode != "0" else _OF_KERNEL

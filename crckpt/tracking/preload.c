@@ -144,7 +144,7 @@ static int tracker_is(const char *name)
 }
 
 /*
- * CRIU comes to its first reset with all of the tree frozen, in a pre-dump too, where it runs no script meanwhile. What
+ * CRIU comes to its first scan and reset with all of the tree frozen, in a pre-dump too, where it runs no script. What
  * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold, as elsewhere its script is
  * (criu/hold.py): a byte in `reached` says that we wait; we get the lock of `owner` when we are answered, or when who
  * holds it has died; and only if `commit` is there we go on. ECANCELED is a failure to CRIU, after which it lets the
@@ -446,7 +446,7 @@ static const struct region *region_after(const struct region *first, size_t coun
     return first + low;
 }
 
-/* What the kernel found, as CRIU is told it: cut where what was `taken` begins and ends, as far as there is room. */
+/* What the kernel found, as CRIU is told it: cut where what was `kept` begins and ends, as far as there is room. */
 static long told(struct scan *asked, long found, const struct bytes *kept)
 {
     static struct bytes copy;

@@ -259,3 +259,5 @@ def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.Monke
     assert list(private_anonymous(1)) == own
     assert list(private_anonymous(1, with_room=True)) == [own[0], Map(0x1000, 0x7000), Map(0x7000, 0x9000)]
     assert pagemap.others(1) == (Map(0x9000, 0xA000),)
+    told = []
+    assert private_anonymous(1, with_room=True) == (), "of a process that has ended"
