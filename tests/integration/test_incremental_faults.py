@@ -114,7 +114,9 @@ def is_incremental(crckpt: Crckpt, target: Target) -> str:
     first = dumped(crckpt, target)
     checksum = target.write()
     second = dumped(crckpt, target)
-    assert (first["tracked"]["why_full"], second["tracked"]["base"]) == (FIRST, first["checkpoint"]["id"])
+    # Write protection had to enter the process; soft-dirty bits were followed, and CRIU failed.
+    assert first["tracked"]["why_full"] in (FIRST, UNCOMMITTED)
+    assert second["tracked"]["base"] == first["checkpoint"]["id"]
     is_whole(crckpt, second["checkpoint"]["id"], target)
     crckpt.run("rm", first["checkpoint"]["id"])
     crckpt.run("gc")
