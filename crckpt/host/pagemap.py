@@ -65,7 +65,7 @@ _PIECE: Final = 128 << 20
 """Bytes that are looked at in one call: while the kernel looks, the program cannot map or unmap."""
 
 _ANONYMOUS: Final = ("", "[heap]", "[stack]")
-_OWN, _PRIVATE_OF_FILE, _SHARED, _OF_KERNEL = "own", "private of a file", "shared", "of the kernel"
+_OWN, _PRIVATE_OF_FILE, _OTHER = "own", "private of a file", "other"
 
 _BROUGHT = 42
 _FAULT_WITHIN_S = 5
@@ -114,9 +114,8 @@ def _maps(pid: int) -> Iterator[tuple[Map, str, int]]:
     nexts = [start for start, _ in spans[1:]] + [end for _, end in spans[-1:]]
     for (_, rights, _, _, inode, *name), (start, end), next_ in zip(listed, spans, nexts, strict=True):
         is_private, called = rights[3] == "p", name[0] if name else ""
-        kind = _SHARED if not is_private else _PRIVATE_OF_FILE if inode != "0" else _OF_KERNEL
-        if kind == _OF_KERNEL and (called in _ANONYMOUS or called.startswith("[anon:")):
-            kind = _OWN
+        is_named = called not in _ANONYMOUS and not called.startswith("[anon:")
+        kind = _OTHER if not is_private else _PRIVATE_OF_FILE if inode != "0" else _OTHER if is_named else _OWN
         yield Map(start, end), kind, max(end, next_)
 
 

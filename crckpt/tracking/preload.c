@@ -176,10 +176,10 @@ static int let_through(void)
 }
 
 /* What was written of a process before its memory was protected: regions, in order. */
-static struct taken {
+struct taken {
     int pid;
     struct bytes regions;
-} *taken;
+};
 static struct bytes all_taken;
 
 static int identified(int number, struct stat *status)
@@ -407,8 +407,8 @@ static long reset(int number, struct bytes *into)
 
 static struct taken *taken_of(int pid)
 {
-    struct taken *last = taken + all_taken.length / sizeof *taken;
-    while (last > taken)
+    struct taken *first = (struct taken *)all_taken.at, *last = first + all_taken.length / sizeof *first;
+    while (last > first)
         if ((--last)->pid == pid)
             return last;
     return NULL;
@@ -426,10 +426,7 @@ static int protected_before(struct file *file)
         return 1;
     if (!let_through())
         return 0;
-    if (reset(file->number, &one.regions) || !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
-        return 0;
-    taken = (struct taken *)all_taken.at;
-    return 1;
+    return !reset(file->number, &one.regions) && added(&all_taken, (const char *)&one, (const char *)(&one + 1));
 }
 
 /* The first of the regions that ends after this address. */
