@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define PAGE_SHIFT 12
+
 struct bytes {
     char *at;
     size_t length, room;
@@ -61,6 +63,24 @@ static inline int written(int number, const char *from, size_t length)
     for (; length && done >= 0; from += done, length -= done)
         done = syscall(SYS_write, number, from, length);
     return !length;
+}
+
+/*
+ * Which of `count` records, in the order of their addresses, is the first that ends after this page. Each is of so many
+ * `words`, of which the second is its end: what is below a page in that does not count.
+ */
+static inline size_t first_after(const void *records, size_t words, size_t count, uint64_t page)
+{
+    const uint64_t *ends = (const uint64_t *)records + 1;
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (ends[middle * words] >> PAGE_SHIFT <= page)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static inline const char *line_after(const char *line, const char *end)

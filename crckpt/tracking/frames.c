@@ -26,7 +26,6 @@
 #include <fcntl.h>
 
 #define WHERE ((3ull << 62) | (ENTRY_SOFT_DIRTY - 1))
-#define PAGE_SHIFT 12
 
 /* What is before the entries of pages that follow each other, and before the maps of a process, as OF_MAPS. */
 struct run {
@@ -171,28 +170,13 @@ void keep_maps(int pid, int list, struct bytes *unchanged)
         keep(OF_MAPS | pid, 0, (const uint64_t *)maps->at, maps->length / sizeof until);
 }
 
-/* The first of the maps that ends after this page, or the end of them. */
-static const struct map *map_after(const struct bytes *maps, uint64_t page)
-{
-    const struct map *first = (const void *)maps->at;
-    size_t low = 0, high = maps->length / sizeof *first;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (first[middle].end >> PAGE_SHIFT <= page)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return first + low;
-}
-
 size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count)
 {
-    const struct map *map = map_after(unchanged, first);
-    const struct map *last = (const void *)(unchanged->at + unchanged->length);
+    const struct map *map = (const void *)unchanged->at, *last = map + unchanged->length / sizeof *map;
     const struct run *run = NULL;
     uint64_t until = 0;
     size_t moved = 0;
+    map += first_after(map, sizeof *map / sizeof until, last - map, first);
     if (now >= 0)
         keep(pid, first, entries, count);
     for (size_t i = 0; i < count; i++) {

@@ -429,20 +429,6 @@ static int protected_before(struct file *file)
     return !reset(file->number, &one.regions) && added(&all_taken, (const char *)&one, (const char *)(&one + 1));
 }
 
-/* The first of the regions that ends after this address. */
-static const struct region *region_after(const struct region *first, size_t count, uint64_t address)
-{
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (first[middle].end <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return first + low;
-}
-
 /* What the kernel found, as CRIU is told it: cut where what was `kept` begins and ends, as far as there is room. */
 static long told(struct scan *asked, long found, const struct bytes *kept)
 {
@@ -453,7 +439,7 @@ static long told(struct scan *asked, long found, const struct bytes *kept)
         return -1;
     const struct region *region = (const void *)copy.at, *end = region + found;
     const struct region *was = (const void *)kept->at, *last = was + kept->length / sizeof *was;
-    was = region_after(was, last - was, asked->start);
+    was += first_after(was, sizeof *was / sizeof was->end, last - was, asked->start >> PAGE_SHIFT);
     for (; region < end; region++) {
         uint64_t kind = region->categories & (WPALLOWED | WRITTEN), until;
         for (uint64_t at = region->start; at < region->end; at = until) {

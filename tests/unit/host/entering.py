@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import mmap
 import os
 import shutil
 import signal
@@ -33,6 +34,12 @@ def _no_write_protection() -> str:
 
 NO_WRITE_PROTECTION = _no_write_protection()
 """Why this kernel does not track by write protection, or nothing."""
+
+
+def registered(pid: int, place: int) -> bool:
+    """Whether somebody write-protects the page there."""
+    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
+        return pagemap.is_registered(file.fileno(), pagemap.Map(place, place + mmap.PAGESIZE))
 
 
 # Each page's categories: 8 for what is there, 128 for what counts as written.

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, reset, told
+from entering import Told, registered, reset, told
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap, procfs
 from crckpt.host.injector import userfaultfds
-from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_anonymous, written
+from crckpt.host.pagemap import Map, WriteProtection, private_anonymous, written
 
 PAGES = 64
 PAGE = mmap.PAGESIZE
@@ -53,11 +53,6 @@ def pages(pid: int, place: int, count: int = PAGES) -> set[int]:
     rows = written(pid, private_anonymous(pid))
     numbers = {page for start, end in rows.tolist() for page in range(start, end, PAGE)}
     return {page for page in range(count) if place + page * PAGE in numbers}
-
-
-def registered(pid: int, place: int) -> bool:
-    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
-        return is_registered(file.fileno(), Map(place, place + PAGE))
 
 
 def test_just_what_was_written(target: Told) -> None:
@@ -247,17 +242,17 @@ def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path
 
 def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
-    told = [
+    listed = [
         "1000-3000 rw-p 00000000 00:00 0 ",
         "1000-5000 rw-p 00000000 00:00 0 ",
         "7000-8000 rw-p 00000000 00:00 0                                  [heap]",
         "9000-a000 rw-p 00000000 fe:00 12                                 /[vsyscall]",
         "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
     ]
-    monkeypatch.setattr(procfs, "lines", lambda _: told)
+    monkeypatch.setattr(procfs, "lines", lambda _: listed)
     own = [Map(0x1000, 0x3000), Map(0x1000, 0x5000), Map(0x7000, 0x8000)]
     assert list(private_anonymous(1)) == own
     assert list(private_anonymous(1, with_room=True)) == [own[0], Map(0x1000, 0x7000), Map(0x7000, 0x9000)]
     assert pagemap.others(1) == (Map(0x9000, 0xA000),)
-    told = []
+    listed = []
     assert private_anonymous(1, with_room=True) == (), "of a process that has ended"

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import NO_WRITE_PROTECTION, Told, held, reset, running, told
+from entering import NO_WRITE_PROTECTION, Told, held, registered, reset, running, told
 
 from crckpt.errors import HostCannot
 from crckpt.host import pagemap, proc
 from crckpt.host.borrowed import borrow
 from crckpt.host.injector import Taken, userfaultfds
-from crckpt.host.pagemap import Map, WriteProtection, is_registered, private_anonymous
+from crckpt.host.pagemap import Map, WriteProtection, private_anonymous
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
@@ -110,8 +110,7 @@ def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Pat
     with tracking(target.pid, method, claims) as tracker:
         dumped(tracker, target.pid)
         assert sorted(held(target.pid)) == before
-    with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
-        assert not is_registered(file.fileno(), Map(place, place + PAGE))
+    assert not registered(target.pid, place)
     assert target.do("write(place := told, range(64)); told = 5") == 5
 
 
@@ -247,8 +246,7 @@ def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: 
         assert (began.base, began.tracks) == ("", False)
         assert began.why == f"PID {target.pid}: {OWN}"
     place = private_anonymous(target.pid)[-1]
-    with Path(f"/proc/{target.pid}/pagemap").open("rb") as file:
-        assert is_registered(file.fileno(), place), "its own protection is as it was"
+    assert registered(target.pid, place.start), "its own protection is as it was"
     own.close()
 
 
@@ -264,7 +262,7 @@ def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, t
     pager.register(Map(place, place + 64 * PAGE))
     with tracking(target.pid, UffdWp(), claims) as tracker:
         assert tracker.begin().why == f"PID {target.pid}: {OWN}"
-    assert all(is_tracked(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
+    assert all(registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
     pager.close()
 
 
@@ -326,7 +324,7 @@ def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
             dumped(tracker, target.pid)
         overtaken(monkeypatch, place, lambda: target.do(over))
         dumped(tracker, target.pid, name="second")
-        assert not is_tracked(target.pid, place)
+        assert not registered(target.pid, place)
         assert dumped(tracker, target.pid).base == "second"
 
 
@@ -341,7 +339,7 @@ def test_a_map_that_grew_since_it_was_listed_is_not_split(
         dumped(tracker, target.pid)
         place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
         assert dumped(tracker, target.pid).base == "first"
-        assert all(is_tracked(target.pid, place + page * PAGE) for page in (0, 64, 255))
+        assert all(registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
 
 
 @needs_write_protection
@@ -350,36 +348,31 @@ def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path, mon
     place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
     asked = fcntl.ioctl
 
-    def overtaken(descriptor: int, request: int, argument: bytes) -> object:
+    def stopped_amid(descriptor: int, request: int, argument: bytes) -> object:
         if request == UFFDIO_WRITEPROTECT and struct.unpack_from("<Q", argument) == (place,):
             monkeypatch.undo()
             target.do(f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))")
         return asked(descriptor, request, argument)
 
-    monkeypatch.setattr(fcntl, "ioctl", overtaken)
+    monkeypatch.setattr(fcntl, "ioctl", stopped_amid)
     with tracking(target.pid, UffdWp(), claims) as tracker:
         tracker.look()
-        assert not any(is_tracked(target.pid, place + page * PAGE) for page in range(64))
+        assert not any(registered(target.pid, place + page * PAGE) for page in range(64))
         tracker.look()
-        assert all(is_tracked(target.pid, place + page * PAGE) for page in range(64))
+        assert all(registered(target.pid, place + page * PAGE) for page in range(64))
 
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, place: int, do: Callable[[], object]) -> None:
     """This is done just before the map that was seen at this place is registered, once."""
     register = WriteProtection.register
 
-    def registered(protection: WriteProtection, found: Map, *, is_new: bool = True) -> None:
+    def register_late(protection: WriteProtection, found: Map, *, is_new: bool = True) -> None:
         if found.start == place:
             monkeypatch.undo()
             do()
         register(protection, found, is_new=is_new)
 
-    monkeypatch.setattr(WriteProtection, "register", registered)
-
-
-def is_tracked(pid: int, place: int) -> bool:
-    with Path(f"/proc/{pid}/pagemap").open("rb") as file:
-        return is_registered(file.fileno(), Map(place, place + PAGE))
+    monkeypatch.setattr(WriteProtection, "register", register_late)
 
 
 @needs_write_protection
