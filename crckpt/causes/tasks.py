@@ -56,6 +56,13 @@ TASKS = (
         "criu/cr-dump.c",
     ),
     Cause(
+        "unanswered",
+        "the tree waited for crckpt, frozen, and had no answer: crckpt was stopped itself, or this host is overloaded",
+        "try again; something may stop crckpt: ^Z, SIGSTOP, a debugger, a frozen control group",
+        "crckpt's preload: no answer while the tree was frozen",
+        "crckpt/tracking/preload.c",
+    ),
+    Cause(
         "thread-leader-gone",
         "a process of the tree has ended its main thread while others go on",
         "wait until it has ended, or change the program",

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from crckpt.criu.hold import Hold
 from crckpt.host import run
-from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
 
 
 class Outcome(Struct, frozen=True):
@@ -57,7 +57,7 @@ class Running:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Outcome:
         """See the function `follow`."""
-        with interrupts_put_off():
+        with interrupts_put_off(), stops_put_off():
             aside = threading.Thread(target=meanwhile)
             aside.start()
             failure = _attend(self._child, hold, in_hold)
@@ -86,9 +86,9 @@ def follow(
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
     Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
-    elsewhere it is put off until CRIU has ended. `terminal` is a descriptor that CRIU gets as stdin; CRIU then stays in
-    our session, because the tree is to live in it. `keep` are descriptors that CRIU is to hand to the tree.
-    `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
+    elsewhere it is put off until CRIU has ended, as a ^Z always is. `terminal` is a descriptor that CRIU gets as stdin;
+    CRIU then stays in our session, because the tree is to live in it. `keep` are descriptors that CRIU is to hand to
+    the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
     with interrupts_put_off():
         return Running(argv, log, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)

@@ -1,4 +1,4 @@
-"""^C, SIGTERM and SIGHUP as an exception, put off while something must not be cut short."""
+"""^C, SIGTERM and SIGHUP as an exception, put off while something must not be cut short; and ^Z put off."""
 
 from __future__ import annotations
 
@@ -66,6 +66,23 @@ def interrupts_let_in() -> Iterator[None]:
     with _put_off(value=False):
         _interrupts.deliver()
         yield
+
+
+@contextmanager
+def stops_put_off() -> Iterator[None]:
+    """A ^Z in this block stops us when it ends: a tree may be frozen that waits for us. In the main thread only."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        yield
+        return
+    come: list[int] = []
+    signal.signal(signal.SIGTSTP, lambda number, _frame: come.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        if come:
+            os.kill(os.getpid(), signal.SIGTSTP)
 
 
 def interrupt_is_waiting() -> bool:

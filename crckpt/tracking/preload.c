@@ -33,6 +33,7 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* With musl these are other names of the same; CRIU may ask for either. */
@@ -52,6 +53,9 @@
 #define PFNZERO (1ull << 5)
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
+/* How long the frozen tree waits to be looked at: so often for so many nanoseconds, about ten seconds. */
+#define LOOKS 50000
+#define BETWEEN_LOOKS 200000
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
 
@@ -147,8 +151,9 @@ static int tracker_is(const char *name)
  * CRIU comes to its first scan and reset with all of the tree frozen, in a pre-dump too, where it runs no script. What
  * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold, as elsewhere its script is
  * (criu/hold.py): a byte in `reached` says that we wait; we get the lock of `owner` when we are answered, or when who
- * holds it has died; and only if `commit` is there we go on. ECANCELED is a failure to CRIU, after which it lets the
- * tree run on; at EINVAL it would take the kernel to have no soft-dirty bits, and abort.
+ * holds it has died; and only if `commit` is there we go on. Who holds it may have been stopped: the tree must not
+ * stand still for that. ECANCELED is a failure to CRIU, after which it lets the tree run on; at EINVAL it would take the
+ * kernel to have no soft-dirty bits, and abort.
  */
 static int let_through(void)
 {
@@ -161,9 +166,16 @@ static int let_through(void)
     int reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_CLOEXEC, 0);
     int owner = syscall(SYS_openat, hold, "owner", O_RDWR | O_CLOEXEC, 0);
     if (owner >= 0 && syscall(SYS_write, reached, ".", 1) == 1) {
-        while (syscall(SYS_flock, owner, LOCK_EX) < 0 && errno == EINTR)
-            ;
-        is_let = syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
+        /* Counted, not timed: when all has been suspended, both have. */
+        const struct timespec moment = {.tv_nsec = BETWEEN_LOOKS};
+        int looks = 0;
+        while (syscall(SYS_flock, owner, LOCK_EX | LOCK_NB) < 0 && looks < LOOKS) {
+            looks++;
+            syscall(SYS_nanosleep, &moment, NULL);
+        }
+        if (looks == LOOKS)
+            say("crckpt's preload: no answer while the tree was frozen\n");
+        is_let = looks < LOOKS && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
     }
     syscall(SYS_close, owner);
     syscall(SYS_close, reached);

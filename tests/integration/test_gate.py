@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from entering import tracer
 from incremental import NO_TRACKER, dumped, executable, is_whole, keeper, restored, wrapper
 from moments import ENDS_WITHIN_S, orphans_of, wait_ended
@@ -91,9 +91,12 @@ def waiting(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> Iterato
 
 
 def is_awaited(process: subprocess.Popen[str]) -> bool:
-    """Whether a child of it waits for a lock."""
-    waiting = re.findall(r"-> FLOCK +ADVISORY +WRITE (\d+) ", Path("/proc/locks").read_text())
-    return bool({child.pid for child in psutil.Process(process.pid).children()} & set(map(int, waiting)))
+    """Whether a child of it has the lock open for which it waits."""
+    for child in psutil.Process(process.pid).children():
+        with suppress(OSError):
+            if any(one.readlink().name == "owner" for one in Path(f"/proc/{child.pid}/fd").iterdir()):
+                return True
+    return False
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -123,6 +126,51 @@ def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_p
         result = dumped(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+    """As by SIGSTOP or a frozen control group: the tree does not stand still for that."""
+    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+        wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
+        assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        target.look()
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate(timeout=ENDS_WITHIN_S)
+        assert process.returncode == 21, out
+        assert "waited for crckpt, frozen, and had no answer" in out, out
+        assert "the tree runs on" in out
+        result = dumped(crckpt, target, "--criu", str(criu))
+        assert result["tracked"]["why_full"] == UNCOMMITTED
+        is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_from_the_terminal_waits_until_the_tree_runs(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
+    typed = tmp_path / "typed"
+    criu = wrapper(tmp_path, f'[ ! -e {typed} ] || case "$1" in dump|pre-dump) kill -TSTP $PPID;; esac')
+    ran(crckpt, "dump", target, criu)
+    typed.touch()
+    command, *words = WAYS[way]
+    # In a process group of its own in our session, as a shell's jobs are: elsewhere nothing stops by ^Z.
+    process = subprocess.Popen(
+        [str(PROGRAM), command, str(target.pid), "job", "--criu", str(criu), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=crckpt.environment,
+        process_group=0,
+    )
+    try:
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: psutil.Process(process.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to be stopped")
+        assert not psutil.Process(process.pid).children(), "its CRIU has ended"
+        target.look()
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -87,8 +87,14 @@ static void move(struct thread *self, struct area *area)
     unsigned long pages = 1 + drawn(self, MOST);
     unsigned char *to = drawn(self, 2) ? mapped(NULL, pages, PROT_READ, 0, -1) : NULL;
     int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
-    unsigned char *place = mremap(area->place, area->pages * PAGE, pages * PAGE, flags, to);
-    if (place == MAP_FAILED) { /* it lies in several maps; its end may have gone already */
+    unsigned char *place;
+    /* Older kernels drop the end of what they refuse to move, and another thread may map there before we unmap it. */
+    if (pages < area->pages) {
+        mremap(area->place, area->pages * PAGE, pages * PAGE, 0);
+        area->pages = pages;
+    }
+    place = mremap(area->place, area->pages * PAGE, pages * PAGE, flags, to);
+    if (place == MAP_FAILED) { /* it lies in several maps */
         munmap(area->place, area->pages * PAGE);
         fresh(self, area);
         return;
