@@ -47,12 +47,14 @@ def _version() -> int:
 
 
 def _command() -> int:
-    from crckpt.host.signals import interruptible
+    from crckpt.host.signals import interruptible, interrupts_put_off
 
     # Before the imports that take their time: an interruption always ends in a sentence.
     interruptible()
     try:
-        from crckpt.cli.app import run
+        # Amid an import it might be swallowed there: some modules try for others, whatever that raises.
+        with interrupts_put_off():
+            from crckpt.cli.app import run
 
         return run(sys.argv[1:])
     except Interrupted as error:

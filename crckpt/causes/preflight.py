@@ -46,6 +46,11 @@ PREFLIGHT = (
         "try again when that is done",
     ),
     Cause(
+        "frozen-group",
+        "process {pid} stands still, as all of its control group does, which is frozen ({group})",
+        "thaw it, as with systemctl thaw, podman unpause or: echo 0 > {group}/cgroup.freeze",
+    ),
+    Cause(
         "container",
         "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
         "checkpoint it with its container engine, for example: podman container checkpoint",

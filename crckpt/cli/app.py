@@ -15,6 +15,7 @@ import typer
 
 from crckpt.cli.render import error_document, error_text
 from crckpt.errors import CrckptError, StoreUnusable, UsageError
+from crckpt.host.signals import interrupts_put_off
 
 _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
@@ -87,7 +88,9 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        code = _app(command)(args=list(arguments), prog_name="crckpt", standalone_mode=False)
+        with interrupts_put_off():
+            app = _app(command)
+        code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
         sys.stdout.flush()
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)

@@ -214,7 +214,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
                 yield f"{reason.option}: {reason.why}\n"
             yield f"{shlex.join(result.command)}\n"
         if result.copying is not None:
-            yield from _copying(result.copying, planned=checkpoint is None and not result.pending)
+            yield from _copying(result.copying, planned=checkpoint is None and not result.pending, stop=result.stop)
         if result.tracked is not None:
             yield from _tracked(result.tracked, planned=checkpoint is None and not result.pending)
         if result.pending:
@@ -260,14 +260,15 @@ def copied(found: Copied) -> str:
     return f"round {found.number}: {pages} in {duration(found.ms)}, frozen {duration(found.frozen_ms)}\n"
 
 
-def _copying(found: Copying, *, planned: bool) -> Iterator[str]:
+def _copying(found: Copying, *, planned: bool, stop: bool) -> Iterator[str]:
     if planned:
         yield "memory is copied in rounds first, and the dump is of what is written after the last\n"
     yield from map(copied, found.rounds)
     if found.foreseen_ms is not None and found.max_freeze_ms is not None:
         over = "longer than" if found.foreseen_ms > found.max_freeze_ms else "within"
         limit = duration(found.max_freeze_ms)
-        yield f"a freeze of {duration(found.foreseen_ms)} was foreseen, {over} the {limit} of --max-freeze\n"
+        foreseen = f"a freeze of {duration(found.foreseen_ms)} was foreseen, {over} the {limit} of --max-freeze"
+        yield f"{foreseen}{'; with --stop the tree is then held until it is stored' if stop else ''}\n"
 
 
 def examined(result: Examined, foreseen: Foreseen) -> Shown:

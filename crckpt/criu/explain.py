@@ -19,7 +19,8 @@ _HARMLESS = re.compile(
 )
 # What refuses to be traced is only warned of. What is said before the log is open has no mark.
 _TELLING = re.compile(
-    r"Error \(|Unable to interrupt|Can't connect to server|CRIU needs to have|Running as non-root|BUG at |no answer while"
+    r"Error \(|Unable to interrupt|Can't connect to server|CRIU needs to have|Running as non-root|BUG at "
+    "|no answer while"
 )
 _LONGEST = 4096
 """Characters of a line that are looked at: longer ones are not CRIU's."""

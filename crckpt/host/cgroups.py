@@ -1,8 +1,9 @@
-"""What the limits of our control groups leave us. Version 1 and 2."""
+"""What the limits of our control groups leave us, version 1 and 2; and whose are frozen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -36,6 +37,19 @@ def groups(controller: str) -> Iterator[Path]:
                 own = mount / path.lstrip("/")
                 yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
                 break
+
+
+def frozen(pid: int) -> str:
+    """The control group of a process, if it is frozen (version 2), as its directory; or nothing."""
+    with suppress(OSError):
+        for line in procfs.lines(f"/proc/{pid}/cgroup"):
+            number, _, path = line.split(":", 2)
+            for mount in (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS) if number == "0" else ():
+                group = mount / path.lstrip("/")
+                with suppress(OSError):
+                    if "frozen 1" in (group / "cgroup.events").read_text().splitlines():
+                        return str(group)
+    return ""
 
 
 def memory_left(*, swap: int = 0) -> Iterator[int]:

@@ -1,14 +1,15 @@
 """A userfaultfd of another process: it makes one, we take it, and it closes its own.
 
 What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.injector SOCKET
-PID[:DESCRIPTOR]...`. Its death lets go whatever it holds, and it ends within seconds, whatever a process does, and
-whatever becomes of us.
+PID[:DESCRIPTOR]...`. Its death lets go whatever it holds. It ends within seconds, whatever becomes of us; only once a
+process is in the middle of the call it waits until that gets to run.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -94,7 +95,8 @@ def main(words: list[str]) -> int:
 
 
 def _be_spared() -> None:
-    """If memory runs out, let it be somebody else: a thread is in the middle of our call."""
+    """No signal, and memory that runs out, ends us: a thread is in the middle of our call."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
@@ -116,19 +118,31 @@ def _enter(pid: int, surplus: int, speaking: socket.socket) -> NoReturn:
 def _made_in(pid: int) -> int:
     with ptrace.stopped(pid) as thread:
         make, close = _NUMBERS[thread.is_compat]
-        theirs = thread.system_call(make, _FLAGS)
+        theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
             raise _unmade(pid, -theirs)
         try:
-            return borrow(pid, theirs)
+            ours = borrow(pid, theirs)
         finally:
-            # CRIU refuses a program that holds one.
-            thread.system_call(close, theirs)
+            # CRIU refuses a program that holds one. But another thread may have put something else in its place, as where
+            # it redirects what a program inherits that it starts; now there are some microseconds left for that.
+            if _is_userfaultfd(pid, theirs):
+                thread.system_call(close, theirs)
+    if not _is_userfaultfd(os.getpid(), ours):
+        raise HostCannot(f"PID {pid}: another thread has taken the number of our descriptor there", hint="try again")
+    return ours
+
+
+def _is_userfaultfd(pid: int, descriptor: int) -> bool:
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
+    return False
 
 
 def _closed_in(pid: int, surplus: int) -> list[int]:
     with ptrace.stopped(pid) as thread:
-        thread.system_call(_NUMBERS[thread.is_compat][1], surplus)
+        if _is_userfaultfd(pid, surplus):
+            thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []
 
 

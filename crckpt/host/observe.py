@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host import network, proc
+from crckpt.host import cgroups, network, proc
 from crckpt.host.borrowed import SocketKind, is_readable, socket_kinds, unread_bytes
 from crckpt.host.compared import escaped, share_memory, sharers
 from crckpt.host.maps import Mapping, odd_mappings
@@ -82,7 +82,8 @@ class Observed(Struct, frozen=True):
     """What was seen of a live tree and of ourselves, at one time, without stopping it.
 
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
-    is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd.
+    is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
+    `frozen` are (PID, directory of its control group) of processes that are frozen by that.
     """
 
     tree: proc.Tree
@@ -103,6 +104,7 @@ class Observed(Struct, frozen=True):
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
+    frozen: tuple[tuple[int, str], ...] = ()
     passing: Passing = Passing()
 
     @property
@@ -145,6 +147,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
             for tid, tracer in proc.tracers(process.pid)
         ),
         strangers=frozenset(_strangers(tree, descriptors)),
+        frozen=tuple((pid, group) for pid in tree.pids if (group := cgroups.frozen(pid))),
         passing=passing.stayed(_passing(tree, sockets)),
     )
 

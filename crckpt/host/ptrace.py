@@ -46,7 +46,9 @@ _ALL_THREADS: Final = 0x40000000  # __WALL
 _NOWHERE: Final = 2**64 - 1
 _EVERY_SIGNAL: Final = 2**64 - 1
 _COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
-_STOPS_WITHIN_S: Final = 2.0
+STOPS_WITHIN_S: Final = 2.0
+"""What gets to run does so within that."""
+_OFTEN_S: Final = 1.0
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -76,8 +78,11 @@ class Stopped:
         """Whether it runs 32-bit code: system calls have other numbers there."""
         self._instruction = _instruction(pid, b"\xcd\x80" if self.is_compat else b"\x0f\x05")
 
-    def system_call(self, number: int, argument: int) -> int:
-        """Let it make this call with one argument; what comes of it, or minus the errno."""
+    def system_call(self, number: int, argument: int, *, within_s: float | None = None) -> int:
+        """Let it make this call with one argument; what comes of it, or minus the errno.
+
+        Raises Refused, with the call not made, if it does not get to run `within_s` seconds.
+        """
         registers = _Registers.from_buffer_copy(self._found)
         registers.rip = self._instruction
         registers.rax = number
@@ -85,18 +90,37 @@ class Stopped:
         registers.orig_rax = _NOWHERE
         registers.rdi = registers.rbx = argument
         _ask(_SETREGS, self._tid, registers)
-        for _ in ("entry", "exit"):
-            self._go_on_to_system_call()
+        try:
+            self._go_on_to_system_call(within_s)
+        except TimeoutError:
+            self._leave_out_system_call(registers)
+            raise _not_running(self._pid) from None
+        # In the kernel it waits for nobody.
+        self._go_on_to_system_call(None)
         _ask(_GETREGS, self._tid, registers)
         return int(ctypes.c_int32(registers.rax & 0xFFFFFFFF).value)
 
-    def _go_on_to_system_call(self) -> None:
+    def _go_on_to_system_call(self, within_s: float | None) -> None:
+        """To where it enters its next call, or returns from one. Raises TimeoutError: then it runs."""
         passed_on = 0
         while passed_on != _AT_SYSTEM_CALL:
             _ask(_SYSCALL, self._tid, passed_on)
-            event, stop = _next_stop(self._pid, self._tid)
+            event, stop = _next_stop(self._pid, self._tid, within_s)
             # SIGSTOP cannot be blocked: it gets its own, and stays stopped by it when we have gone.
             passed_on = 0 if event else stop
+
+    def _leave_out_system_call(self, registers: _Registers) -> None:
+        """Stop it wherever it has come to: before the call, or where it enters it, which then does nothing."""
+        _ask(_INTERRUPT, self._tid)
+        while True:
+            event, stop = _next_stop(self._pid, self._tid, None)
+            if event == _EVENT_STOP:
+                return
+            if stop == _AT_SYSTEM_CALL:
+                _ask(_SETREGS, self._tid, registers)
+                return
+            _ask(_INTERRUPT, self._tid)
+            _ask(_CONT, self._tid, stop)
 
 
 @contextmanager
@@ -124,11 +148,11 @@ def _put_back(pid: int, tid: int) -> Iterator[_Registers]:
         _ask(_SETSIGMASK, tid, ctypes.c_uint64(_EVERY_SIGNAL), ctypes.sizeof(mask))
         yield found
     finally:
-        # Not from where it is: only from a trap does the kernel look whether a call is to be restarted.
+        # Not from where it is: only from a trap does the kernel look whether a call is to be restarted. However long it
+        # takes until it gets to run: with our registers it must not go on.
         _ask(_INTERRUPT, tid)
-        with suppress(ProcessLookupError):  # it runs on: it was not where we thought
-            _ask(_CONT, tid)
-        _trap(pid, tid)
+        _ask(_CONT, tid)
+        _trap(pid, tid, None)
         _ask(_SETREGS, tid, found)
         _ask(_SETSIGMASK, tid, mask, ctypes.sizeof(mask))
         _ask(_DETACH, tid)
@@ -177,32 +201,37 @@ def _seize(pid: int, tid: int) -> None:
 def _stop(pid: int, tid: int) -> None:
     _ask(_INTERRUPT, tid)
     try:
-        _trap(pid, tid)
+        _trap(pid, tid, STOPS_WITHIN_S)
     except TimeoutError:
+        with suppress(OSError):
+            if _state(pid, tid) != "D":
+                raise _not_running(pid) from None
         raise _uninterruptible(pid) from None
 
 
-def _trap(pid: int, tid: int) -> None:
+def _trap(pid: int, tid: int, within_s: float | None) -> None:
     """Wait until it is in the stop that was asked for; signals that come first go on to it."""
     while True:
-        event, stop = _next_stop(pid, tid)
+        event, stop = _next_stop(pid, tid, within_s)
         if event == _EVENT_STOP:
             return
+        # Any other stop is taken for the one that was asked for.
+        _ask(_INTERRUPT, tid)
         _ask(_CONT, tid, 0 if stop == _AT_SYSTEM_CALL else stop)
 
 
-def _next_stop(pid: int, tid: int) -> tuple[int, int]:
+def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
     """Its next stop, as event and signal. Raises TimeoutError, and Refused if it ends."""
-    deadline = time.monotonic() + _STOPS_WITHIN_S
+    deadline = None if within_s is None else time.monotonic() + within_s
     while True:
         found, status = os.waitpid(tid, os.WNOHANG | _ALL_THREADS)
         if found and not os.WIFSTOPPED(status):
             raise Refused(f"PID {pid} ended meanwhile")
         if found:
             return status >> 16, os.WSTOPSIG(status)
-        left = deadline - time.monotonic()
+        left = _OFTEN_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"PID {pid} did not stop within {_STOPS_WITHIN_S:g} s")
+            raise TimeoutError(f"PID {pid} did not stop within {within_s:g} s")
         signal.sigtimedwait((signal.SIGCHLD,), left)
 
 
@@ -259,6 +288,13 @@ def _traced(pid: int, tracer: int) -> Refused:
 
 def _uninterruptible(pid: int) -> Refused:
     return Refused(f"PID {pid} is in uninterruptible sleep", hint="wait for its disk or network share, and try again")
+
+
+def _not_running(pid: int) -> Refused:
+    return Refused(
+        f"PID {pid} does not get to run: its control group is frozen, or leaves it next to no CPU time",
+        hint=f"see cgroup.freeze and cpu.max of its group, which is named in /proc/{pid}/cgroup",
+    )
 
 
 def _ask(request: int, tid: int, data: object = 0, address: int = 0) -> None:

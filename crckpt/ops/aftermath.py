@@ -44,7 +44,9 @@ class TreeState(Struct, frozen=True):
 
     @property
     def way_out(self) -> str:
-        """The command that makes it run again, if there is one."""
+        """What makes a tree run again that does not."""
+        if self.kind == "lost":
+            return "crckpt list shows what it can be restored from"
         return f"kill -CONT {' '.join(str(pid) for pid in self.pids)}" if self.kind == "stopped" else ""
 
 
@@ -104,5 +106,5 @@ def _made_by(run: str | None, repository: Repository) -> str:
 def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:
     said = f"{error.message}; {f'checkpoint {made}' if made else 'no checkpoint'} was made; {state.sentence}"
     if state.kind in ("stopped", "lost"):
-        return TreeStopped(said, hint=state.way_out or error.hint, causes=error.causes)
+        return TreeStopped(said, hint=state.way_out, causes=error.causes)
     return type(error)(said, hint=error.hint, causes=error.causes)

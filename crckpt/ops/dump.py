@@ -27,7 +27,7 @@ from crckpt.ops.aftermath import tree_state_said, untouched_said
 from crckpt.ops.context import Context
 from crckpt.ops.failures import as_ours
 from crckpt.ops.gated import gated
-from crckpt.ops.incremental import Tracked, foreseen, way
+from crckpt.ops.incremental import Tracked, way
 from crckpt.ops.pre_copy import pre_copy
 from crckpt.ops.subject import Copying, Request, Subject, Unfit, looked_at_again, subject_of, succeeded
 from crckpt.preflight.dump import Plan
@@ -113,7 +113,7 @@ def _check(request: Request) -> None:
 
 def _dry_run(subject: Subject) -> Dumped:
     """What would be done; nothing is begun, and no tracker is started."""
-    tracked = foreseen(subject.seen.tree.root, wanted=subject.request.wants_tracker, apart=subject.apart)
+    tracked = subject.foreseen(wanted=subject.request.wants_tracker)
     done = _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
     return replace(done, tracked=tracked, copying=Copying(()) if subject.request.pre_copy is not None else None)
 

@@ -78,13 +78,16 @@ class Forecast(Struct, frozen=True):
         CRIU is to do again all that it did in the freeze of the round, where it was looked at as well, and beyond that
         it writes what is not memory, and the pages, of which some more are written until it has started.
         """
-        pages = 0
+        pages = whole = 0
         for process in proc.read_tree(self.root).processes:
             with suppress(OSError):
-                pages += written(tracker, process.pid)
+                if process.state == "stopped":  # CRIU takes nothing of it in a round
+                    whole += proc.memory(process.pid)
+                else:
+                    pages += written(tracker, process.pid)
         # Nearly all of the round came after its reset of the bits.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
-        memory = min(pages * PAGE_SIZE * growth + last.fixed_bytes, self.load.memory)
+        memory = min(pages * PAGE_SIZE * growth + last.fixed_bytes + whole, self.load.memory)
         return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
 
     def _else_ms(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,8 @@ from crckpt.host.files import make_private_directory
 from crckpt.images.stats import DumpStats
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise_base
-from crckpt.tracking.kept import Session, running, session
+from crckpt.tracking.keeper import Keeper
+from crckpt.tracking.kept import ENDED, Session, running, session, was_killed
 from crckpt.tracking.tracker import Round
 
 _APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
@@ -94,9 +95,8 @@ class Way:
             return
         try:
             keeper = self.followed.tell()
-            if keeper.criu != str(criu):
-                way_out = f"to begin anew: crckpt trackers --end {keeper.root}"
-                self.give_up(f"the tracker works with another CRIU, {keeper.criu}; {way_out}")
+            if why := _of_another(keeper, criu):
+                self.give_up(why)
                 return
             began = self.followed.begin()
         except HostCannot as error:
@@ -108,7 +108,7 @@ class Way:
         self._unfit = ""
         self.told = Tracked(keeper.tracker, keeper.why, why_full=why, whole=tuple(one.why for one in began.whole))
         if began.base:
-            self._count_from(repository, began, place)
+            self._count_from(repository, began, keeper.root, place)
 
     def frozen(self) -> None:
         """In the hold: before CRIU resets the bits, or before it ends the tree."""
@@ -136,8 +136,9 @@ class Way:
     def give_up(self, why: str) -> None:
         """From now on all is dumped in full."""
         self.close()
-        self.followed = None
-        self.told = replace(self.told, why_full=why)
+        self.followed = self.base = None
+        self.tracks = False
+        self.told = Tracked(self.told.tracker, self.told.why, why_full=why)
 
     @property
     def tracker(self) -> str:
@@ -151,17 +152,18 @@ class Way:
         if self.followed is not None:
             self.followed.close()
 
-    def _count_from(self, repository: Repository, began: Round, place: Callable[[], Path]) -> None:
+    def _count_from(self, repository: Repository, began: Round, root: int, place: Callable[[], Path]) -> None:
         name = began.base
         try:
             self.base = _after_rounds(repository, Path(name)) if "/" in name else _after(repository, name, place())
             for one in began.whole:
                 # Of a process that it finds there CRIU leaves the vdso to the base, which an exec has moved.
-                (self.base.before / f"pagemap-{one.pid}.img").unlink(missing_ok=True)
+                _place_in(self.base, one.pid).unlink(missing_ok=True)
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.told = replace(self.told, why_full=error.message, whole=())
         else:
-            self.told = replace(self.told, base=self.base.checkpoint, rounds=self.base.rounds)
+            whole = (*self.told.whole, *_left_out(self.base, began, root))
+            self.told = replace(self.told, base=self.base.checkpoint, rounds=self.base.rounds, whole=whole)
 
     def _say(self, what: Callable[[Session], None]) -> None:
         """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full."""
@@ -192,6 +194,19 @@ def _after_rounds(repository: Repository, last: Path) -> Base:
     return Base(last, int(last.name), checkpoint, directory)
 
 
+def _place_in(base: Base, pid: int) -> Path:
+    return base.before / f"pagemap-{pid}.img"
+
+
+def _left_out(base: Base, began: Round, root: int) -> Iterator[str]:
+    """Clauses on processes below `root` of which CRIU has taken nothing in a round, and so takes all now."""
+    process = proc.read_process(root) if base.rounds else None
+    told = {one.pid for one in began.whole}
+    for one in proc.read_tree(process).processes if process is not None else ():
+        if one.state == "stopped" and one.pid not in told and not _place_in(base, one.pid).exists():
+            yield f"PID {one.pid}: it is stopped, and a round copies nothing of it"
+
+
 def _stored(repository: Repository, name: str) -> CheckpointId:
     try:
         return repository.get(CheckpointId(name)).id
@@ -215,19 +230,40 @@ def way(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> 
     return Way(Tracked("", ""), followed) if followed is not None else None
 
 
-def foreseen(root: proc.Process, *, wanted: bool | None, apart: bool) -> Tracked | None:
-    """What a dump now would have to do with the one before it, as far as that can be told without touching the tree."""
+def foreseen(
+    root: proc.Process, criu: Path, store: Callable[[], Repository], *, wanted: bool | None, apart: bool
+) -> Tracked | None:
+    """What a dump now, by this CRIU into this store, would have to do with the one before it.
+
+    As far as that can be told without touching the tree. Where it would be full, `why_full` says why.
+    """
     if wanted is False:
         return None
     if apart:
         return Tracked("", "tracker: none", why_full=_APART) if wanted else None
     followed = running(root)
     if followed is None:
-        why = "no tracker of this tree is running yet; the dump starts one"
-        return Tracked("", "", why_full=why) if wanted else None
-    with closing(followed):
-        keeper = followed.tell()
-    told = Tracked(keeper.tracker, keeper.why, why_full=keeper.why_full)
-    if "/" in keeper.base:
-        return replace(told, rounds=int(Path(keeper.base).name))
-    return replace(told, base=CheckpointId(keeper.base)) if keeper.base else told
+        lost = was_killed(root)
+        why = ENDED if lost else "no tracker of this tree is running yet"
+        return Tracked("", "", why_full=f"{why}; the dump starts one if it can") if wanted or lost else None
+    try:
+        with closing(followed):
+            keeper = followed.tell()
+    except HostCannot as error:
+        return Tracked("", "", why_full=error.message)
+    told = Tracked(keeper.tracker, keeper.why, why_full=_of_another(keeper, criu) or keeper.why_full)
+    if not keeper.base or told.why_full:
+        return told
+    try:
+        if "/" in keeper.base:
+            return replace(told, rounds=_after_rounds(store(), Path(keeper.base)).rounds)
+        return replace(told, base=_stored(store(), keeper.base))
+    except (NoSuchCheckpoint, StoreUnusable) as error:
+        return replace(told, why_full=error.message)
+
+
+def _of_another(keeper: Keeper, criu: Path) -> str:
+    """Why the tracker that is kept does not work with this CRIU, or nothing."""
+    if keeper.criu == str(criu):
+        return ""
+    return f"the tracker works with another CRIU, {keeper.criu}; to begin anew: crckpt trackers --end {keeper.root}"

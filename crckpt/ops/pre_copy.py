@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from crckpt.errors import PreflightRefused
 from crckpt.ops.freeze import forecast
 from crckpt.ops.incremental import Copied
-from crckpt.ops.rounds import take_rounds
+from crckpt.ops.rounds import take_rounds, why_none
 from crckpt.ops.subject import Copying, PreCopy, Subject, looked_at_again
 from crckpt.store import Repository, staged
 
@@ -30,10 +30,13 @@ def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path
     again = looked_at_again(subject, rounds[-1].bytes if way.followed is not None and rounds else None)
     expected = expected_ms(rounds[-1] if way.followed is not None else None)
     if asked.abort_over and not _fits(asked, expected):
+        is_followed = way.followed is not None and bool(rounds)
+        kept = "try again, the rounds that were copied are kept; or " if is_followed else ""
+        why = "" if is_followed else f"; nothing was copied beforehand: {why_none(way)}"
         raise PreflightRefused(
             f"the tree would be frozen for about {expected:.0f} ms, longer than the {asked.max_freeze_ms:.0f} ms that "
-            "--max-freeze allows",
-            hint="try again, the rounds that were copied are kept; or allow longer, or leave out --abort-over",
+            f"--max-freeze allows{why}",
+            hint=f"{kept}allow longer, or leave out --abort-over",
         )
     return replace(again, copying=Copying(rounds, expected, asked.max_freeze_ms))
 

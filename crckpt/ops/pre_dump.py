@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.errors import DumpFailed, HostCannot
+from crckpt.errors import DumpFailed, HostCannot, Interrupted
 from crckpt.host.signals import interrupts_put_off
 from crckpt.model import JobName
 from crckpt.ops.aftermath import tree_state_said, untouched_said
@@ -13,7 +16,8 @@ from crckpt.ops.context import Context
 from crckpt.ops.failures import as_ours
 from crckpt.ops.incremental import Copied, Tracked, way
 from crckpt.ops.rounds import take
-from crckpt.ops.subject import Request, subject_of
+from crckpt.ops.subject import Request, Subject, subject_of
+from crckpt.store import Repository
 
 
 class PreDumped(Struct, frozen=True):
@@ -29,24 +33,36 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
     """Take a round. It is kept by the tree's keeper, and ends with it.
 
     Raises UsageError, PreflightRefused, HostCannot (nothing tells what was written, and why), StoreUnusable,
-    StoreLocked, DumpFailed or Interrupted; the tree runs on in any case.
+    StoreLocked, DumpFailed or Interrupted, which a round that was taken is not; the tree runs on in any case.
     """
-    with untouched_said():
-        subject = subject_of(request, context)
-        repository = context.repository(create=True)
-    tree = subject.seen.tree
-    with repository.shared(), repository.transaction() as begun, interrupts_put_off():
-        log = begun.path / "pre-dump.log"
-        with tree_state_said(tree, log, repository):
-            found = way(tree.root, subject.criu.path, wanted=True, apart=subject.apart)
-            assert found is not None
-            try:
-                copied = take(replace(subject, way=found), found, repository, begun.path)
-            except HostCannot as error:
-                hint = f"crckpt dump {request.target} {subject.job} makes a full checkpoint"
-                raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
-            except OSError as error:
-                raise as_ours(error, DumpFailed, "the round") from error
-            finally:
-                found.close()
-    return PreDumped(subject.job, tree.root.pid, found.told, copied)
+    done: PreDumped | None = None
+    try:
+        with ExitStack() as stack:
+            with untouched_said():
+                subject = subject_of(request, context)
+                repository = context.repository(create=True)
+                stack.enter_context(repository.shared())
+                work = stack.enter_context(repository.transaction()).path
+            stack.enter_context(interrupts_put_off())
+            with tree_state_said(subject.seen.tree, work / "pre-dump.log", repository):
+                done = _taken(subject, repository, work)
+    except Interrupted:
+        if done is None:
+            raise
+    return done
+
+
+def _taken(subject: Subject, repository: Repository, work: Path) -> PreDumped:
+    root = subject.seen.tree.root
+    found = way(root, subject.criu.path, wanted=True, apart=subject.apart)
+    assert found is not None
+    try:
+        copied = take(replace(subject, way=found), found, repository, work)
+    except HostCannot as error:
+        hint = f"crckpt dump {subject.request.target} {subject.job} makes a full checkpoint"
+        raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
+    except OSError as error:
+        raise as_ours(error, DumpFailed, "the round") from error
+    finally:
+        found.close()
+    return PreDumped(subject.job, root.pid, found.told, copied)

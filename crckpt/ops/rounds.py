@@ -65,12 +65,17 @@ def take_rounds(
     return tuple(copied)
 
 
+def why_none(way: Way) -> str:
+    """Why there are no rounds: where there is no tracker, the sentence on it says that."""
+    return way.told.why_full if way.told.tracker else way.told.why or way.told.why_full
+
+
 def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Copied:
     began = time.monotonic()
     new = cache(lambda: _staged(subject.context, repository, way))
     way.begin(repository, subject.criu.path, new)
     if not way.tracks:
-        raise HostCannot(way.told.why_full)
+        raise HostCannot(why_none(way))
     number, above = (way.base.rounds + 1, way.base.before.parent) if way.base else (1, new())
     images = above / str(number)
     images.mkdir(mode=0o700)

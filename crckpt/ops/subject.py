@@ -20,7 +20,7 @@ from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
-from crckpt.ops.incremental import Base, Copied, Way, foreseen
+from crckpt.ops.incremental import Base, Copied, Tracked, Way, foreseen
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
@@ -105,6 +105,11 @@ class Subject(Struct, frozen=True):
     def apart(self) -> bool:
         """Whether CRIU runs as another user, or in namespaces of the tree."""
         return bool(self.planned.enter) or self.planned.as_user is not None
+
+    def foreseen(self, *, wanted: bool | None) -> Tracked | None:
+        """What a dump now would have to do with the one before it."""
+        root, store = self.seen.tree.root, self.context.repository
+        return foreseen(root, self.criu.path, store, wanted=wanted, apart=self.apart)
 
     def command(self, paths: Paths) -> tuple[str, ...]:
         """CRIU's command line for a dump with these paths."""
@@ -212,7 +217,7 @@ def _images(subject: Subject) -> int:
     The latter is shared memory, and what each process has changed of its files' private maps.
     """
     seen, request = subject.seen, subject.request
-    told = foreseen(seen.tree.root, wanted=request.incremental, apart=subject.apart)
+    told = subject.foreseen(wanted=request.incremental)
     if told is None or not (told.base or told.rounds):
         return seen.memory
     expected = 0

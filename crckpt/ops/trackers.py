@@ -8,7 +8,7 @@ from crckpt.errors import UsageError
 from crckpt.host import targets
 from crckpt.ops.context import need_root
 from crckpt.tracking.keeper import Keeper
-from crckpt.tracking.kept import keepers
+from crckpt.tracking.kept import forget, keepers
 
 
 class Trackers(Struct, frozen=True):
@@ -21,17 +21,19 @@ class Trackers(Struct, frozen=True):
 def trackers(end: str | None = None) -> Trackers:
     """List them; or end that of the tree that `end` names, a target or `all`.
 
-    Raises UsageError if that tree is not tracked, and what `targets.resolve` raises.
+    Raises UsageError if that tree is not tracked, HostCannot if a keeper does not answer, and what `targets.resolve`
+    raises.
     """
     need_root("to see what is tracked")
     root = targets.resolve(end) if end not in (None, "all") else None
     found: list[Keeper] = []
-    for keeper, session in keepers():
-        if root in (None, keeper.root):
-            found.append(keeper)
-            if end is not None:
-                session.end()
+    for keeper, session in keepers(root):
+        found.append(keeper)
+        if end is not None:
+            session.end()
         session.close()
-    if root is not None and not found:
+    # One that was killed would be started again by the next dump.
+    forgotten = end is not None and forget(root)
+    if root is not None and not found and not forgotten:
         raise UsageError(f"nobody tracks the tree of PID {root}", hint="crckpt trackers lists those that are tracked")
     return Trackers(tuple(found), ended=end is not None)

@@ -45,6 +45,8 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
     for process in seen.tree.processes:
         yield from _not_frozen(process, seen, names)
         yield from _nested(process, seen)
+    for pid, group in seen.frozen:
+        yield cause("frozen-group").told(pid=pid, group=group)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
     for pid, parent in sorted(seen.passing.shared):

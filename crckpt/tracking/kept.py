@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,27 +19,33 @@ from crckpt.tracking.keeper import Answer, Keeper, Request, directory, place
 from crckpt.tracking.tracker import Round
 
 _PATIENCE_S: Final = 60.0
+_PATIENCE_TOLD_S: Final = 10.0
 _PATIENCE_FROZEN_S: Final = 2.0
-_ENDED: Final = "the process that kept its tracker has ended"
+ENDED: Final = "the process that kept its tracker has ended"
+_PEER: Final = struct.Struct("iII")
+
+
+class Unanswered(HostCannot):
+    """A keeper is there, and takes too long."""
 
 
 class Session:
-    """A connection to a keeper. Every method raises HostCannot if it has ended, or if the tree has."""
+    """A connection to a keeper. Every method raises HostCannot if it has ended, or if the tree has, or Unanswered."""
 
     def __init__(self, connection: socket.socket, *, lost: bool = False) -> None:
         """`lost`: another keeper was killed before this one was started."""
-        connection.settimeout(_PATIENCE_S)
         self._connection = connection
         self._lines = connection.makefile("rb")
-        self.lost = _ENDED if lost else ""
+        self.lost = ENDED if lost else ""
 
     def started(self) -> Keeper:
         """What a keeper says that was just started."""
+        self._connection.settimeout(_PATIENCE_S)
         return _told(self._heard())
 
     def tell(self) -> Keeper:
         """Who it is."""
-        return _told(self._asked(Request("tell")))
+        return _told(self._asked(Request("tell"), _PATIENCE_TOLD_S))
 
     def begin(self) -> Round:
         """As `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
@@ -57,41 +64,41 @@ class Session:
 
     def frozen(self) -> None:
         """As `Tracker.frozen`. The tree does not wait for long."""
-        self._connection.settimeout(_PATIENCE_FROZEN_S)
-        self._asked(Request("frozen"))
+        self._asked(Request("frozen"), _PATIENCE_FROZEN_S)
 
     def committed(self, name: str) -> None:
         """As `Tracker.committed`."""
-        self._connection.settimeout(_PATIENCE_S)
         self._asked(Request("committed", name))
 
     def end(self) -> None:
         """Let the keeper end; it has, and the tree is let go, when this returns: that waits for a dump that goes on."""
-        self._connection.settimeout(None)
         with suppress(HostCannot):
-            self._asked(Request("end"))
+            self._asked(Request("end"), None)
 
     def close(self) -> None:
         """The keeper stays."""
         self._lines.close()
         self._connection.close()
 
-    def _asked(self, request: Request) -> Answer:
+    def _asked(self, request: Request, patience_s: float | None = _PATIENCE_S) -> Answer:
+        self._connection.settimeout(patience_s)
         try:
             self._connection.sendall(msgspec.json.encode(request) + b"\n")
         except OSError:
-            raise HostCannot(_ENDED) from None
+            raise HostCannot(ENDED) from None
         return self._heard()
 
     def _heard(self) -> Answer:
         try:
             line = self._lines.readline()
         except TimeoutError:
-            raise HostCannot("the process that keeps its tracker does not answer") from None
+            pid, _, _ = _PEER.unpack(self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            hint = f"kill -KILL {pid} ends it, and harms nothing: the next dump is full"
+            raise Unanswered(f"the process that keeps its tracker, {pid}, does not answer", hint=hint) from None
         except OSError:
             line = b""
         if not line:
-            raise HostCannot(_ENDED)
+            raise HostCannot(ENDED)
         answer = msgspec.json.decode(line, type=Answer)
         if answer.refused:
             raise HostCannot(answer.refused)
@@ -106,8 +113,13 @@ def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
     found = running(root)
     if found is not None:
         return found
-    lost = place(root).exists()
+    lost = was_killed(root)
     return _started(root, criu, lost=lost) if start or lost else None
+
+
+def was_killed(root: proc.Process) -> bool:
+    """Whether the tree, which nobody follows, had a keeper that was killed: the next dump starts another."""
+    return place(root).exists()
 
 
 def running(root: proc.Process) -> Session | None:
@@ -115,16 +127,45 @@ def running(root: proc.Process) -> Session | None:
     return _connected(place(root))
 
 
-def keepers() -> Iterator[tuple[Keeper, Session]]:
-    """All of them, each with a session that the caller closes. What killed ones left is removed."""
+def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session]]:
+    """All of them, or those `of` the process with this PID, each with a session that the caller closes.
+
+    What killed ones left is removed with the process whose keepers they were. Raises Unanswered, after all others.
+    """
+    late: Unanswered | None = None
+    for path, root in _places(of):
+        found = _connected(path)
+        if found is None:
+            if root is None:
+                path.unlink(missing_ok=True)
+            continue
+        try:
+            yield found.tell(), found
+        except Unanswered as error:
+            late = error
+        except HostCannot:
+            continue
+    if late is not None:
+        raise late
+
+
+def forget(of: int | None = None) -> bool:
+    """That keepers of all processes, or `of` one, were killed: no dump says so, and starts another. Whether any was."""
+    killed = [path for path, _ in _places(of) if _connected(path) is None]
+    for path in killed:
+        path.unlink(missing_ok=True)
+    return bool(killed)
+
+
+def _places(of: int | None) -> Iterator[tuple[Path, int | None]]:
+    """The sockets, and the PIDs of the processes whose keepers they are; None of one that has ended."""
     with suppress(FileNotFoundError):
         for path in sorted(directory().iterdir()):
-            found = _connected(path)
-            if found is None:
-                _tidy(path)
-                continue
-            with suppress(HostCannot):
-                yield found.tell(), found
+            pid, _, start = path.name.partition("-")
+            process = proc.read_process(int(pid)) if pid.isdecimal() else None
+            root = process.pid if process is not None and str(process.start) == start else None
+            if of in (None, root):
+                yield path, root
 
 
 def _connected(path: Path) -> Session | None:
@@ -151,14 +192,6 @@ def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
         started.close()
         raise
     return started
-
-
-def _tidy(path: Path) -> None:
-    """Remove a socket, unless the process lives whose keeper was killed: its next dump is to say so."""
-    pid, _, start = path.name.partition("-")
-    process = proc.read_process(int(pid)) if pid.isdecimal() else None
-    if process is None or str(process.start) != start:
-        path.unlink(missing_ok=True)
 
 
 def _told(answer: Answer) -> Keeper:

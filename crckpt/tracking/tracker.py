@@ -147,9 +147,10 @@ class Tracker:
         there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
         whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in there.items())
         base, why = self._base, self._why_full
-        self._base, self._why_full = "", "the last dump reset the bits and was not committed"
+        self._base, self._why_full = "", "the tracker did not see the end of the last dump or round"
         self._spoilt = self._spoiler()
         if self._spoilt:
+            self._why_full = self._spoilt
             return Round("", self._spoilt, tracks=False, whole=())
         if base and len(whole) == len(self._members):
             return Round("", whole[0].why, tracks=True, whole=())
@@ -228,7 +229,7 @@ class Tracker:
     def _spoiler(self) -> str:
         """What makes a reset of the bits wrong, for us or for who else counts on them."""
         for pid, member in self._members.items():
-            if member.hold in (_CLAIMED, unseen.OWN_USERFAULTFD):
+            if member.hold in (_CLAIMED, unseen.OWN_USERFAULTFD, unseen.FOREIGN_USERFAULTFD):
                 return _clause(pid, str(member.hold))
         return unseen.writes_unseen(self._members)
 

@@ -65,12 +65,10 @@ class UffdWp:
             return error.message
         held = Protected(taken.pid, protection)
         self._made = [one for one in self._made if one.is_open] + [protection]
-        try:
-            held.register()
-        except OSError as error:
+        why, _ = held.caught_up()
+        if why:
             held.close()
-            return unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {error.strerror}"
-        return held
+        return why or held
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library."""
@@ -93,11 +91,19 @@ class Protected:
         """Register what was mapped since; why the process can be followed no longer, or nothing."""
         if unseen.userfaultfds_of(self._pid):
             return unseen.OWN_USERFAULTFD
+        why, old = self.caught_up()
+        # Its stack at least is a map that it keeps.
+        return why or ("" if old else _REPLACED)
+
+    def caught_up(self) -> tuple[str, int]:
+        """Register what is not; why the process cannot be followed, or nothing, and how many maps were registered."""
         try:
-            # Its stack at least is a map that it keeps.
-            return "" if self.register() else _REPLACED
+            return "", self.register()
         except OSError as error:
-            return unseen.OWN_USERFAULTFD if error.errno == errno.EBUSY else f"it has ended: {error.strerror}"
+            if error.errno != errno.EBUSY:
+                return f"it has ended: {error.strerror}", 0
+            own = unseen.userfaultfds_of(self._pid)
+            return unseen.OWN_USERFAULTFD if own else unseen.FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
         """Register every map that is not; how many were. Raises OSError: EBUSY if one is somebody else's."""

@@ -16,6 +16,10 @@ from typing import Final
 from crckpt.host import procfs
 
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
+FOREIGN_USERFAULTFD: Final = (
+    "its memory is managed by another process's userfaultfd; a tracker that crckpt trackers does not show may be it: "
+    "pgrep -af crckpt.tracking.keeper"
+)
 
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
 _RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}

@@ -23,9 +23,9 @@ from trees import started, wait_for
 from crckpt.criu.find import find
 from crckpt.host import proc
 from crckpt.store import Repository
-from crckpt.tracking.kept import session
+from crckpt.tracking.kept import ENDED, session
 
-UNCOMMITTED = "the last dump reset the bits and was not committed"
+UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "no dump of this tree has been tracked yet"
 CHOICES = ("tracker: uffd-wp (this kernel has no soft-dirty)", "tracker: soft-dirty (the kernel has soft-dirty bits)")
 
@@ -169,7 +169,7 @@ def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -
     target.write()
     # Nobody asks for it this time: the tree was tracked, and is again.
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
-    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
     target.write()
     after = dumped(crckpt, target)
@@ -192,8 +192,34 @@ def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, t
     is_whole(crckpt, newest.id, target)
     target.write()
     result = dumped(crckpt, target)
-    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    kept = keeper(crckpt, target)["pid"]
+    os.kill(kept, signal.SIGSTOP)
+    why = f"the process that keeps its tracker, {kept}, does not answer"
+    result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
+    assert result["tracked"]["why_full"] == why
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    error = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20).document["error"]
+    assert error["message"] == why
+    assert f"kill -KILL {kept}" in error["hint"]
+    os.kill(kept, signal.SIGKILL)
+    assert dumped(crckpt, target)["tracked"]["why_full"] == ENDED
+
+
+def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
+    words = ("dump", str(target.pid), "job", "--json")
+    planned = crckpt.run(*words, "--dry-run").document["result"]
+    assert planned["tracked"]["why_full"] == f"{ENDED}; the dump starts one if it can"
+    crckpt.run("trackers", "--end", str(target.pid))
+    assert crckpt.run(*words).document["result"]["tracked"] is None
+    crckpt.run("trackers", "--end", str(target.pid), status=2)
 
 
 def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
@@ -296,8 +322,9 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     first = dumped(crckpt, target)["checkpoint"]["id"]
     crckpt.run("rm", first)
     crckpt.run("gc")
-    result = dumped(crckpt, target)
     why = f"checkpoint {first[:12]}, the last one of this tree, is not in this store"
+    assert f"full dump: {why}\n" in crckpt.run("dump", str(target.pid), "job", "--dry-run").out
+    result = dumped(crckpt, target)
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
 

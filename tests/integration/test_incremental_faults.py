@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from entering import compiled, running, state, tracer, wait_for
+from entering import compiled, frozen, running, state, tracer, wait_for
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
 
@@ -31,7 +31,7 @@ from crckpt.images.mm import MAP_HUGETLB
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
 FIRST = "no dump of this tree has been tracked yet"
-UNCOMMITTED = "the last dump reset the bits and was not committed"
+UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 RUNS_ON = "no checkpoint was made; the tree runs on"
 
 
@@ -180,6 +180,19 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
     assert state(target.pid) == "T"
     os.kill(target.pid, signal.SIGCONT)
     assert target.look() == checksum
+
+
+def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target) -> None:
+    dumped(crckpt, target)
+    with frozen(target.pid) as group:
+        for words in (("dump", "--incremental"), ("dump", "--no-incremental"), ("pre-dump",)):
+            error = crckpt.run(*words, str(target.pid), "job", "--json", status=24).document["error"]
+            assert "stands still" in error["message"]
+            assert f"echo 0 > {group}/cgroup.freeze" in error["hint"]
+    target.write()
+    result = dumped(crckpt, target)
+    assert result["tracked"]["base"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> None:

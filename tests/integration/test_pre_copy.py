@@ -15,17 +15,18 @@ from typing import Any
 import psutil
 import pytest
 from command import Crckpt
-from incremental import MIB, NO_TRACKER, dumped, is_whole, keeper, mounted, restored, trackers
+from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
 from rounds import FEW, PAGE, PAGES, Target
 from trees import runs, wait_for
 
+from crckpt.criu.find import find
 from crckpt.host.proc import read_process
 from crckpt.tracking.keeper import place
-from crckpt.tracking.kept import running
+from crckpt.tracking.kept import ENDED, running
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-UNCOMMITTED = "the last dump reset the bits and was not committed"
+UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
@@ -150,7 +151,8 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
     def planned(*words: str) -> str:
         return crckpt.run("dump", str(target.pid), "job", "--dry-run", *words).out
 
-    assert "full dump: no tracker of this tree is running yet; the dump starts one\n" in planned("--incremental")
+    why = "no tracker of this tree is running yet; the dump starts one if it can"
+    assert f"full dump: {why}\n" in planned("--incremental")
     assert "memory is copied in rounds first" in planned("--pre-copy")
     assert "full dump" not in planned()
     assert [one for one in trackers(crckpt) if one["root"] == target.pid] == []
@@ -214,7 +216,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []
     result = dumped(crckpt, target)
-    assert result["tracked"]["why_full"] == "the process that kept its tracker has ended"
+    assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -223,9 +225,28 @@ def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -
     said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
     assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", said["message"])
     assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
-    result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
+    words = ("dump", str(target.pid), "job", "--pre-copy", "--json")
+    error = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", status=24).document["error"]
+    assert "; nothing was copied beforehand: PID" in error["message"]
+    assert "rounds that were copied" not in error["hint"]
+    result = crckpt.run(*words).document["result"]
     assert result["copying"]["rounds"] == []
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
+def test_the_tracker_is_killed_amid_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """What was copied is of no use: the dump is full, and says why."""
+    kept = tmp_path / "keeper"
+    kill = f'[ "$1" != pre-dump ] || kill -KILL $(cat {kept})'
+    criu = executable(tmp_path / "criu", f'{find(None, None).path} "$@"; status=$?\n{kill}\nexit $status')
+    crckpt.run("dump", str(target.pid), "job", "--incremental", "--criu", str(criu))
+    kept.write_text(str(keeper(crckpt, target)["pid"]))
+    words = ("--pre-copy", "--criu", str(criu), "--json")
+    result = crckpt.run("dump", str(target.pid), "job", *words).document["result"]
+    tracked = result["tracked"]
+    assert (tracked["base"], tracked["rounds"], tracked["left_pages"]) == (None, 0, 0)
+    assert tracked["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -278,6 +299,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 10, "the target to stop")
     copied(crckpt, target)
     result = dumped(crckpt, target)
+    assert result["tracked"]["whole"] == [f"PID {target.pid}: it is stopped, and a round copies nothing of it"]
     assert psutil.Process(target.pid).status() == psutil.STATUS_STOPPED
     is_whole(crckpt, result["checkpoint"]["id"], target)
     os.kill(target.pid, signal.SIGCONT)

@@ -167,7 +167,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
         "and are lost"
     )
     began = dumped(target, tracker, third, "dump", "--leave-running")
-    assert (began.base, began.why) == ("", "the last dump reset the bits and was not committed")
+    assert (began.base, began.why) == ("", "the tracker did not see the end of the last dump or round")
     assert pages(third, target.pid, PRESENT, target.area) == set(range(PAGES))
     checksum = target.told()[0]
     tracker.close()

@@ -115,6 +115,26 @@ def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[sub
         process.communicate()
 
 
+@contextmanager
+def frozen(pid: int) -> Iterator[Path]:
+    """The process, in a control group of its own that is frozen: its directory. Thawed and ended afterwards."""
+    mounts = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+    mount = next((mount for mount in mounts if (mount / "cgroup.controllers").exists()), None)
+    if mount is None or not os.access(mount, os.W_OK):
+        pytest.skip("there is no control group (version 2) to be had")
+    group = mount / f"crckpt-frozen-{pid}"
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "cgroup.freeze").write_text("1")
+        wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text(), "the group to be frozen")
+        yield group
+    finally:
+        (group / "cgroup.freeze").write_text("0")
+        (mount / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
 def state(pid: int) -> str:
     """One letter, as in proc_pid_stat(5)."""
     stat = Path(f"/proc/{pid}/stat").read_text()

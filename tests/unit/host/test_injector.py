@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from entering import PROGRAMS, compiled, held, running, state, tracer, wait_for
+from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
 
 from crckpt.host.injector import Taken, userfaultfds
 
@@ -247,11 +247,78 @@ def test_one_that_does_not_stop_is_let_go(program: str) -> None:
             check=True,
             cwd=Path(__file__).parents[3],
         )
-        assert done.stdout == f"PID {process.pid} is in uninterruptible sleep\n"
+        assert done.stdout.startswith(f"PID {process.pid} does not get to run")
         assert tracer(process.pid) == 0, "the death of who seized it has let it go"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
         assert process.wait() == 0
+
+
+def test_one_that_does_not_get_to_run_is_left_as_it_was(program: str) -> None:
+    """It is stopped with our registers when it turns out that it will not run with them for long."""
+    with running(program, "read") as process:
+        for _ in range(3):
+            with frozen(process.pid) as group:
+                taken = entered(process.pid)
+                assert taken.why.startswith(f"PID {process.pid} does not get to run")
+                assert "cgroup.freeze" in taken.hint
+                assert "frozen 1" in (group / "cgroup.events").read_text()
+        assert tracer(process.pid) == 0
+        assert UFFD not in held(process.pid)
+        assert said_after(process, "z\n") == f"read {ord('z')}"
+
+
+def test_who_is_in_it_is_not_ended_by_a_signal(program: str) -> None:
+    """As systemd sends it to all of a unit. The group is frozen so that it stays in the middle of its call."""
+    with running(program, "read") as process:
+        with frozen(process.pid):
+            taken: list[Taken] = []
+            asking = threading.Thread(target=lambda: taken.append(entered(process.pid)))
+            asking.start()
+            wait_for(lambda: bool(tracer(process.pid)) and blocks_all(process.pid), "it to be in the call")
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                os.kill(tracer(process.pid), number)
+            asking.join()
+            assert taken[0].why.startswith(f"PID {process.pid} does not get to run")
+        assert said_after(process, "z\n") == f"read {ord('z')}"
+
+
+def blocks_all(pid: int) -> bool:
+    return "SigBlk:\tfffffffffffbfeff" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    """It does so in the moment between the call that makes ours and the one that closes it."""
+    os.mkfifo(tmp_path / "told")
+    redirects = (
+        "import os, sys, threading\n"
+        "told = os.open(sys.argv[1], os.O_RDWR)\n"
+        "def redirect(): os.read(told, 1); os.dup2(0, told + 1)\n"
+        "threading.Thread(target=redirect, daemon=True).start()\n"
+        "print('ready', flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    enters = (
+        "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host import injector\n"
+        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = injector.borrow\n"
+        "def late(pid, descriptor):\n"
+        "    with open(told, 'wb') as file: file.write(b'.')\n"
+        "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
+        "    return real(pid, descriptor)\n"
+        "injector.borrow = late\n"
+        "try: injector._made_in(pid)\n"
+        "except HostCannot as error: print(error.message)"
+    )
+    with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:
+        done = subprocess.run(
+            [sys.executable, "-c", enters, str(process.pid), str(tmp_path / "told")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"PID {process.pid}: another thread has taken the number of our descriptor there\n"
+        files = Path(f"/proc/{process.pid}/fd")
+        assert (files / "4").readlink() == (files / "0").readlink()
 
 
 def test_a_process_without_its_main_thread_is_refused(program: str) -> None:
