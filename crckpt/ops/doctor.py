@@ -14,6 +14,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import run
 from crckpt.host.probes import Fact, Outcome, Subject, fact, probe
 from crckpt.ops.context import Context
+from crckpt.tracking.tracker import on_this_host
 
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
 """Without one of these nothing can be checkpointed; without the others, some trees or options."""
@@ -67,7 +68,16 @@ def _facts(context: Context) -> tuple[Fact, ...]:
     named = found.criu.path if found and found.criu else _first_candidate(context)
     locks = found.criu.locks_by_nftables if found and found.criu else None
     subject = Subject(context.store, context.staging, named, locks)
-    return (fact("criu", criu), *probe(subject))
+    return (fact("criu", criu), fact("tracker", _tracker(criu, found)), *probe(subject))
+
+
+def _tracker(criu: Outcome, found: Search | None) -> Outcome:
+    if not found or not found.criu:
+        return Outcome(criu.state, "not known without a CRIU that works", "whether dumps can be incremental", criu.fix)
+    name, why = on_this_host(found.criu.path)
+    if name:
+        return Outcome("ok", f"{name}: {why}")
+    return Outcome("missing", why, "every dump is full: nothing tells what was written (--incremental, --pre-copy)")
 
 
 def _criu(context: Context) -> tuple[Outcome, Search | None]:

@@ -247,6 +247,16 @@ def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice
     return Choice(None, f"tracker: none ({refusal})")
 
 
+def on_this_host(criu: Path) -> tuple[str, str]:
+    """The name of the tracker that works here with this CRIU, and why it; or nothing, and why none does."""
+    refusal = ""
+    for method, why, _ in _methods(criu):
+        if method is not None:
+            return method.name, why
+        refusal = why
+    return "", refusal
+
+
 def written(name: str, pid: int) -> int:
     """How many pages that are tracked a process has written, by the method of that name. Raises OSError."""
     method = SoftDirty() if name == SoftDirty.name else UffdWp()
