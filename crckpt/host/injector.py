@@ -124,8 +124,8 @@ def _made_in(pid: int) -> int:
         try:
             ours = borrow(pid, theirs)
         finally:
-            # CRIU refuses a program that holds one. But another thread may have put something else in its place, as where
-            # it redirects what a program inherits that it starts; now there are some microseconds left for that.
+            # CRIU refuses a program that holds one. But another thread may have put something else in its place, where
+            # it redirects what another program is to inherit; now there are some microseconds left for that.
             if _is_userfaultfd(pid, theirs):
                 thread.system_call(close, theirs)
     if not _is_userfaultfd(os.getpid(), ours):

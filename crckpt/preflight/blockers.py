@@ -45,8 +45,6 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
     for process in seen.tree.processes:
         yield from _not_frozen(process, seen, names)
         yield from _nested(process, seen)
-    for pid, group in seen.frozen:
-        yield cause("frozen-group").told(pid=pid, group=group)
     yield from _traced_threads(seen, names)
     yield from _foreign_limits(seen)
     for pid, parent in sorted(seen.passing.shared):
@@ -106,6 +104,8 @@ def _not_frozen(process: Process, seen: Observed, names: dict[int, str]) -> Iter
         yield cause("thread-leader-gone").told()
     if process.trapped:
         yield cause("breakpoint").told(tid=process.pid)
+    for group in (group for pid, group in seen.frozen if pid == process.pid):
+        yield cause("frozen-group").told(pid=process.pid, group=group)
 
 
 def _traced_threads(seen: Observed, names: dict[int, str]) -> Iterator[Finding]:
