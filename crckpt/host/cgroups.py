@@ -40,15 +40,17 @@ def groups(controller: str) -> Iterator[Path]:
 
 
 def frozen(pid: int) -> str:
-    """The control group of a process, if it is frozen (version 2), as its directory; or nothing."""
+    """The control group that is frozen, a process's own or one above it (version 2), as its directory; or nothing."""
     with suppress(OSError):
         for line in procfs.lines(f"/proc/{pid}/cgroup"):
             number, _, path = line.split(":", 2)
             for mount in (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS) if number == "0" else ():
-                group = mount / path.lstrip("/")
+                own = mount / path.lstrip("/")
                 with suppress(OSError):
-                    if "frozen 1" in (group / "cgroup.events").read_text().splitlines():
-                        return str(group)
+                    while "frozen 1" in (own / "cgroup.events").read_text().splitlines():
+                        if (own / "cgroup.freeze").read_text().strip() == "1":
+                            return str(own)
+                        own = own.parent
     return ""
 
 

@@ -117,21 +117,22 @@ def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[sub
 
 @contextmanager
 def frozen(pid: int) -> Iterator[Path]:
-    """The process, in a control group of its own that is frozen: its directory. Thawed and ended afterwards."""
+    """The process, in a control group below one that is frozen: its directory. Thawed and gone afterwards."""
     mounts = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
     mount = next((mount for mount in mounts if (mount / "cgroup.controllers").exists()), None)
     if mount is None or not os.access(mount, os.W_OK):
         pytest.skip("there is no control group (version 2) to be had")
     group = mount / f"crckpt-frozen-{pid}"
-    group.mkdir()
+    (group / "inner").mkdir(parents=True)
     try:
-        (group / "cgroup.procs").write_text(str(pid))
+        (group / "inner/cgroup.procs").write_text(str(pid))
         (group / "cgroup.freeze").write_text("1")
         wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text(), "the group to be frozen")
         yield group
     finally:
         (group / "cgroup.freeze").write_text("0")
         (mount / "cgroup.procs").write_text(str(pid))
+        (group / "inner").rmdir()
         group.rmdir()
 
 
