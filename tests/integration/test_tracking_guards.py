@@ -118,7 +118,7 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     oracle.dumped()
     if method.name == UffdWp.name:
         began = second.begin()
-        assert (began.tracks, began.why) == (False, f"PID {oracle.pid}: {unseen.OWN_USERFAULTFD}"), "the kernel tells"
+        assert (began.tracks, began.why) == (False, f"PID {oracle.pid}: {unseen.FOREIGN_USERFAULTFD}"), "the kernel tells"
         monkeypatch.setattr(Tracker, "_spoiler", lambda _: "")
     oracle.dumped(tracker=second)
     with pytest.raises(AssertionError, match=WRONG):

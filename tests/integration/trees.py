@@ -224,7 +224,13 @@ def open_workdir() -> Iterator[Path]:
         workdir.chmod(0o755)
         yield workdir
     finally:
-        shutil.rmtree(workdir)
+        # One of them may write just then.
+        wait_for(lambda: _is_removed(workdir), 20, "the programs to end")
+
+
+def _is_removed(directory: Path) -> bool:
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 @contextmanager
