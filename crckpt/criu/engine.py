@@ -90,7 +90,7 @@ def follow(
     CRIU then stays in our session, because the tree is to live in it. `keep` are descriptors that CRIU is to hand to
     the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
-    with interrupts_put_off():
+    with interrupts_put_off(), stops_put_off():
         return Running(argv, log, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
 
 
