@@ -118,7 +118,8 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     oracle.dumped()
     if method.name == UffdWp.name:
         began = second.begin()
-        assert (began.tracks, began.why) == (False, f"PID {oracle.pid}: {unseen.FOREIGN_USERFAULTFD}"), "the kernel tells"
+        why = f"PID {oracle.pid}: {unseen.FOREIGN_USERFAULTFD}"
+        assert (began.tracks, began.why) == (False, why), "the kernel tells"
         monkeypatch.setattr(Tracker, "_spoiler", lambda _: "")
     oracle.dumped(tracker=second)
     with pytest.raises(AssertionError, match=WRONG):
