@@ -48,7 +48,7 @@ PREFLIGHT = (
     Cause(
         "frozen-group",
         "process {pid} stands still, as all of its control group does, which is frozen ({group})",
-        "thaw it, as with systemctl thaw, podman unpause or: echo 0 > {group}/cgroup.freeze",
+        "thaw it, as with systemctl thaw, podman unpause or: {thaw}",
     ),
     Cause(
         "container",

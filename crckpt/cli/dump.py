@@ -145,7 +145,7 @@ def dump(
 
         perform(request, context, running)
         return
-    with shown("storing", as_json=as_json) as progress:
+    with shown("storing", as_json=as_json, before="copying" if pre_copy else "dumping") as progress:
         result = perform(request, replace(context, progress=progress))
     say(result)
 

@@ -59,7 +59,7 @@ Ref = Annotated[
 
 def milliseconds(text: str, option: str) -> float:
     """A time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
     if found is None:
         raise UsageError(f"{option} {text} is no time", hint=f"say {option} 100ms, or {option} 0.5s")
     return float(found[1]) * (1000 if found[2] == "s" else 1)

@@ -10,8 +10,11 @@ from crckpt.ops.context import Progress, silent
 
 
 @contextmanager
-def shown(doing: str, *, as_json: bool) -> Iterator[Progress]:
-    """A callback that draws a bar; it does nothing where stderr is no terminal or JSON was asked for."""
+def shown(doing: str, *, as_json: bool, before: str | None = None) -> Iterator[Progress]:
+    """A callback that draws a bar; it does nothing where stderr is no terminal or JSON was asked for.
+
+    Until it is called first, that which comes `before` is being done.
+    """
     if as_json or not sys.stderr.isatty():
         yield silent
         return
@@ -21,10 +24,10 @@ def shown(doing: str, *, as_json: bool) -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=None)
+        task = bar.add_task(before or doing, total=None)
 
         def draw(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+            bar.update(task, description=doing, completed=done, total=total)
             if done >= total:
                 # What a restored program writes to this terminal must not be wiped away with the bar.
                 bar.stop()

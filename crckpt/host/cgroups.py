@@ -18,6 +18,12 @@ _NOT_MOUNTED_ALONE = "unified"
 _MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
 
+# Version 2 and 1: what says whether a group is frozen itself, and the command that thaws it.
+_FREEZERS = (
+    ("cgroup.freeze", "echo 0 > {}/cgroup.freeze"),
+    ("freezer.self_freezing", "echo THAWED > {}/freezer.state"),
+)
+
 
 class TasksLeft(Struct, frozen=True):
     """How many more tasks (processes and threads) may be started in a control group and those below it."""
@@ -26,9 +32,19 @@ class TasksLeft(Struct, frozen=True):
     left: int
 
 
-def groups(controller: str) -> Iterator[Path]:
-    """Our group and those above it, where the limits of a controller stand. Source: cgroups(7), /proc/PID/cgroup."""
-    for line in procfs.lines(str(_OURS)):
+class Frozen(Struct, frozen=True):
+    """A control group that is frozen itself, its directory, and the shell command that thaws it."""
+
+    group: str
+    thaw: str
+
+
+def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
+    """The group of a process, or our own, and those above it, where a controller's files stand.
+
+    Source: cgroups(7), /proc/PID/cgroup. Raises OSError if the process has ended.
+    """
+    for line in procfs.lines(f"/proc/{pid}/cgroup" if pid else str(_OURS)):
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -39,19 +55,14 @@ def groups(controller: str) -> Iterator[Path]:
                 break
 
 
-def frozen(pid: int) -> str:
-    """The control group that is frozen, a process's own or one above it (version 2), as its directory; or nothing."""
+def frozen(pid: int) -> Frozen | None:
+    """What keeps a process frozen, its own group or one above it; None if nothing does, or if it has ended."""
     with suppress(OSError):
-        for line in procfs.lines(f"/proc/{pid}/cgroup"):
-            number, _, path = line.split(":", 2)
-            for mount in (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS) if number == "0" else ():
-                own = mount / path.lstrip("/")
-                with suppress(OSError):
-                    while "frozen 1" in (own / "cgroup.events").read_text().splitlines():
-                        if (own / "cgroup.freeze").read_text().strip() == "1":
-                            return str(own)
-                        own = own.parent
-    return ""
+        for group in groups("freezer", pid):
+            for switch, thaw in _FREEZERS:
+                if (group / switch).exists() and (group / switch).read_text().strip() == "1":
+                    return Frozen(str(group), thaw.format(group))
+    return None
 
 
 def memory_left(*, swap: int = 0) -> Iterator[int]:

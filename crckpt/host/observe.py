@@ -83,7 +83,7 @@ class Observed(Struct, frozen=True):
 
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
-    `frozen` are (PID, directory of its control group) of processes that are frozen by that.
+    `frozen` are (PID, control group) of processes that are frozen by that.
     """
 
     tree: proc.Tree
@@ -104,7 +104,7 @@ class Observed(Struct, frozen=True):
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
-    frozen: tuple[tuple[int, str], ...] = ()
+    frozen: tuple[tuple[int, cgroups.Frozen], ...] = ()
     passing: Passing = Passing()
 
     @property
@@ -147,7 +147,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
             for tid, tracer in proc.tracers(process.pid)
         ),
         strangers=frozenset(_strangers(tree, descriptors)),
-        frozen=tuple((pid, group) for pid in tree.pids if (group := cgroups.frozen(pid))),
+        frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
         passing=passing.stayed(_passing(tree, sockets)),
     )
 

@@ -10,13 +10,16 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.criu.engine import run_id
-from crckpt.errors import CrckptError, DumpFailed, Interrupted, TreeStopped
+from crckpt.errors import CrckptError, DumpFailed, IntegrityError, Interrupted, TreeStopped
 from crckpt.host import network, proc
 from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.failures import as_ours
 from crckpt.store import Repository
 
 _STANDING = ("stopped", "traced")
+
+# What it counted from may be damaged; since it came to nothing, nothing counts from there any more.
+_AGAIN = "try again: the next dump of this tree is full"
 
 
 class TreeState(Struct, frozen=True):
@@ -107,4 +110,5 @@ def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:
     said = f"{error.message}; {f'checkpoint {made}' if made else 'no checkpoint'} was made; {state.sentence}"
     if state.kind in ("stopped", "lost"):
         return TreeStopped(said, hint=state.way_out, causes=error.causes)
-    return type(error)(said, hint=error.hint, causes=error.causes)
+    again = _AGAIN if isinstance(error, IntegrityError) else ""
+    return type(error)(said, hint=error.hint or again, causes=error.causes)

@@ -104,8 +104,8 @@ def _not_frozen(process: Process, seen: Observed, names: dict[int, str]) -> Iter
         yield cause("thread-leader-gone").told()
     if process.trapped:
         yield cause("breakpoint").told(tid=process.pid)
-    for group in (group for pid, group in seen.frozen if pid == process.pid):
-        yield cause("frozen-group").told(pid=process.pid, group=group)
+    for frozen in (frozen for pid, frozen in seen.frozen if pid == process.pid):
+        yield cause("frozen-group").told(pid=process.pid, group=frozen.group, thaw=frozen.thaw)
 
 
 def _traced_threads(seen: Observed, names: dict[int, str]) -> Iterator[Finding]:

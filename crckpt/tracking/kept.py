@@ -161,6 +161,8 @@ def _places(of: int | None) -> Iterator[tuple[Path, int | None]]:
     """The sockets, and the PIDs of the processes whose keepers they are; None of one that has ended."""
     with suppress(FileNotFoundError):
         for path in sorted(directory().iterdir()):
+            if not path.is_socket():
+                continue
             pid, _, start = path.name.partition("-")
             process = proc.read_process(int(pid)) if pid.isdecimal() else None
             root = process.pid if process is not None and str(process.start) == start else None

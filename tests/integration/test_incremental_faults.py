@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from entering import compiled, frozen, running, state, tracer, wait_for
+from entering import FREEZERS, compiled, frozen, running, state, tracer, wait_for
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
 
@@ -182,13 +182,15 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
     assert target.look() == checksum
 
 
-def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target) -> None:
+@pytest.mark.parametrize("version", FREEZERS)
+def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: int) -> None:
     dumped(crckpt, target)
-    with frozen(target.pid) as group:
+    freezer = FREEZERS[version]
+    with frozen(target.pid, version) as group:
         for words in (("dump", "--incremental"), ("dump", "--no-incremental"), ("pre-dump",)):
             error = crckpt.run(*words, str(target.pid), "job", "--json", status=24).document["error"]
             assert "stands still" in error["message"]
-            assert f"echo 0 > {group}/cgroup.freeze" in error["hint"]
+            assert f"echo {freezer.thaw} > {group}/{freezer.switch}" in error["hint"]
     target.write()
     result = dumped(crckpt, target)
     assert result["tracked"]["base"]

@@ -220,6 +220,19 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
+def test_a_round_that_is_damaged_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
+    copied(crckpt, target)
+    for pages in crckpt.store.glob("tmp/*/1/pages-*.img"):
+        os.truncate(pages, PAGE)
+    target.write()
+    error = crckpt.run("dump", str(target.pid), "job", "--json", status=13).document["error"]
+    assert error["message"].endswith("no checkpoint was made; the tree runs on")
+    assert error["hint"] == "try again: the next dump of this tree is full"
+    result = dumped(crckpt, target)
+    assert result["tracked"]["why_full"] == UNCOMMITTED
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+
+
 def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -> None:
     target.signalled(signal.SIGURG)
     said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]

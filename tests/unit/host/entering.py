@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -115,22 +115,41 @@ def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[sub
         process.communicate()
 
 
+class Freezer(NamedTuple):
+    """How a version of control groups freezes: what is written where, and what says then that it is done."""
+
+    mounts: tuple[str, ...]
+    switch: str
+    freeze: str
+    thaw: str
+    told: str
+    done: str
+
+
+FREEZERS = {
+    2: Freezer(("unified", "."), "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"),
+    1: Freezer(("freezer",), "freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN"),
+}
+
+
 @contextmanager
-def frozen(pid: int) -> Iterator[Path]:
+def frozen(pid: int, version: int = 2) -> Iterator[Path]:
     """The process, in a control group below one that is frozen: its directory. Thawed and gone afterwards."""
-    mounts = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-    mount = next((mount for mount in mounts if (mount / "cgroup.controllers").exists()), None)
+    freezer = FREEZERS[version]
+    mounts = (Path("/sys/fs/cgroup") / name for name in freezer.mounts)
+    core = "cgroup.controllers" if version == 2 else "release_agent"
+    mount = next((mount for mount in mounts if (mount / core).exists()), None)
     if mount is None or not os.access(mount, os.W_OK):
-        pytest.skip("there is no control group (version 2) to be had")
+        pytest.skip(f"there is no control group (version {version}) to be had")
     group = mount / f"crckpt-frozen-{pid}"
     (group / "inner").mkdir(parents=True)
     try:
         (group / "inner/cgroup.procs").write_text(str(pid))
-        (group / "cgroup.freeze").write_text("1")
-        wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text(), "the group to be frozen")
+        (group / freezer.switch).write_text(freezer.freeze)
+        wait_for(lambda: freezer.done in (group / freezer.told).read_text(), "the group to be frozen")
         yield group
     finally:
-        (group / "cgroup.freeze").write_text("0")
+        (group / freezer.switch).write_text(freezer.thaw)
         (mount / "cgroup.procs").write_text(str(pid))
         (group / "inner").rmdir()
         group.rmdir()
