@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from msgspec import Struct
@@ -44,6 +45,7 @@ class Running:
         """Start it. `terminal` and `keep` as for `follow`."""
         self._argv = argv
         self._log = log
+        self._terminal = terminal
         self._started = time.monotonic()
         self._child = run.start(
             argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep
@@ -57,7 +59,7 @@ class Running:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Outcome:
         """See the function `follow`."""
-        with interrupts_put_off(), stops_put_off():
+        with interrupts_put_off(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
             failure = _attend(self._child, hold, in_hold)
@@ -86,12 +88,17 @@ def follow(
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
     Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
-    elsewhere it is put off until CRIU has ended, as a ^Z always is. `terminal` is a descriptor that CRIU gets as stdin;
-    CRIU then stays in our session, because the tree is to live in it. `keep` are descriptors that CRIU is to hand to
-    the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
+    elsewhere it is put off until CRIU has ended, as a ^Z is. `terminal` is a descriptor that CRIU gets as stdin; CRIU
+    then stays in our session, because the tree is to live in it, and ^Z stops it as it does us. `keep` are descriptors
+    that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
-    with interrupts_put_off(), stops_put_off():
+    with interrupts_put_off(), _stops(terminal):
         return Running(argv, log, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
+
+
+def _stops(terminal: int | None) -> AbstractContextManager[None]:
+    """A CRIU that ^Z stops would never end: there it is not put off."""
+    return stops_put_off() if terminal is None else nullcontext()
 
 
 def run_id(log: str) -> str | None:

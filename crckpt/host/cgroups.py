@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,10 @@ _NOT_MOUNTED_ALONE = "unified"
 _MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
 
-# Version 2 and 1: what says whether a group is frozen itself, and the command that thaws it.
+# Version 2 and 1: what says whether a group is frozen itself, and what to write where to thaw it.
 _FREEZERS = (
-    ("cgroup.freeze", "echo 0 > {}/cgroup.freeze"),
-    ("freezer.self_freezing", "echo THAWED > {}/freezer.state"),
+    ("cgroup.freeze", "echo 0", "cgroup.freeze"),
+    ("freezer.self_freezing", "echo THAWED", "freezer.state"),
 )
 
 
@@ -59,9 +60,9 @@ def frozen(pid: int) -> Frozen | None:
     """What keeps a process frozen, its own group or one above it; None if nothing does, or if it has ended."""
     with suppress(OSError):
         for group in groups("freezer", pid):
-            for switch, thaw in _FREEZERS:
+            for switch, thaw, file in _FREEZERS:
                 if (group / switch).exists() and (group / switch).read_text().strip() == "1":
-                    return Frozen(str(group), thaw.format(group))
+                    return Frozen(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
     return None
 
 

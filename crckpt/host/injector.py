@@ -1,8 +1,9 @@
 """A userfaultfd of another process: it makes one, we take it, and it closes its own.
 
 What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.injector SOCKET
-PID[:DESCRIPTOR]...`. Its death lets go whatever it holds. It ends within seconds, whatever becomes of us; only once a
-process is in the middle of the call it waits until that gets to run.
+PID[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle of the call
+it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a millisecond, a
+SIGKILL would end the process as well, and all else is kept from it.
 """
 
 from __future__ import annotations
@@ -126,22 +127,23 @@ def _made_in(pid: int) -> int:
         finally:
             # CRIU refuses a program that holds one. But another thread may have put something else in its place, where
             # it redirects what another program is to inherit; now there are some microseconds left for that.
-            if _is_userfaultfd(pid, theirs):
+            if _is_userfaultfd(thread.tid, theirs):
                 thread.system_call(close, theirs)
     if not _is_userfaultfd(os.getpid(), ours):
         raise HostCannot(f"PID {pid}: another thread has taken the number of our descriptor there", hint="try again")
     return ours
 
 
-def _is_userfaultfd(pid: int, descriptor: int) -> bool:
+def _is_userfaultfd(tid: int, descriptor: int) -> bool:
+    """In the table of a thread, which may have one of its own."""
     with suppress(OSError):
-        return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
+        return str(Path(f"/proc/{tid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
     return False
 
 
 def _closed_in(pid: int, surplus: int) -> list[int]:
     with ptrace.stopped(pid) as thread:
-        if _is_userfaultfd(pid, surplus):
+        if _is_userfaultfd(thread.tid, surplus):
             thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []
 

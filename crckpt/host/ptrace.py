@@ -72,7 +72,7 @@ class Stopped:
 
     def __init__(self, pid: int, tid: int, found: _Registers) -> None:
         self._pid = pid
-        self._tid = tid
+        self.tid = tid
         self._found = found
         self.is_compat: bool = found.cs == _COMPAT_CODE
         """Whether it runs 32-bit code: system calls have other numbers there."""
@@ -89,7 +89,7 @@ class Stopped:
         # Else the kernel would restart, from here, the call that it was stopped in.
         registers.orig_rax = _NOWHERE
         registers.rdi = registers.rbx = argument
-        _ask(_SETREGS, self._tid, registers)
+        _ask(_SETREGS, self.tid, registers)
         try:
             self._go_on_to_system_call(within_s)
         except TimeoutError:
@@ -97,30 +97,30 @@ class Stopped:
             raise _not_running(self._pid) from None
         # In the kernel it waits for nobody.
         self._go_on_to_system_call(None)
-        _ask(_GETREGS, self._tid, registers)
+        _ask(_GETREGS, self.tid, registers)
         return int(ctypes.c_int32(registers.rax & 0xFFFFFFFF).value)
 
     def _go_on_to_system_call(self, within_s: float | None) -> None:
         """To where it enters its next call, or returns from one. Raises TimeoutError: then it runs."""
         passed_on = 0
         while passed_on != _AT_SYSTEM_CALL:
-            _ask(_SYSCALL, self._tid, passed_on)
-            event, stop = _next_stop(self._pid, self._tid, within_s)
+            _ask(_SYSCALL, self.tid, passed_on)
+            event, stop = _next_stop(self._pid, self.tid, within_s)
             # SIGSTOP cannot be blocked: it gets its own, and stays stopped by it when we have gone.
             passed_on = 0 if event else stop
 
     def _leave_out_system_call(self, registers: _Registers) -> None:
         """Stop it wherever it has come to: before the call, or where it enters it, which then does nothing."""
-        _ask(_INTERRUPT, self._tid)
+        _ask(_INTERRUPT, self.tid)
         while True:
-            event, stop = _next_stop(self._pid, self._tid, None)
+            event, stop = _next_stop(self._pid, self.tid, None)
             if event == _EVENT_STOP:
                 return
             if stop == _AT_SYSTEM_CALL:
-                _ask(_SETREGS, self._tid, registers)
+                _ask(_SETREGS, self.tid, registers)
                 return
-            _ask(_INTERRUPT, self._tid)
-            _ask(_CONT, self._tid, stop)
+            _ask(_INTERRUPT, self.tid)
+            _ask(_CONT, self.tid, stop)
 
 
 @contextmanager
@@ -224,7 +224,10 @@ def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
     """Its next stop, as event and signal. Raises TimeoutError, and Refused if it ends."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while True:
-        found, status = os.waitpid(tid, os.WNOHANG | _ALL_THREADS)
+        try:
+            found, status = os.waitpid(tid, os.WNOHANG | _ALL_THREADS)
+        except ChildProcessError:  # another thread replaced the program, and this one went
+            raise Refused(f"PID {pid} ended or was replaced (exec) meanwhile", hint="try again") from None
         if found and not os.WIFSTOPPED(status):
             raise Refused(f"PID {pid} ended meanwhile")
         if found:
@@ -260,7 +263,8 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: _Registers) -> No
     (area,) = struct.unpack_from("<Q", told)
     if not area:
         return
-    with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+    # If the program is being replaced nothing is left there to be read.
+    with suppress(OSError, struct.error), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(area + 8)
         (sequence,) = struct.unpack("<Q", memory.read(8))
         if sequence:

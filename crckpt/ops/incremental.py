@@ -258,7 +258,7 @@ def foreseen(
         if "/" in keeper.base:
             return replace(told, rounds=_after_rounds(store(), Path(keeper.base)).rounds)
         return replace(told, base=_stored(store(), keeper.base))
-    except (NoSuchCheckpoint, StoreUnusable) as error:
+    except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
         return replace(told, why_full=error.message)
 
 

@@ -50,7 +50,8 @@ packs [{digest, frames, pages}] (the last two: how many of it this checkpoint us
 SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
 
 Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 bytes each; then the SHA-256 of seed
-(u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal.
+(u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal. Where damage is found
+in a pack its fingerprints are removed: to work them out again it is read whole, and not used if it is damaged.
 
 Copying forward. Pages that are in use of packs of which little else is in use are stored again in new packs, so that
 old packs die; they are taken from the images, or from the packs if the images left them to the parent.

@@ -55,10 +55,11 @@ class Contents:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Let integrity errors of the block begin with the checkpoint's name."""
+        """Let integrity errors of the block begin with the checkpoint's name. Its packs are in doubt then."""
         try:
             yield
         except IntegrityError as error:
+            self._layout.doubt(use.digest for use in self.checkpoint.packs)
             raise IntegrityError(
                 f"checkpoint {self.checkpoint.short_id}: {error.message}",
                 hint=error.hint or "see what else is damaged: crckpt verify --all; an older checkpoint may be whole",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Final
@@ -16,6 +16,7 @@ from crckpt.store.contents import Contents
 from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, Places, different, found_in
 from crckpt.store.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.fingerprints import recall
+from crckpt.store.index import StoredFile
 from crckpt.store.layout import Facts, Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import FRAME_PAGES, Pack
@@ -28,8 +29,8 @@ class KnownPages:
     """The pages of a parent's packs, numbered through all of them. Without a parent there are none.
 
     `starts` are the numbers of the packs' first pages, and how many there are in all. A damaged pack, or a damaged
-    index of the parent, makes fewer pages known; nothing new comes to depend on it. The fingerprints lie in mapped
-    files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
+    index of the parent, makes fewer pages known: nothing new comes to depend on damage that was found. The fingerprints
+    lie in mapped files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
     """
 
     def __init__(self, layout: Layout, facts: Facts, parent: Checkpoint | None) -> None:
@@ -40,13 +41,15 @@ class KnownPages:
         self._prints: list[Numbers] = []
         if parent is not None:
             contents = Contents(layout, parent)
+            # First of all: damage that is found there makes what it may have harmed be read whole.
+            files = _files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
             for number in range(len(parent.packs)):
                 prints = self._take(contents, number, layout, facts)
                 if prints is not None:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
-            self._take_places(contents, numbers)
+            self._take_places(files, numbers)
         self.starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
     def at(self, key: tuple[str, str], first: Numbers) -> Places:
@@ -126,13 +129,16 @@ class KnownPages:
         self.packs.append(pack)
         return prints
 
-    def _take_places(self, contents: Contents, numbers: npt.NDArray[np.uint32]) -> None:
-        try:
-            files = contents.index.files
-        except IntegrityError:
-            return
+    def _take_places(self, files: Iterable[StoredFile], numbers: npt.NDArray[np.uint32]) -> None:
         for file in files:
             moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
             stored = moved["pack"] != ZERO
             moved["pack"][stored] = numbers[moved["pack"][stored]]
             self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
+
+
+def _files(contents: Contents) -> tuple[StoredFile, ...]:
+    """Those of the index; none if it is damaged."""
+    with suppress(IntegrityError):
+        return contents.index.files
+    return ()

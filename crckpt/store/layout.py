@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,7 @@ from crckpt.host.files import (
     ensure_private_directory,
     open_lock,
     read,
+    remove,
     sync_directory,
     write_durably,
 )
@@ -78,6 +81,15 @@ class Layout(Struct, frozen=True):
     def manifest(self, checkpoint_id: str) -> Path:
         """Where the manifest of that checkpoint lies."""
         return self.checkpoints / checkpoint_id / "manifest.json"
+
+    def doubt(self, packs: Iterable[str]) -> None:
+        """Damage was found in one of the packs with these digests: all are read before anything new depends on them.
+
+        What was worked out from them is removed. Where we may not write, neither may who stores.
+        """
+        for digest in packs:
+            with suppress(OSError):
+                remove(self.fingerprints / digest, "fingerprints")
 
     def read_manifest(self, checkpoint_id: str) -> bytes:
         """Its bytes. Raises FileNotFoundError. All manifests are read at once: without a Path for each."""

@@ -55,6 +55,7 @@ def verify(
         for checkpoint in checkpoints:
             damages += audit_contents(repository.layout, checkpoint, packs)
         damages += packs.damages()
+        repository.layout.doubt([*packs.broken, *packs.frames])
         return Verified(wanted, packs.count, packs.bytes, tuple(damages))
 
 

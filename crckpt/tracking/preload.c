@@ -53,8 +53,9 @@
 #define PFNZERO (1ull << 5)
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
-/* How long the frozen tree waits to be looked at: so often for so many nanoseconds, about ten seconds. */
-#define LOOKS 50000
+/* How long the frozen tree waits to be looked at, in seconds, and so many looks at the least, nanoseconds apart. */
+#define PATIENCE 10
+#define LOOKS 1000
 #define BETWEEN_LOOKS 200000
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
@@ -147,6 +148,15 @@ static int tracker_is(const char *name)
     return same(variable("CRCKPT_TRACKER="), name);
 }
 
+/* Of a clock that stands still while all is suspended. */
+static long seconds(void)
+{
+    struct timespec now;
+
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
 /*
  * CRIU comes to its first scan and reset with all of the tree frozen, in a pre-dump too, where it runs no script. What
  * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold, as elsewhere its script is
@@ -166,16 +176,17 @@ static int let_through(void)
     int reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_CLOEXEC, 0);
     int owner = syscall(SYS_openat, hold, "owner", O_RDWR | O_CLOEXEC, 0);
     if (owner >= 0 && syscall(SYS_write, reached, ".", 1) == 1) {
-        /* Counted, not timed: when all has been suspended, both have. */
         const struct timespec moment = {.tv_nsec = BETWEEN_LOOKS};
-        int looks = 0;
-        while (syscall(SYS_flock, owner, LOCK_EX | LOCK_NB) < 0 && looks < LOOKS) {
-            looks++;
+        long until = seconds() + PATIENCE;
+        int is_late = 0;
+        /* Counted as well as timed: CRIU may have been stopped itself, together with who is to answer. */
+        for (int looks = 0; !is_late && syscall(SYS_flock, owner, LOCK_EX | LOCK_NB) < 0; looks++) {
             syscall(SYS_nanosleep, &moment, NULL);
+            is_late = looks >= LOOKS && seconds() > until;
         }
-        if (looks == LOOKS)
+        if (is_late)
             say("crckpt's preload: no answer while the tree was frozen\n");
-        is_let = looks < LOOKS && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
+        is_let = !is_late && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
     }
     syscall(SYS_close, owner);
     syscall(SYS_close, reached);

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from command import Crckpt
 from entering import merging
+from image_sets import flip
 from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
@@ -23,6 +24,7 @@ from trees import started, wait_for
 from crckpt.criu.find import find
 from crckpt.host import proc
 from crckpt.store import Repository
+from crckpt.store.pack import FRAME_PAGES, open_pack
 from crckpt.tracking.kept import ENDED, session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
@@ -365,6 +367,31 @@ def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None
     assert newest.statistics.inherited_pages
     target.write()
     assert dumped(crckpt, target)["tracked"]["base"] == newest.id
+
+
+@pytest.mark.parametrize("what", ["manifest", "pack"])
+def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target, what: str) -> None:
+    """The dump is as full as it says: it does not depend on what was found to be damaged."""
+    base = dumped(crckpt, target)["checkpoint"]["id"]
+    if what == "manifest":
+        flip(crckpt.store / "checkpoints" / base / "manifest.json", 100)
+    else:
+        repository = Repository.open(crckpt.store)
+        checkpoint = repository.get(base)
+        _, _, number, page = checkpoint.index.extents[0]
+        digest = checkpoint.packs[number].digest
+        path = repository.layout.pack(digest)
+        flip(path, int(open_pack(path, digest).table["offset"][page // FRAME_PAGES]))
+    words = ("dump", str(target.pid), "job", "--json")
+    if what == "manifest":
+        planned = crckpt.run(*words, "--dry-run").document["result"]
+        assert "is damaged" in planned["tracked"]["why_full"]
+    target.write()
+    result = crckpt.run(*words).document["result"]
+    assert result["tracked"]["base"] is None
+    assert base[:12] in result["tracked"]["why_full"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert dumped(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
 def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:

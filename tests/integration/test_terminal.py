@@ -22,6 +22,7 @@ REFUSED: Final = 24
 INTERRUPTED: Final = 130
 WITHIN_S: Final = 20
 INTERRUPT: Final = b"\x03"
+STOP: Final = b"\x1a"
 ERASE: Final = "\x1b[2K"
 
 
@@ -137,6 +138,27 @@ def test_an_interrupt_in_mid_restore_leaves_nothing(
     assert staging(crckpt) == ()
     with Terminal(*argv, environment=crckpt.environment):
         wait_for(lambda: _said(workdir).counter > before, WITHIN_S, "it to go on")
+
+
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
+def test_a_stop_in_mid_restore_gives_the_shell_the_terminal(
+    crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
+) -> None:
+    """CRIU is on the terminal too, where ^Z stops it, and `fg` lets both go on."""
+    before = _said(workdir).counter
+    obstructed = ObstructedCriu(tmp_path)
+    environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
+    shell = Terminal("bash", "--norc", "-i", environment=environment)
+    with obstructed.waits_at_first() as obstacle, shell as terminal:
+        terminal.type(f"{PROGRAM} restore {JOB} --criu {obstructed.path}\n".encode())
+        obstacle.wait_reached()
+        terminal.type(STOP)
+        wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
+        terminal.type(b"fg\n")
+        obstacle.let_go()
+        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        os.kill(stopped_job, signal.SIGTERM)
+        wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])

@@ -141,7 +141,7 @@ def frozen(pid: int, version: int = 2) -> Iterator[Path]:
     mount = next((mount for mount in mounts if (mount / core).exists()), None)
     if mount is None or not os.access(mount, os.W_OK):
         pytest.skip(f"there is no control group (version {version}) to be had")
-    group = mount / f"crckpt-frozen-{pid}"
+    group = mount / f"crckpt\\x2dfrozen-{pid}"  # named as systemd escapes what a unit is of
     (group / "inner").mkdir(parents=True)
     try:
         (group / "inner/cgroup.procs").write_text(str(pid))

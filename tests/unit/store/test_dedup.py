@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from image_sets import (
     Area,
     ImageSet,
@@ -21,8 +23,10 @@ from image_sets import (
 )
 from msgspec.structs import replace
 
+from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store import ingest, verify
+from crckpt.store import Checkpoint, Repository, ingest, verify
+from crckpt.store.pack import open_pack
 
 
 def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:
@@ -119,6 +123,36 @@ def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
     more = ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]})
     second = store(repository, tmp_path, more)
     assert not {use.digest for use in first.packs} & {use.digest for use in second.packs}
+    assert verify(repository).lost == (first.id,)
+    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+
+
+def _reads(repository: Repository, checkpoint: Checkpoint, base: Path) -> None:
+    with pytest.raises(IntegrityError):
+        restored(repository, checkpoint, base)
+
+
+def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> None:
+    assert verify(repository).lost == (checkpoint.id,)
+
+
+def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path) -> None:
+    """Whoever stores reads the index, and so the last frame."""
+
+
+@pytest.mark.parametrize(
+    ("frame", "finds"), [(0, _reads), (0, _verifies), (-1, _reads), (-1, _verifies), (-1, _does_nothing)]
+)
+def test_nothing_new_depends_on_a_damaged_frame(
+    tmp_path: Path, frame: int, finds: Callable[[Repository, Checkpoint, Path], None]
+) -> None:
+    """Its pack is as it should be but for that frame, which nobody reads to store the same pages again."""
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
+    (path,) = packs(repository)
+    flip(path, int(open_pack(path, path.stem).table["offset"][frame]))
+    finds(repository, first, tmp_path)
+    second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)
     assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 

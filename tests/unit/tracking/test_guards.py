@@ -84,7 +84,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         (["PATH"],),
     ),
     "what is not recorded is taken for a commit": (
-        'is_let = looks < LOOKS && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;',
+        'is_let = !is_late && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;',
         "is_let = 1;",
         "resets of another",
         (["ECANCELED", "ECANCELED"],),
