@@ -29,8 +29,9 @@ def trackers(
     result = perform(end)
 
     def text() -> Iterator[str]:
+        yield from (f"{said}\n" for said in result.unanswered)
         if not result.keepers:
-            yield "no tree is tracked\n"
+            yield "no other tree is tracked\n" if result.unanswered else "no tree is tracked\n"
             return
         rows = [(str(one.root), one.comm, str(one.pid), _base(one.base), one.why) for one in result.keepers]
         titles = ("tree", "program", "keeper", "base", "tracker")
@@ -38,7 +39,11 @@ def trackers(
         if result.ended:
             yield "they are tracked no longer\n"
 
-    document = {"trackers": [asdict(one) for one in result.keepers], "ended": result.ended}
+    document = {
+        "trackers": [asdict(one) for one in result.keepers],
+        "ended": result.ended,
+        "unanswered": result.unanswered,
+    }
     emit("trackers", Shown(document, text()), as_json=as_json)
 
 

@@ -5,17 +5,22 @@ Every function that changes something is told `what` that is, a word that its st
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 _AT_ONCE = 64 << 10
+
+LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
 
 
 def own_name() -> str:

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host import proc
-from crckpt.host.files import make_private_directory
+from crckpt.host.files import make_private_directory, remove_tree
 from crckpt.images.stats import DumpStats
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise_base
 from crckpt.tracking.keeper import Keeper
 from crckpt.tracking.kept import ENDED, Session, running, session, was_killed
+from crckpt.tracking.preload import identity
 from crckpt.tracking.tracker import Round
 
 _APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
@@ -96,6 +97,8 @@ class Way:
         try:
             keeper = self.followed.tell()
             if why := _of_another(keeper, criu):
+                if keeper.criu == str(criu):
+                    self.followed.retire()
                 self.give_up(why)
                 return
             began = self.followed.begin()
@@ -181,7 +184,12 @@ def _after(repository: Repository, name: str, place: Path) -> Base:
     # The name is what says after rounds which checkpoint it was.
     directory = place / f"{_BASE}{checkpoint}"
     make_private_directory(directory, "image-directory")
-    materialise_base(repository, repository.get(checkpoint), directory)
+    try:
+        materialise_base(repository, repository.get(checkpoint), directory)
+    except IntegrityError:
+        # Beside rounds it would say what they count from.
+        remove_tree(directory, "image-directory")
+        raise
     return Base(directory, checkpoint=checkpoint, directory=directory)
 
 
@@ -263,7 +271,9 @@ def foreseen(
 
 
 def _of_another(keeper: Keeper, criu: Path) -> str:
-    """Why the tracker that is kept does not work with this CRIU, or nothing."""
-    if keeper.criu == str(criu):
-        return ""
-    return f"the tracker works with another CRIU, {keeper.criu}; to begin anew: crckpt trackers --end {keeper.root}"
+    """Why the tracker that is kept does not work with us and this CRIU, or nothing."""
+    if keeper.criu != str(criu):
+        return f"the tracker works with another CRIU, {keeper.criu}; to begin anew: crckpt trackers --end {keeper.root}"
+    if keeper.identity != identity(criu):
+        return "crckpt or CRIU was exchanged since its tracker was started: the next dump starts another"
+    return ""

@@ -39,8 +39,9 @@ class KnownPages:
         self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
         self._prints: list[Numbers] = []
-        if parent is not None:
-            contents = Contents(layout, parent)
+        self._contents = Contents(layout, parent) if parent is not None else None
+        if parent is not None and self._contents is not None:
+            contents = self._contents
             # First of all: damage that is found there makes what it may have harmed be read whole.
             files = _files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
@@ -78,16 +79,17 @@ class KnownPages:
         return found
 
     def some(self, pages: Places) -> Iterator[tuple[Places, Bytes]]:
-        """The pages of these numbers, frame by frame: which of them, and their contents. Damaged ones are left out."""
+        """The pages of these numbers, frame by frame: which of them, and their contents. Raises IntegrityError."""
+        assert self._contents is not None
         pack, page = self.places(pages)
         frame = page // FRAME_PAGES
         order = np.lexsort((frame, pack))
         ends = (np.diff(pack[order]) != 0) | (np.diff(frame[order]) != 0)
         for at in np.split(order, np.flatnonzero(ends) + 1):
             of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
-            with suppress(IntegrityError):
+            with self._contents.named():
                 content = np.frombuffer(of.unpacked(number, of.stored(number)), np.uint8).reshape(-1, PAGE_SIZE)
-                yield at, content[page[at] % FRAME_PAGES]
+            yield at, content[page[at] % FRAME_PAGES]
 
     def with_content(self, prints: Numbers) -> Places:
         """For each fingerprint, a page that has it, -1 for none."""

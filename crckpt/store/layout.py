@@ -112,6 +112,7 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         if create and _is_blank(root):
             _create(root)
         _check(root)
+        _complete(root)
         if create:
             # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
             sync_directory(root, "root")
@@ -153,6 +154,14 @@ def _create(root: Path) -> None:
             )
     finally:
         os.close(lock)
+
+
+def _complete(root: Path) -> None:
+    """Make directories that are missing: backups leave out empty ones, and caches. Not where we may not write."""
+    for name in _DIRECTORIES:
+        if not (root / name).exists():
+            with suppress(OSError):
+                ensure_private_directory(root / name, "layout")
 
 
 def _new_facts() -> dict[str, Any]:

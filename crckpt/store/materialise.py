@@ -49,10 +49,17 @@ def materialise(
 def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: Path) -> None:
     """Write into `directory`, which must be empty, what CRIU wants of the set before an incremental one: no page.
 
-    That are the inventory and all page maps. Raises IntegrityError on damage, OSError if the disk is full.
+    That are the inventory and all page maps. Raises IntegrityError on damage, also if a pack that is in doubt is
+    damaged, in which pages lie that the new set leaves to this one; OSError if the disk is full.
     """
+    from crckpt.store.fingerprints import recall
+
     with repository.shared():
         contents = repository.contents(checkpoint)
+        with contents.named():
+            for number, use in enumerate(checkpoint.packs):
+                if not (repository.layout.fingerprints / use.digest).exists():
+                    recall(repository.layout, repository.facts, contents.pack(number))
         wanted = [file for file in contents.index.files if file.kind == "file" and _tells_pages(file.name)]
         for file in wanted:
             descriptor = open_private(directory / file.name, "image")

@@ -17,6 +17,7 @@ import zstandard
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.host.files import LOST
 from crckpt.model import PAGE_SIZE
 from crckpt.store.names import SHORT
 
@@ -46,7 +47,7 @@ class Pack(Struct, frozen=True):
         """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
         start, last = int(self.table["offset"][first]), first + count - 1
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
-        with _opened(self.path) as descriptor:
+        with _opened(self.path, f"{self.name}, frame {first}") as descriptor:
             content = os.pread(descriptor, length, start)
         if len(content) != length:
             raise self._cut_short(first)
@@ -91,7 +92,7 @@ class Pack(Struct, frozen=True):
         """The stored bytes of frames, one after the other; good until this thread reads others."""
         content = _buffer(sum(sizes))
         bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
-        with _opened(self.path) as descriptor:
+        with _opened(self.path, f"{self.name}, frame {frames[0]} or one after it") as descriptor:
             done = 0
             for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True):
                 length = sum(sizes[start:end])
@@ -113,7 +114,7 @@ def open_pack(path: Path, digest: str) -> Pack:
     """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
     name = f"pack {digest[:SHORT]}"
     try:
-        with _opened(path) as descriptor:
+        with _opened(path, name) as descriptor:
             size = os.fstat(descriptor).st_size
             table = _table(descriptor, size, name)
     except FileNotFoundError:
@@ -144,10 +145,15 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path, name: str) -> Iterator[int]:
+    """A descriptor to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
+    except OSError as error:
+        if error.errno in LOST:
+            raise IntegrityError(f"{name}: {error.strerror}") from error
+        raise
     finally:
         os.close(descriptor)
 

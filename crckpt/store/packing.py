@@ -104,7 +104,7 @@ def pack_images(
 ) -> Packed:
     """Store what is new of an image directory in new packs; what it leaves to the set in `base` the parent has.
 
-    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages.
+    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages, or is found to be damaged.
     """
     found = sources(images, details, base)
     held = sum(source.size for source in found)
@@ -166,7 +166,7 @@ class Packing:
     def copy(self, source: Source, file: StoredFile, left: Extents, chosen: Mask) -> StoredFile:
         """Store the pages again that are known and `chosen`, of a file and of what it left to the parent; both as one.
 
-        Raises IntegrityError if the file has changed. What is damaged of the parent's is not copied.
+        Raises IntegrityError if the file has changed, or if what it left to the parent is damaged there.
         """
         own = self._again(source.name, file.extents, chosen, lambda positions, _: source.some(positions))
         rest = self._again(source.name, left, chosen, lambda _, numbers: self._known.some(numbers))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import filecmp
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.files import (
+    LOST,
     add_private_directory,
     make_private_directory,
     move_durably,
@@ -93,6 +94,11 @@ class Repository:
             manifest = self.layout.read_manifest(checkpoint_id)
         except FileNotFoundError:
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
+        except OSError as error:
+            if error.errno in LOST:
+                what = f"the manifest of checkpoint {checkpoint_id[:SHORT]} is damaged: {error.strerror}"
+                raise IntegrityError(what) from error
+            raise
         return unseal(manifest, checkpoint_id)
 
     def resolve(self, ref: str, *, despite_damage: bool = False) -> CheckpointId:
@@ -213,7 +219,9 @@ class Repository:
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
-                job = job_named_in(self.layout.read_manifest(checkpoint_id))
+                job = None
+                with suppress(OSError):
+                    job = job_named_in(self.layout.read_manifest(checkpoint_id))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
         return tuple(found), tuple(unreadable)

@@ -11,11 +11,15 @@ from typing import Final
 
 from crckpt.host.files import runtime_directory
 
+_PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are a thousand years of clock ticks
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class Claims:
-    """The processes that are ours: of one file a locked byte each, at the place of its PID. They end with us."""
+    """The processes that are ours: of one file a locked byte each, at a place of its own. They end with us.
+
+    The place is made of PID and start time: a claim may outlive its process, and the PID may be another's by then.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file, unless it is to be the host's own. Raises OSError."""
@@ -23,21 +27,22 @@ class Claims:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def claim(self, pid: int) -> bool:
+    def claim(self, pid: int, start: int) -> bool:
         """Whether it is ours now; it is not if somebody else has it, be it in this process."""
         with suppress(BlockingIOError, PermissionError):
-            self._set(fcntl.F_WRLCK, pid)
+            self._set(fcntl.F_WRLCK, pid, start)
             return True
         return False
 
-    def give_up(self, pid: int) -> None:
+    def give_up(self, pid: int, start: int) -> None:
         """Let others have it."""
-        self._set(fcntl.F_UNLCK, pid)
+        self._set(fcntl.F_UNLCK, pid, start)
 
     def close(self) -> None:
         """Give up all."""
         os.close(self._file)
 
-    def _set(self, kind: int, pid: int) -> None:
+    def _set(self, kind: int, pid: int, start: int) -> None:
         # Locks of the open file: those of a process would end with any descriptor of the file that it closes.
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, pid, 1, 0))
+        place = start << _PID_BITS | pid
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))

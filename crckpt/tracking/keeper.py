@@ -10,6 +10,7 @@ Killed, it leaves nothing in the tree: every page counts as written then.
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -25,6 +26,7 @@ from msgspec import Struct
 from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.host.files import remove_tree, runtime_directory
+from crckpt.tracking import preload
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 _PEER: Final = struct.Struct("iII")
@@ -47,7 +49,8 @@ class Keeper(Struct, frozen=True):
     `base` is what the bits count from: a checkpoint's id, or the directory of a round that is staged. Without one the
     next dump is full, and `why_full` says why.
 
-    `dumping` is the PID of who dumps the tree at this moment, or 0; `criu` takes `environment` in a dump that tracks.
+    `dumping` is the PID of who dumps the tree at this moment, or 0; `criu` takes `environment` in a dump that tracks,
+    as long as `identity` is what `preload.identity` says.
     """
 
     pid: int
@@ -60,6 +63,7 @@ class Keeper(Struct, frozen=True):
     base: str = ""
     why_full: str = ""
     dumping: int = 0
+    identity: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -203,6 +207,12 @@ class _Service:
         self._staged = ()
 
 
+def _allow_descriptors() -> None:
+    """One is held of each process; what started us may have been content with few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _terminated() -> int:
     """A descriptor that can be read once a SIGTERM has come."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -213,6 +223,7 @@ def _terminated() -> int:
 
 def main(pid: int, criu: Path, descriptor: int) -> None:
     """Keep the tree below `pid`, or say at once why that cannot be."""
+    _allow_descriptors()
     terminated = _terminated()
     first = _Caller(socket.socket(fileno=descriptor))
     root = proc.read_process(pid)
@@ -224,7 +235,16 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         first.answer(Answer(refused=choice.why))
         return
     environment = dict(choice.tracker.environment(criu))
-    told = Keeper(os.getpid(), pid, root.comm, choice.tracker.name, choice.why, str(criu), environment)
+    told = Keeper(
+        os.getpid(),
+        pid,
+        root.comm,
+        choice.tracker.name,
+        choice.why,
+        str(criu),
+        environment,
+        identity=preload.identity(criu),
+    )
     path = place(root)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.umask(0o177)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import sys
@@ -26,7 +27,7 @@ _PEER: Final = struct.Struct("iII")
 
 
 class Unanswered(HostCannot):
-    """A keeper is there, and takes too long."""
+    """A keeper is there, and takes too long, or what it says cannot be understood."""
 
 
 class Session:
@@ -75,6 +76,11 @@ class Session:
         with suppress(HostCannot):
             self._asked(Request("end"), None)
 
+    def retire(self) -> None:
+        """Let the keeper end as if it was terminated: the next dump starts another."""
+        with suppress(ProcessLookupError):
+            os.kill(self._keeper(), signal.SIGTERM)
+
     def close(self) -> None:
         """The keeper stays."""
         self._lines.close()
@@ -92,17 +98,27 @@ class Session:
         try:
             line = self._lines.readline()
         except TimeoutError:
-            pid, _, _ = _PEER.unpack(self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            hint = f"kill -KILL {pid} ends it, and harms nothing: the next dump is full"
-            raise Unanswered(f"the process that keeps its tracker, {pid}, does not answer", hint=hint) from None
+            raise self._unanswered("does not answer") from None
         except OSError:
             line = b""
         if not line:
             raise HostCannot(ENDED)
-        answer = msgspec.json.decode(line, type=Answer)
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError:
+            raise self._unanswered("is of another crckpt") from None
         if answer.refused:
             raise HostCannot(answer.refused)
         return answer
+
+    def _unanswered(self, what: str) -> Unanswered:
+        pid = self._keeper()
+        hint = f"kill -KILL {pid} ends it, and harms nothing: the next dump is full"
+        return Unanswered(f"the process that keeps its tracker, {pid}, {what}", hint=hint)
+
+    def _keeper(self) -> int:
+        pid, _, _ = _PEER.unpack(self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        return int(pid)
 
 
 def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
@@ -127,12 +143,11 @@ def running(root: proc.Process) -> Session | None:
     return _connected(place(root))
 
 
-def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session]]:
-    """All of them, or those `of` the process with this PID, each with a session that the caller closes.
+def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session] | Unanswered]:
+    """All of them, or those `of` the process with this PID, each with a session that the caller closes, or why not.
 
-    What killed ones left is removed with the process whose keepers they were. Raises Unanswered, after all others.
+    What killed ones left is removed with the process whose keepers they were.
     """
-    late: Unanswered | None = None
     for path, root in _places(of):
         found = _connected(path)
         if found is None:
@@ -142,11 +157,10 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session]]:
         try:
             yield found.tell(), found
         except Unanswered as error:
-            late = error
+            found.close()
+            yield error
         except HostCannot:
-            continue
-    if late is not None:
-        raise late
+            found.close()
 
 
 def forget(of: int | None = None) -> bool:

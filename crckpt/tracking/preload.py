@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from crckpt import __version__
 from crckpt.host import run
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
@@ -43,3 +45,11 @@ def environment(criu: Path, tracker: str) -> Mapping[str, str]:
     with criu.open("rb") as file:
         is_script = file.read(2) == b"#!"
     return {"CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD": str(LIBRARY), "CRCKPT_TRACKER": tracker}
+
+
+def identity(criu: Path) -> str:
+    """What stands for this crckpt, its library, and this CRIU: it differs when one of them was exchanged."""
+    found = criu.stat()
+    told = (__version__, str(LIBRARY), str(criu), str(found.st_ino), str(found.st_mtime_ns), str(found.st_size))
+    library = LIBRARY.read_bytes() if LIBRARY.exists() else b""
+    return hashlib.sha256("\n".join(told).encode() + library).hexdigest()

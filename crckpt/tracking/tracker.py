@@ -215,16 +215,17 @@ class Tracker:
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
         """Attach to these; why not, of those that it failed for."""
-        refused = {one.pid: _CLAIMED for one in processes if not self._claims.claim(one.pid)}
+        refused = {one.pid: _CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
         ours = [one.pid for one in processes if one.pid not in refused]
         held: dict[int, Hold | str] = {**refused, **(self._method.attach(ours) if ours else {})}
         self._members |= {one.pid: _Member(one, held[one.pid]) for one in processes}
         return {pid: hold for pid, hold in held.items() if isinstance(hold, str)}
 
     def _forget(self, pid: int) -> None:
-        self._members.pop(pid).let_go()
+        member = self._members.pop(pid)
+        member.let_go()
         self._whole.pop(pid, None)
-        self._claims.give_up(pid)
+        self._claims.give_up(pid, member.start)
 
     def _spoiler(self) -> str:
         """What makes a reset of the bits wrong, for us or for who else counts on them."""

@@ -58,7 +58,8 @@ class UffdWp:
 
     def _attached(self, taken: Taken) -> Protected | str:
         if taken.descriptor < 0:
-            return f"{taken.why} ({taken.hint})" if taken.hint else taken.why
+            why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
+            return f"{why} ({taken.hint})" if taken.hint else why
         try:
             protection = pagemap.WriteProtection(taken.descriptor)
         except HostCannot as error:

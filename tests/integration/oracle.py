@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 from trees import wait_for
@@ -97,15 +98,17 @@ def found_criu() -> Path:
         pytest.skip(error.message)
 
 
+NO_RSEQ: Final = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+"""There the kernel writes which CPU a thread is on, after CRIU has read it, too: it lets threads run in the freeze."""
+
+
 @contextmanager
 def churning(program: Path, work: Path, seed: int, between: int) -> Iterator[int]:
     """The PID of a tree that is at work."""
     work.mkdir()
     null = subprocess.DEVNULL
     argv = [str(program), str(work), str(seed), "2", str(between)]
-    # There the kernel writes which CPU a thread is on, after CRIU has read it, too: it lets threads run in the freeze.
-    own = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
-    process = subprocess.Popen(argv, env=own, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    process = subprocess.Popen(argv, env=NO_RSEQ, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
         wait_for((work / "ready").exists, 20, "the tree to begin")
         yield process.pid

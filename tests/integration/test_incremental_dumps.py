@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,11 +11,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from entering import merging
 from image_sets import flip
-from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers
+from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers, wrapper
 from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
@@ -23,7 +25,7 @@ from trees import started, wait_for
 
 from crckpt.criu.find import find
 from crckpt.host import proc
-from crckpt.store import Repository
+from crckpt.store import Repository, verify
 from crckpt.store.pack import FRAME_PAGES, open_pack
 from crckpt.tracking.kept import ENDED, session
 
@@ -206,6 +208,7 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert any(said.startswith(why) for said in crckpt.run("trackers", "--json").document["result"]["unanswered"])
     error = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20).document["error"]
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
@@ -293,6 +296,71 @@ def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target:
     told = dumped(crckpt, target, "--criu", str(other))["tracked"]
     assert told["why_full"].startswith(f"the tracker works with another CRIU, {first['criu']}")
     assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
+
+
+def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """The one that runs would have CRIU take a library, and be told what it was told, as they were."""
+    criu = wrapper(tmp_path, "")
+    words = ("--criu", str(criu))
+    dumped(crckpt, target, *words)
+    before = keeper(crckpt, target)["pid"]
+    os.utime(criu)
+    planned = crckpt.run("dump", str(target.pid), "job", "--json", "--dry-run", *words).document["result"]
+    for tracked in (planned["tracked"], dumped(crckpt, target, *words)["tracked"]):
+        assert tracked["why_full"].startswith("crckpt or CRIU was exchanged since its tracker was started")
+    result = crckpt.run("dump", str(target.pid), "job", "--json", *words).document["result"]
+    assert result["tracked"]["why_full"] == ENDED
+    assert keeper(crckpt, target)["pid"] != before
+    after = dumped(crckpt, target, *words)
+    assert after["tracked"]["base"] == result["checkpoint"]["id"]
+    is_whole(crckpt, after["checkpoint"]["id"], target)
+
+
+def test_more_processes_than_descriptors_were_allowed(crckpt: Crckpt) -> None:
+    """As services and logins are allowed few, of which the tracker needs one for each process."""
+    words = ("dump", "--incremental", "--json")
+    limited = ["prlimit", "--nofile=40:", str(PROGRAM)]
+    line = "for one in $(seq 60); do sleep 1000 & done; wait"
+    with subprocess.Popen(
+        ["bash", "-c", line],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            wait_for(lambda: len(psutil.Process(process.pid).children()) == 60, 10, "all to be there")
+            tracked = []
+            for _ in range(2):
+                done = subprocess.run(
+                    [*limited, *words, str(process.pid), "job"],
+                    env=crckpt.environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+                tracked.append(json.loads(done.stdout)["result"]["tracked"])
+            assert tracked[0]["why_full"] == FIRST
+            assert (tracked[1]["base"] is not None, tracked[1]["whole"]) == (True, [])
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
+    """It is found before CRIU runs: there the pages are that the dump would leave to the base."""
+    for _ in range(2):
+        base = dumped(crckpt, target)["checkpoint"]["id"]
+        target.write()
+    repository = Repository.open(crckpt.store)
+    use = max(repository.get(base).packs, key=lambda one: one.pages)
+    path = repository.layout.pack(use.digest)
+    flip(path, int(open_pack(path, use.digest).table["offset"][1]))
+    crckpt.run("verify", "--all", status=13)
+    result = dumped(crckpt, target)
+    assert "frame 1: its SHA-256 does not match" in result["tracked"]["why_full"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert result["checkpoint"]["id"] not in {one for bad in verify(repository).damages for one in bad.checkpoints}
 
 
 def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 from entering import preload_library, reset
-from oracle import NOT_THERE, Oracle, churning, compiled
+from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compiled
 
 from crckpt.host import pagemap, proc
 from crckpt.host.injector import userfaultfds
@@ -157,7 +157,8 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
 @contextmanager
 def device(program: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     pipe = subprocess.PIPE
-    process = subprocess.Popen([str(program)], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, cwd="/")
+    argv = [str(program)]
+    process = subprocess.Popen(argv, env=NO_RSEQ, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, cwd="/")
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,44 @@ def _reads(repository: Repository, checkpoint: Checkpoint, base: Path) -> None:
 
 def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> None:
     assert verify(repository).lost == (checkpoint.id,)
+
+
+@contextmanager
+def unreadable(path: Path, offset: int) -> Iterator[None]:
+    """A sector of the file is gone: as a disk says, or a file system that checks what it reads."""
+    read, read_into = os.pread, os.preadv
+
+    def fails(descriptor: int, start: int, size: int) -> None:
+        if start <= offset < start + size and os.path.samestat(os.fstat(descriptor), path.stat()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def pread(descriptor: int, size: int, start: int) -> bytes:
+        fails(descriptor, start, size)
+        return read(descriptor, size, start)
+
+    def preadv(descriptor: int, buffers: Sequence[memoryview], start: int) -> int:
+        fails(descriptor, start, sum(map(len, buffers)))
+        return read_into(descriptor, buffers, start)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.pread", pread)
+        patched.setattr("os.preadv", preadv)
+        yield
+
+
+@pytest.mark.parametrize("finds", [_reads, _verifies])
+def test_a_sector_that_cannot_be_read_is_damage(
+    tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]
+) -> None:
+    """Whatever was found before: the next one is stored, and whole."""
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
+    (path,) = packs(repository)
+    with unreadable(path, 1000):
+        finds(repository, first, tmp_path)
+        second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+        assert verify(repository).lost == (first.id,)
+        assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path) -> None:

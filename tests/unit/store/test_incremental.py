@@ -197,19 +197,26 @@ def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
-def test_what_is_damaged_is_not_copied(tmp_path: Path) -> None:
+def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> None:
+    """What depends on it is not announced; the next one, which has all its pages, does not."""
     repository = opened(tmp_path)
     memory = dict(enumerate(range(1, 301)))
     stored(repository, tmp_path, {NAMES[0]: memory})
     (pack,) = packs(repository)
     flip(pack, 100)
-    for number in range(1, 9):
-        some = {at: 10_000 * number + at for at in range(64 + 20 * number, 64 + 20 * number + 20)}
-        memory |= some
-        stored(repository, tmp_path, {NAMES[0]: memory}, {NAMES[0]: set(some)})
-    assert any(checkpoint.statistics.copied_bytes for checkpoint in repository.checkpoints())
-    assert len(verify(repository).damages) == 1
-    assert len(verify(repository).lost) == 9, "its first frame is wanted by all, and there is no other"
+
+    def rewrite() -> None:
+        for number in range(1, 9):
+            some = {at: 10_000 * number + at for at in range(64 + 20 * number, 64 + 20 * number + 20)}
+            memory.update(some)
+            stored(repository, tmp_path, {NAMES[0]: memory}, {NAMES[0]: set(some)})
+
+    with pytest.raises(IntegrityError, match="frame 0: its SHA-256 does not match"):
+        rewrite()
+    lost = repository.ids()
+    whole = stored(repository, tmp_path, {NAMES[0]: memory})
+    assert set(verify(repository).lost) == set(lost)
+    assert whole.id not in lost
 
 
 def test_a_checkpoint_becomes_a_base_for_criu(tmp_path: Path) -> None:

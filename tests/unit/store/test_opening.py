@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from image_sets import ImageSet, area, opened, store
 
 from crckpt.errors import StoreUnusable
-from crckpt.store import Repository
+from crckpt.store import Repository, verify
 
 
 @pytest.fixture(params=[0o000, 0o077, 0o277])
@@ -87,6 +88,19 @@ def test_a_creation_cut_short_is_finished(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="is not a store"):
         Repository.open(root)
     assert opened(tmp_path).checkpoints() == ()
+
+
+def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
+    for name in ("cache", "tmp", "locks", "refs"):
+        shutil.rmtree(repository.root / name)
+    again = Repository.open(repository.root)
+    again.gc()
+    again.tag(checkpoint.id, "good")
+    store(again, tmp_path, ImageSet(files={"core-1.img": b"y"}))
+    assert len(list((repository.root / "cache/fingerprints").iterdir())) == 2
+    assert verify(again).damages == ()
 
 
 def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import resource
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -180,6 +180,15 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
         assert first.begin() == Round("first", "", tracks=True, whole=())
     with tracking(target.pid, method, claims) as third:
         assert third.begin().tracks, "the claim ended with its owner"
+
+
+def test_a_claim_is_not_on_who_gets_the_pid_next(claims: Path) -> None:
+    with closing(Claims(claims)) as one, closing(Claims(claims)) as other:
+        assert one.claim(4194303, 1 << 40)
+        assert not other.claim(4194303, 1 << 40)
+        assert other.claim(4194303, (1 << 40) + 1)
+        one.give_up(4194303, 1 << 40)
+        assert other.claim(4194303, 1 << 40)
 
 
 def test_a_tree_that_has_ended_is_told(target: Told, method: Method, claims: Path) -> None:
