@@ -39,9 +39,9 @@ class KnownPages:
         self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
         self._prints: list[Numbers] = []
-        self._contents = Contents(layout, parent) if parent is not None else None
-        if parent is not None and self._contents is not None:
-            contents = self._contents
+        self._contents: Contents | None = None
+        if parent is not None:
+            self._contents = contents = Contents(layout, parent)
             # First of all: damage that is found there makes what it may have harmed be read whole.
             files = _files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)

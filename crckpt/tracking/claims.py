@@ -11,7 +11,7 @@ from typing import Final
 
 from crckpt.host.files import runtime_directory
 
-_PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are a thousand years of clock ticks
+_PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are centuries of clock ticks
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
