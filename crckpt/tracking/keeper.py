@@ -85,13 +85,19 @@ def directory() -> Path:
     return runtime_directory() / "keepers"
 
 
+def peer(connection: socket.socket) -> int:
+    """The PID of who is at the other end."""
+    pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid)
+
+
 class _Caller:
     """A connection. `pid` is who is at its other end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lines: BinaryIO = connection.makefile("rb")
-        self.pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        self.pid = peer(connection)
 
     def fileno(self) -> int:
         return self._connection.fileno()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,14 +15,13 @@ import msgspec
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc, run
-from crckpt.tracking.keeper import Answer, Keeper, Request, directory, place
+from crckpt.tracking.keeper import Answer, Keeper, Request, directory, peer, place
 from crckpt.tracking.tracker import Round
 
 _PATIENCE_S: Final = 60.0
 _PATIENCE_TOLD_S: Final = 10.0
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = "the process that kept its tracker has ended"
-_PEER: Final = struct.Struct("iII")
 
 
 class Unanswered(HostCannot):
@@ -79,7 +77,7 @@ class Session:
     def retire(self) -> None:
         """Let the keeper end as if it was terminated: the next dump starts another."""
         with suppress(ProcessLookupError):
-            os.kill(self._keeper(), signal.SIGTERM)
+            os.kill(peer(self._connection), signal.SIGTERM)
 
     def close(self) -> None:
         """The keeper stays."""
@@ -112,13 +110,9 @@ class Session:
         return answer
 
     def _unanswered(self, what: str) -> Unanswered:
-        pid = self._keeper()
+        pid = peer(self._connection)
         hint = f"kill -KILL {pid} ends it, and harms nothing: the next dump is full"
         return Unanswered(f"the process that keeps its tracker, {pid}, {what}", hint=hint)
-
-    def _keeper(self) -> int:
-        pid, _, _ = _PEER.unpack(self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        return int(pid)
 
 
 def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
