@@ -21,6 +21,7 @@ from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, w
 from crckpt.host.injector import Taken, userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
+NOT_RUNNING = "does not get to run: its control group is frozen, or leaves it next to no CPU time"
 
 # A filter that kills the process for userfaultfd (linux/seccomp.h): it loads the call's number, compares, kills.
 FILTERED = """
@@ -247,7 +248,7 @@ def test_one_that_does_not_stop_is_let_go(program: str) -> None:
             check=True,
             cwd=Path(__file__).parents[3],
         )
-        assert done.stdout.startswith(f"PID {process.pid} does not get to run")
+        assert done.stdout == f"PID {process.pid} {NOT_RUNNING}\n"
         assert tracer(process.pid) == 0, "the death of who seized it has let it go"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
@@ -260,7 +261,7 @@ def test_one_that_does_not_get_to_run_is_left_as_it_was(program: str) -> None:
         for _ in range(3):
             with frozen(process.pid) as group:
                 taken = entered(process.pid)
-                assert taken.why.startswith(f"PID {process.pid} does not get to run")
+                assert taken.why == f"PID {process.pid} {NOT_RUNNING}"
                 assert "cgroup.freeze" in taken.hint
                 assert "frozen 1" in (group / "cgroup.events").read_text()
         assert tracer(process.pid) == 0
@@ -279,7 +280,7 @@ def test_who_is_in_it_is_not_ended_by_a_signal(program: str) -> None:
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 os.kill(tracer(process.pid), number)
             asking.join()
-            assert taken[0].why.startswith(f"PID {process.pid} does not get to run")
+            assert taken[0].why == f"PID {process.pid} {NOT_RUNNING}"
         assert said_after(process, "z\n") == f"read {ord('z')}"
 
 
