@@ -78,16 +78,10 @@ class Forecast(Struct, frozen=True):
         CRIU is to do again all that it did in the freeze of the round, where it was looked at as well, and beyond that
         it writes what is not memory, and the pages, of which some more are written until it has started.
         """
-        pages = whole = 0
-        for process in proc.read_tree(self.root).processes:
-            with suppress(OSError):
-                if process.state == "stopped":  # CRIU takes nothing of it in a round
-                    whole += proc.memory(process.pid)
-                else:
-                    pages += written(tracker, process.pid)
+        tracked, whole = left_to_freeze(self.root, tracker)
         # Nearly all of the round came after its reset of the bits.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
-        memory = min(pages * PAGE_SIZE * growth + last.fixed_bytes + whole, self.load.memory)
+        memory = min(tracked * growth + last.fixed_bytes + whole, self.load.memory)
         return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
 
     def _else_ms(self) -> float:
@@ -97,6 +91,18 @@ class Forecast(Struct, frozen=True):
 def forecast(criu: Path, staging: Path, seen: Observed) -> Forecast:
     """Try this host's speed in the private directory `staging`. Raises HostCannot."""
     return Forecast(trial(criu, staging).speed, load_of_tree(seen), seen.tree.root)
+
+
+def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
+    """Bytes that were written below `root` since the last round, by what is tracked; those of stopped processes."""
+    tracked = whole = 0
+    for process in proc.read_tree(root).processes:
+        with suppress(OSError):
+            if process.state == "stopped":  # CRIU takes nothing of it in a round
+                whole += proc.memory(process.pid)
+            else:
+                tracked += written(tracker, process.pid) * PAGE_SIZE
+    return tracked, whole
 
 
 def _ghosts(seen: Observed) -> int:

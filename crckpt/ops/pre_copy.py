@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
-from crckpt.ops.freeze import forecast
-from crckpt.ops.incremental import Copied
+from crckpt.ops.freeze import forecast, left_to_freeze
+from crckpt.ops.incremental import Copied, Way
 from crckpt.ops.rounds import take_rounds, why_none
 from crckpt.ops.subject import Copying, PreCopy, Subject, looked_at_again
 from crckpt.store import Repository, staged
+
+_WRITTEN_IN_A_MS: Final = 1 << 20
+"""Bytes of memory that CRIU writes in a millisecond of a freeze, about. Where nobody says how long that may be, a round
+would stop the tree for longer than it could take out of it once what is left takes less than the last round's stop."""
 
 
 def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path) -> Subject:
@@ -25,12 +30,18 @@ def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path
     if asked is None or way is None:
         return subject
     expected_ms = _expectation(subject, asked, staging)
-    rounds = take_rounds(subject, way, repository, work, asked.most, lambda last: _fits(asked, expected_ms(last)))
+
+    def suffices(last: Copied) -> bool:
+        if asked.max_freeze_ms is not None:
+            return _fits(asked, expected_ms(last))
+        return left_to_freeze(subject.seen.tree.root, way.tracker)[0] < last.frozen_ms * _WRITTEN_IN_A_MS
+
+    rounds = take_rounds(subject, way, repository, work, asked.most, suffices)
+    is_followed = way.followed is not None and bool(rounds)
     # To measure its memory again would take longer than all else, and meanwhile it writes.
-    again = looked_at_again(subject, rounds[-1].bytes if way.followed is not None and rounds else None)
+    again = looked_at_again(subject, _to_come(subject, way, rounds[-1]) if is_followed else None)
     expected = expected_ms(rounds[-1] if way.followed is not None else None)
     if asked.abort_over and not _fits(asked, expected):
-        is_followed = way.followed is not None and bool(rounds)
         kept = "try again, the rounds that were copied are kept; or " if is_followed else ""
         why = "" if is_followed else f"; nothing was copied beforehand: {why_none(way)}"
         raise PreflightRefused(
@@ -49,6 +60,12 @@ def _expectation(subject: Subject, asked: PreCopy, staging: Path) -> Callable[[C
         found = forecast(subject.criu.path, place, subject.seen)
     tracker = subject.way.tracker if subject.way is not None else ""
     return lambda last: found.full_ms() if last is None else found.after_ms(last, tracker)
+
+
+def _to_come(subject: Subject, way: Way, last: Copied) -> int:
+    """Bytes that the dump will copy, about: of what is tracked as much again may be written until it has begun."""
+    tracked, whole = left_to_freeze(subject.seen.tree.root, way.tracker)
+    return 2 * tracked + last.fixed_bytes + whole
 
 
 def _fits(asked: PreCopy, expected_ms: float | None) -> bool:

@@ -34,12 +34,13 @@ _SECONDS: Final = 10
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """For each size: three shares, slowdown, bytes; at the end a tree of many processes."""
+    """For each size: three shares, slowdown in two ways, bytes; at the end a tree of many processes."""
     for size in setting.sizes:
         with running(setting, writer(), size) as target:
             for share in SHARES:
                 yield from _freeze(setting, target, size, share)
-            yield _slowdown(setting, target, size)
+            yield _slowdown(setting, target, size, "--pre-copy", SLOWDOWN_BOUND)
+            yield _slowdown(setting, target, size, "--incremental", None)
             yield _bytes(setting, target, size)
     with running(setting, writer(PROCESSES - 1), setting.sizes[0]) as target:
         yield from _freeze(setting, target, setting.sizes[0], USUAL, processes=PROCESSES)
@@ -82,13 +83,13 @@ def _frozen(checkpoint: dict[str, Any]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _slowdown(setting: Setting, target: Target, size: int) -> Row:
+def _slowdown(setting: Setting, target: Target, size: int, option: str, bound: float | None) -> Row:
     """How many times as long its work takes, tracked and with a checkpoint in each interval."""
     board = _board(target)
     board.ask(pages=round(USUAL * size * MEBIBYTE / _PAGE), works=True)
     alone, tracked = [], []
     with setting.fresh() as directory:
-        dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", "--incremental")
+        dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", option)
         for _ in range(setting.many_runs):
             alone.append(_work_done(target, setting.interval, lambda: None))
             dump()
@@ -100,8 +101,8 @@ def _slowdown(setting: Setting, target: Target, size: int) -> Row:
     # Before and after: a machine that becomes slower meanwhile tells nothing.
     factors = [fmean(around) / done for around, done in zip(pairwise(alone), tracked, strict=True)]
     board.ask(pages=0)
-    what = f"{size} MB, {USUAL:.0%} written a second, a checkpoint each {setting.interval:g} s: work takes"
-    return Row("pre-copy", what, "x", tuple(factors), bound=SLOWDOWN_BOUND)
+    what = f"{size} MB, {USUAL:.0%} written a second, {option} each {setting.interval:g} s: work takes"
+    return Row("pre-copy", what, "x", tuple(factors), bound=bound)
 
 
 def _work_done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> int:

@@ -206,8 +206,8 @@ def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> Non
     flip(pack, 100)
 
     def rewrite() -> None:
-        for number in range(1, 9):
-            some = {at: 10_000 * number + at for at in range(64 + 20 * number, 64 + 20 * number + 20)}
+        for start in range(64, 300, 5):
+            some = {at: 10_000 + at for at in range(start, min(start + 5, 300))}
             memory.update(some)
             stored(repository, tmp_path, {NAMES[0]: memory}, {NAMES[0]: set(some)})
 

@@ -15,7 +15,14 @@ from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store import ingest, verify
 from crckpt.store.columns import decode_columns, encode_columns
-from crckpt.store.copy_forward import MOST_PACKS, PER_NEW, USED_BELOW, worth_copying
+from crckpt.store.copy_forward import (
+    MOST_PACKS,
+    OF_ALL,
+    PER_NEW,
+    PER_NEW_OF_MUCH,
+    USED_BELOW,
+    worth_copying,
+)
 from crckpt.store.extents import EXTENT, ZERO, Extents, Mask
 from crckpt.store.new_packs import pages_in_a_pack
 
@@ -54,6 +61,16 @@ def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None
     copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
     assert any(copied)
     assert all(part <= PER_NEW * checkpoint.statistics.new_bytes for part, checkpoint in zip(copied, kept, strict=True))
+
+
+def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first, *kept = series(repository, started(tmp_path / "images", 2000), 20, 0.2)
+    copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
+    assert any(copied)
+    new = [checkpoint.statistics.new_bytes for checkpoint in kept]
+    assert all(some <= PER_NEW_OF_MUCH * all_ for some, all_ in zip(copied, new, strict=True))
+    assert cost(repository, kept[-1]).raw <= 1.7 * cost(repository, first).raw
 
 
 def test_an_old_pack_dies(tmp_path: Path) -> None:
@@ -131,12 +148,18 @@ def _used(*packs: tuple[int, int]) -> tuple[Mask, np.ndarray[tuple[int], np.dtyp
 
 
 def test_the_least_used_packs_and_frames_go_first() -> None:
-    used, starts = _used((1000, 900), (1000, 130), (1000, 500))
+    used, starts = _used((3000, 2900), (1000, 130), (1000, 500))
     chosen = worth_copying(used, starts, 60)
     # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
-    assert chosen[1000:1130].all()
-    assert np.flatnonzero(chosen[2000:]).tolist() == list(range(448, 448 + 20))
-    assert np.flatnonzero(worth_copying(used, starts, 1)).tolist() == [1128, 1129]
+    assert chosen[3000:3130].all()
+    assert np.flatnonzero(chosen[4000:]).tolist() == list(range(448, 448 + 20))
+    assert np.flatnonzero(worth_copying(used, starts, 1)).tolist() == [3128, 3129]
+
+
+def test_much_that_is_new_is_not_made_more_by_copying() -> None:
+    used, starts = _used((10_000, 5000))
+    expected = [int(PER_NEW * 50), int(OF_ALL * 5200), int(PER_NEW_OF_MUCH * 1000)]
+    assert [int(worth_copying(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
 
 
 def test_nothing_is_copied_without_need() -> None:
