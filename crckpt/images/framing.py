@@ -39,9 +39,7 @@ def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Im
     `name` is said in errors; with `magic` an image of another kind is refused. Raises IntegrityError when the image
     is cut short or its sizes contradict each other.
     """
-    found, at = _read_magic(data, name)
-    if magic is not None and found != magic:
-        raise IntegrityError(f"{name}: magic {found:#010x} where {magic:#010x} belongs")
+    found, at = _read_magic(data, name, magic)
     records: list[Record] = []
     while at < len(data):
         payload, at = _read_payload(data, at, name)
@@ -54,6 +52,18 @@ def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Im
 def read_messages(data: bytes, name: str, magic: int) -> tuple[Message, ...]:
     """The messages of an image of the kind `magic`, extras left out. Raises IntegrityError as `read_image` does."""
     return tuple(Message(record.payload, name) for record in read_image(data, name, magic).records)
+
+
+def read_head(data: bytes, name: str, magic: int) -> tuple[Message, bytes]:
+    """The first message of an image of the kind `magic`, and the bytes behind it.
+
+    Raises IntegrityError as `read_image` does, and if it has none.
+    """
+    _, at = _read_magic(data, name, magic)
+    if at == len(data):
+        raise IntegrityError(f"{name}: the head is missing")
+    payload, at = _read_payload(data, at, name)
+    return Message(payload, name), data[at:]
 
 
 def read_single(data: bytes, name: str, magic: int) -> Message:
@@ -72,16 +82,21 @@ def write_image(image: Image) -> bytes:
     return b"".join(parts)
 
 
-def _read_magic(data: bytes, name: str) -> tuple[int, int]:
+def _read_magic(data: bytes, name: str, wanted: int | None) -> tuple[int, int]:
     first = _read_u32(data, 0, name)
-    if first == magics.INVENTORY:
-        return first, 4
+    magic, at = (first, 4) if first == magics.INVENTORY else (_second_magic(data, first, name), 8)
+    if wanted not in (None, magic):
+        raise IntegrityError(f"{name}: magic {magic:#010x} where {wanted:#010x} belongs")
+    return magic, at
+
+
+def _second_magic(data: bytes, first: int, name: str) -> int:
     if first not in (magics.COMMON, magics.SERVICE):
         raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
     magic = _read_u32(data, 4, name)
     if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
         raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not go together")
-    return magic, 8
+    return magic
 
 
 def _magic_before(magic: int) -> tuple[int, ...]:

@@ -7,15 +7,20 @@ theirs in the image directory behind the symlink `parent`. Source: criu/include/
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.framing import Image, Record, read_head, read_image, write_image
 from crckpt.images.wire import VARINT, Message, encode, fields, varint
 from crckpt.model import PAGE_SIZE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 IN_PARENT: Final = 1
 LAZY: Final = 2
@@ -26,9 +31,13 @@ _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
 _NAME: Final = re.compile(r"pagemap-.+\.img")
 
-# What CRIU 4 writes for an entry: address, a compat count of 0, flags, count. Maps can have 100,000 of them.
+# What CRIU 4 writes for an entry: its size, address, a compat count of 0, flags, count. Maps can have 100,000 of them:
+# those that are all like that are read in one go.
 _VARINT: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
-_USUAL: Final = re.compile(rb"\x08" + _VARINT + rb"\x10\x00\x20([\x00-\x07])\x28" + _VARINT)
+_VARINT_BYTES: Final = 9
+_USUAL: Final = re.compile(rb"(.)\0\0\0\x08" + _VARINT + rb"\x10\0\x20([\x01\x03\x04\x06])\x28" + _VARINT, re.DOTALL)
+_USUAL_BYTES: Final = 6
+"""Of a usual entry, beside two varints and the size before it."""
 
 
 class Entry(NamedTuple):
@@ -67,11 +76,12 @@ def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
     Raises IntegrityError when it is damaged, when an entry's pages are neither PRESENT nor IN_PARENT (a dump for a
     lazy restore), and when it has fields or flags that are not known here (pages compressed by a newer CRIU).
     """
-    records = read_image(data, name, magics.PAGEMAP).records
-    if not records:
-        raise IntegrityError(f"{name}: the head is missing")
-    head = Message(records[0].payload, name)
-    return PageMap(head.required(1), tuple(_entry(record.payload, name) for record in records[1:]))
+    head, rest = read_head(data, name, magics.PAGEMAP)
+    entries = _usual(rest)
+    if entries is None:
+        records = read_image(data, name, magics.PAGEMAP).records
+        entries = tuple(_entry(record.payload, name) for record in records[1:])
+    return PageMap(head.required(1), entries)
 
 
 def write_pagemap(pagemap: PageMap) -> bytes:
@@ -80,21 +90,33 @@ def write_pagemap(pagemap: PageMap) -> bytes:
     return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
 
 
+def _usual(rest: bytes) -> tuple[Entry, ...] | None:
+    """Entries that are all as CRIU writes them today, and in order; None if one is not."""
+    found = _USUAL.findall(rest)
+    if not found:
+        return None if rest else ()
+    sizes, addresses, flags, counts = zip(*found, strict=True)
+    lengths = [len(address) + len(count) + _USUAL_BYTES for address, count in zip(addresses, counts, strict=True)]
+    # Matches that leave nothing out follow each other from the start to the end.
+    if b"".join(sizes) != bytes(lengths) or sum(lengths) + 4 * len(lengths) != len(rest):
+        return None
+    vaddr, pages = _numbers(addresses), _numbers(counts)
+    if (vaddr % PAGE_SIZE).any() or (pages > (_ADDRESSES - 1 - vaddr) // PAGE_SIZE + 1).any():
+        return None
+    return tuple(map(Entry, vaddr.tolist(), pages.tolist(), b"".join(flags)))
+
+
+def _numbers(varints: Sequence[bytes]) -> NDArray[np.uint64]:
+    import numpy as np
+
+    octets = np.frombuffer(b"".join([one.ljust(_VARINT_BYTES, b"\0") for one in varints]), np.uint8)
+    numbers = np.zeros(len(varints), np.uint64)
+    for at, column in enumerate(octets.reshape(-1, _VARINT_BYTES).T):
+        numbers |= (column & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * at)
+    return numbers
+
+
 def _entry(payload: bytes, name: str) -> Entry:
-    usual = _USUAL.fullmatch(payload)
-    if usual is None:
-        entry = _unusual(payload, name)
-    else:
-        vaddr, flags, pages = usual.groups()
-        entry = Entry(_number(vaddr), _number(pages), flags[0])
-    if entry.vaddr % PAGE_SIZE or entry.vaddr + entry.pages * PAGE_SIZE > _ADDRESSES:
-        raise IntegrityError(f"{name}: {entry.pages} pages at {entry.vaddr:#x} are no pages of a process")
-    if entry.flags & (PRESENT | IN_PARENT) not in (PRESENT, IN_PARENT):
-        raise IntegrityError(f"{name}: the pages at {entry.vaddr:#x} are not in these images (flags {entry.flags})")
-    return entry
-
-
-def _unusual(payload: bytes, name: str) -> Entry:
     """An entry of any form; older CRIUs had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670)."""
     unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
     message = Message(payload, name)
@@ -105,14 +127,12 @@ def _unusual(payload: bytes, name: str) -> Entry:
             f"{name}: an entry has {what}, which this crckpt does not know",
             hint="use a CRIU up to 4.2, or one without page compression",
         )
-    return Entry(message.required(1), message.uint(5, default=message.uint(2)), flags)
-
-
-def _number(octets: bytes) -> int:
-    value = 0
-    for octet in reversed(octets):
-        value = value << 7 | octet & 0x7F
-    return value
+    entry = Entry(message.required(1), message.uint(5, default=message.uint(2)), flags)
+    if entry.vaddr % PAGE_SIZE or entry.vaddr + entry.pages * PAGE_SIZE > _ADDRESSES:
+        raise IntegrityError(f"{name}: {entry.pages} pages at {entry.vaddr:#x} are no pages of a process")
+    if entry.flags & (PRESENT | IN_PARENT) not in (PRESENT, IN_PARENT):
+        raise IntegrityError(f"{name}: the pages at {entry.vaddr:#x} are not in these images (flags {entry.flags})")
+    return entry
 
 
 def _payload(entry: Entry) -> bytes:

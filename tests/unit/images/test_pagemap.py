@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,24 @@ def test_what_is_written_is_read(pages_id: int, listed: list[Entry]) -> None:
     assert read_pagemap(write_pagemap(pagemap)) == pagemap
 
 
+@given(st.lists(entries, min_size=1, max_size=4), st.data())
+def test_all_at_once_is_as_one_by_one(listed: list[Entry], data: st.DataObject) -> None:
+    """Whatever the bytes are: one of a good map is another here, or is not there."""
+    content = bytearray(write_pagemap(PageMap(1, tuple(listed))))
+    at = data.draw(st.integers(8, len(content) - 1))
+    content[at : at + 1] = data.draw(st.binary(max_size=2))
+
+    def read() -> PageMap | str:
+        try:
+            return read_pagemap(bytes(content))
+        except IntegrityError as error:
+            return error.message
+
+    with patch("crckpt.images.pagemap._usual", lambda _: None):
+        expected = read()
+    assert read() == expected
+
+
 def test_real_maps_are_written_as_they_were(images: dict[str, bytes]) -> None:
     names = [name for name in images if name.startswith("pagemap-")]
     assert len(names) > 3
@@ -52,6 +72,9 @@ def test_present_counts_the_pages_in_the_file() -> None:
         pytest.param([(1, VARINT, 4096), (2, VARINT, 3)], Entry(4096, 3, PRESENT), id="before flags"),
         pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (3, VARINT, 1)], Entry(4096, 3, IN_PARENT), id="in_parent"),
         pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (3, VARINT, 0)], Entry(4096, 3, PRESENT), id="not in_parent"),
+        pytest.param(
+            [(1, VARINT, 1 << 63), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], Entry(1 << 63, 1, 4), id="high"
+        ),
         pytest.param([(1, VARINT, 4096), (2, VARINT, 3), (4, VARINT, 4)], Entry(4096, 3, PRESENT), id="32-bit count"),
         pytest.param([(5, VARINT, 9), (4, VARINT, 4), (2, VARINT, 0), (1, VARINT, 0)], Entry(0, 9, 4), id="any order"),
     ],
