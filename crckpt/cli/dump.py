@@ -81,7 +81,7 @@ def dump(
         typer.Option(
             "--max-freeze",
             help="Take rounds until so short a freeze is foreseen: 100ms, 0.5s.",
-            show_default="as long as rounds pay",
+            show_default="until little is left",
             metavar="TIME",
         ),
     ] = None,

@@ -96,7 +96,10 @@ def forecast(criu: Path, staging: Path, seen: Observed) -> Forecast:
 def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
     """Bytes that were written below `root` since the last round, by what is tracked; those of stopped processes."""
     tracked = whole = 0
-    for process in proc.read_tree(root).processes:
+    now = proc.read_process(root.pid)
+    if now is None or now.start != root.start:
+        return tracked, whole
+    for process in proc.read_tree(now).processes:
         with suppress(OSError):
             if process.state == "stopped":  # CRIU takes nothing of it in a round
                 whole += proc.memory(process.pid)

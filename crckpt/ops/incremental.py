@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -142,13 +142,6 @@ class Way:
         self.followed = self.base = None
         self.tracks = False
         self.told = Tracked(self.told.tracker, self.told.why, why_full=why)
-
-    @property
-    def tracker(self) -> str:
-        """Its name, or nothing."""
-        with suppress(HostCannot):
-            return self.followed.tell().tracker if self.followed is not None else ""
-        return ""
 
     def close(self) -> None:
         """The dump is over."""

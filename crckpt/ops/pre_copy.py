@@ -29,12 +29,12 @@ def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path
     asked, way = subject.request.pre_copy, subject.way
     if asked is None or way is None:
         return subject
-    expected_ms = _expectation(subject, asked, staging)
+    expected_ms = _expectation(subject, way, asked, staging)
 
     def suffices(last: Copied) -> bool:
         if asked.max_freeze_ms is not None:
             return _fits(asked, expected_ms(last))
-        return left_to_freeze(subject.seen.tree.root, way.tracker)[0] < _LITTLE
+        return left_to_freeze(subject.seen.tree.root, way.told.tracker)[0] < _LITTLE
 
     rounds = take_rounds(subject, way, repository, work, asked.most, suffices)
     is_followed = way.followed is not None and bool(rounds)
@@ -52,20 +52,20 @@ def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path
     return replace(again, copying=Copying(rounds, expected, asked.max_freeze_ms))
 
 
-def _expectation(subject: Subject, asked: PreCopy, staging: Path) -> Callable[[Copied | None], float | None]:
+def _expectation(subject: Subject, way: Way, asked: PreCopy, staging: Path) -> Callable[[Copied | None], float | None]:
     """What tells how many milliseconds a freeze after this round, or of a full dump, would take: if that matters."""
     if asked.max_freeze_ms is None:
         return lambda _: None
     with staged(staging) as place:
         found = forecast(subject.criu.path, place, subject.seen)
-    tracker = subject.way.tracker if subject.way is not None else ""
-    return lambda last: found.full_ms() if last is None else found.after_ms(last, tracker)
+    return lambda last: found.full_ms() if last is None else found.after_ms(last, way.told.tracker)
 
 
 def _to_come(subject: Subject, way: Way, last: Copied) -> int:
     """Bytes that the dump will copy, about: of what is tracked as much again may be written until it has begun."""
-    tracked, whole = left_to_freeze(subject.seen.tree.root, way.tracker)
-    return 2 * tracked + last.fixed_bytes + whole
+    tracked, whole = left_to_freeze(subject.seen.tree.root, way.told.tracker)
+    left = tracked + last.fixed_bytes + whole
+    return min(left + tracked, max(left, subject.seen.memory))
 
 
 def _fits(asked: PreCopy, expected_ms: float | None) -> bool:

@@ -16,9 +16,10 @@ Written are at most 1 + PER_NEW times what is new, in the long run 1 / (1 - USED
 ten checkpoints under light load would begin to copy, with nothing to gain yet. A pack is copied over several
 checkpoints, its least used frames first, so that no checkpoint writes much more than what is new.
 
-Where much is rewritten each time old packs die of themselves, and what is copied soon dies, too. So beyond OF_ALL of
-the checkpoint only PER_NEW_OF_MUCH pages are copied for each new one: that is work beside a tree that writes a lot
-already. Of the 60th checkpoint, as above (the last column is of 5 checkpoints, of which each has new pages):
+Where much is rewritten each time old packs die of themselves, and what is copied soon dies, too. So no more than OF_ALL
+of the checkpoint is copied, or PER_NEW_OF_MUCH pages for each new one where that is more: that is work beside a tree
+that writes a lot already. Of the 60th checkpoint, as above (the last column is of 5 checkpoints, of which each has new
+pages):
 
     rewritten   PER_NEW_OF_MUCH   written / new   read / needed   packs of the last 5 / one checkpoint
     10 %        2.5               3.4             1.12            2.6
@@ -44,9 +45,10 @@ PER_NEW: Final = 2.5
 """Pages that are copied at most, for each new one."""
 
 OF_ALL: Final = 0.05
-"""The share of a checkpoint's pages beyond which there are fewer: PER_NEW_OF_MUCH."""
+"""The share of a checkpoint's pages that is copied at most, but for PER_NEW_OF_MUCH."""
 
 PER_NEW_OF_MUCH: Final = 0.5
+"""Pages that may be copied for each new one however many that are."""
 
 MOST_PACKS: Final = 128
 """With more packs than these the smaller half is merged: each costs an open file and two reads at dump and restore."""

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,23 +103,41 @@ def test_pre_copy_takes_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None
     assert restored(crckpt, target, "job", 2) == checksum
 
 
-def test_a_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: Path) -> None:
-    """What it writes during a round takes longer to write in a freeze than a round's own stop."""
+@contextmanager
+def rewriting(directory: Path) -> Iterator[int]:
+    """The PID of a program that writes 128 MiB over and over again."""
     program = (
         f"import mmap; memory = mmap.mmap(-1, {128 * MIB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-        f"while True: memory[:] = bytes({128 * MIB}); open({str(tmp_path / 'full')!r}, 'w').close()"
+        f"while True: memory[:] = bytes({128 * MIB}); open({str(directory / 'full')!r}, 'w').close()"
     )
     null = subprocess.DEVNULL
     argv = [sys.executable, "-c", program]
     process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
-        wait_for((tmp_path / "full").exists, 20, "the memory to be full")
-        result = crckpt.run("dump", str(process.pid), "job", "--pre-copy", "--json").document["result"]
-        assert len(result["copying"]["rounds"]) >= 2
+        wait_for((directory / "full").exists, 20, "the memory to be full")
+        yield process.pid
         assert process.poll() is None
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: Path) -> None:
+    """What it writes during a round takes longer to write in a freeze than a round's own stop."""
+    with rewriting(tmp_path) as pid:
+        result = crckpt.run("dump", str(pid), "job", "--pre-copy", "--json").document["result"]
+        assert len(result["copying"]["rounds"]) >= 2
+
+
+def test_no_more_room_is_asked_for_than_the_tree_takes(tmp_path: Path) -> None:
+    """However quickly it writes: there is room for the round and for all of it once more."""
+    again = f"rm -f {tmp_path}/full; until [ -e {tmp_path}/full ]; do :; done"
+    run = f'{find(None, None).path} "$@"; status=$?\n[ "$1" != pre-dump ] || {{ {again}; {again}; }}\nexit $status'
+    with rewriting(tmp_path) as pid, mounted(tmp_path / "staging", 340 * MIB):
+        words = ("dump", str(pid), "job", "--pre-copy", "--max-rounds", "1", "--staging", str(tmp_path / "staging"))
+        criu = executable(tmp_path / "criu", run)
+        result = Crckpt(tmp_path / "store").run(*words, "--criu", str(criu), "--json").document["result"]
+        assert len(result["copying"]["rounds"]) == 1
 
 
 def test_a_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
