@@ -39,8 +39,8 @@ def rows(setting: Setting) -> Iterator[Row]:
         with running(setting, writer(), size) as target:
             for share in SHARES:
                 yield from _freeze(setting, target, size, share)
-            yield _slowdown(setting, target, size, "--pre-copy", SLOWDOWN_BOUND)
-            yield _slowdown(setting, target, size, "--incremental", None)
+            for option in ("--pre-copy", "--incremental"):
+                yield _slowdown(setting, target, size, option)
             yield _bytes(setting, target, size)
     with running(setting, writer(PROCESSES - 1), setting.sizes[0]) as target:
         yield from _freeze(setting, target, setting.sizes[0], USUAL, processes=PROCESSES)
@@ -83,7 +83,7 @@ def _frozen(checkpoint: dict[str, Any]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _slowdown(setting: Setting, target: Target, size: int, option: str, bound: float | None) -> Row:
+def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Row:
     """How many times as long its work takes, tracked and with a checkpoint in each interval."""
     board = _board(target)
     board.ask(pages=round(USUAL * size * MEBIBYTE / _PAGE), works=True)
@@ -102,7 +102,7 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str, bound: f
     factors = [fmean(around) / done for around, done in zip(pairwise(alone), tracked, strict=True)]
     board.ask(pages=0)
     what = f"{size} MB, {USUAL:.0%} written a second, {option} each {setting.interval:g} s: work takes"
-    return Row("pre-copy", what, "x", tuple(factors), bound=bound)
+    return Row("pre-copy", what, "x", tuple(factors), bound=SLOWDOWN_BOUND)
 
 
 def _work_done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> int:
