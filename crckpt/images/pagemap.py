@@ -6,8 +6,10 @@ theirs in the image directory behind the symlink `parent`. Source: criu/include/
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
@@ -31,13 +33,12 @@ _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
 _NAME: Final = re.compile(r"pagemap-.+\.img")
 
-# What CRIU 4 writes for an entry: its size, address, a compat count of 0, flags, count. Maps can have 100,000 of them:
-# those that are all like that are read in one go.
-_VARINT: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
+# What CRIU 4 writes for an entry: its size (u32), address, a compat count of 0, flags, count. Maps can have 100,000 of
+# them: those that are all like that are read in one go.
+_SIZE_BYTES: Final = 4
+_ADDRESS_TAG, _COMPAT_TAG, _FLAGS_TAG, _COUNT_TAG = 0x08, 0x10, 0x20, 0x28
 _VARINT_BYTES: Final = 9
-_USUAL: Final = re.compile(rb"(.)\0\0\0\x08" + _VARINT + rb"\x10\0\x20([\x01\x03\x04\x06])\x28" + _VARINT, re.DOTALL)
-_USUAL_BYTES: Final = 6
-"""Of a usual entry, beside two varints and the size before it."""
+"""Of numbers below 1 << 63: no larger one is read in one go."""
 
 
 class Entry(NamedTuple):
@@ -48,11 +49,26 @@ class Entry(NamedTuple):
     flags: int
 
 
-class PageMap(Struct, frozen=True):
-    """One process's, or one shared segment's, pages. `pages_id` is the N of `pages-N.img`."""
+class PageMap(Struct, frozen=True, eq=False):
+    """One process's, or one shared segment's, pages. `pages_id` is the N of `pages-N.img`.
+
+    `table` has a row for each entry, with the columns of `Entry`.
+    """
 
     pages_id: int
-    entries: tuple[Entry, ...]
+    table: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, pages_id: int, entries: Iterable[Entry]) -> PageMap:
+        """A page map of these entries."""
+        import numpy as np
+
+        return cls(pages_id, np.array(list(entries), np.uint64).reshape(-1, len(Entry._fields)))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries in order."""
+        return tuple(Entry(*row) for row in self.table.tolist())
 
     @property
     def pages_name(self) -> str:
@@ -62,7 +78,26 @@ class PageMap(Struct, frozen=True):
     @property
     def present(self) -> int:
         """How many pages that file holds."""
-        return sum(entry.pages for entry in self.entries if entry.flags & PRESENT)
+        return sum(self.table[self.having(PRESENT), 1].tolist())
+
+    def having(self, flag: int) -> NDArray[np.bool_]:
+        """Which entries have this flag."""
+        found: NDArray[np.bool_] = (self.table[:, 2] & flag) != 0
+        return found
+
+    def joined(self) -> PageMap:
+        """The same pages in as few entries as may be, as a set has them that has all of them itself."""
+        import numpy as np
+
+        table = self.table.copy()
+        table[:, 2] = table[:, 2] & (_KNOWN_FLAGS ^ IN_PARENT) | PRESENT
+        first = table[:, 0] // PAGE_SIZE
+        goes_on = (first[1:] == first[:-1] + table[:-1, 1]) & (table[1:, 2] == table[:-1, 2])
+        starts = np.flatnonzero(np.concatenate((np.ones(len(table[:1]), np.bool_), ~goes_on)))
+        joined = table[starts]
+        if len(starts):
+            joined[:, 1] = np.add.reduceat(table[:, 1], starts)
+        return PageMap(self.pages_id, joined)
 
 
 def is_pagemap(name: str) -> bool:
@@ -77,11 +112,11 @@ def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
     lazy restore), and when it has fields or flags that are not known here (pages compressed by a newer CRIU).
     """
     head, rest = read_head(data, name, magics.PAGEMAP)
-    entries = _usual(rest)
-    if entries is None:
-        records = read_image(data, name, magics.PAGEMAP).records
-        entries = tuple(_entry(record.payload, name) for record in records[1:])
-    return PageMap(head.required(1), entries)
+    pages_id, table = head.required(1), _usual(rest)
+    if table is not None:
+        return PageMap(pages_id, table)
+    records = read_image(data, name, magics.PAGEMAP).records
+    return PageMap.of(pages_id, (_entry(record.payload, name) for record in records[1:]))
 
 
 def write_pagemap(pagemap: PageMap) -> bytes:
@@ -90,30 +125,49 @@ def write_pagemap(pagemap: PageMap) -> bytes:
     return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
 
 
-def _usual(rest: bytes) -> tuple[Entry, ...] | None:
-    """Entries that are all as CRIU writes them today, and in order; None if one is not."""
-    found = _USUAL.findall(rest)
-    if not found:
-        return None if rest else ()
-    sizes, addresses, flags, counts = zip(*found, strict=True)
-    lengths = [len(address) + len(count) + _USUAL_BYTES for address, count in zip(addresses, counts, strict=True)]
-    # Matches that leave nothing out follow each other from the start to the end.
-    if b"".join(sizes) != bytes(lengths) or sum(lengths) + 4 * len(lengths) != len(rest):
-        return None
-    vaddr, pages = _numbers(addresses), _numbers(counts)
-    if (vaddr % PAGE_SIZE).any() or (pages > (_ADDRESSES - 1 - vaddr) // PAGE_SIZE + 1).any():
-        return None
-    return tuple(map(Entry, vaddr.tolist(), pages.tolist(), b"".join(flags)))
-
-
-def _numbers(varints: Sequence[bytes]) -> NDArray[np.uint64]:
+def _usual(rest: bytes) -> NDArray[np.uint64] | None:
+    """The table of entries that are all as CRIU writes them today, and in order; None if one is not."""
     import numpy as np
 
-    octets = np.frombuffer(b"".join([one.ljust(_VARINT_BYTES, b"\0") for one in varints]), np.uint8)
-    numbers = np.zeros(len(varints), np.uint64)
-    for at, column in enumerate(octets.reshape(-1, _VARINT_BYTES).T):
-        numbers |= (column & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * at)
-    return numbers
+    # Beyond the end there is something to look at, too.
+    data = np.frombuffer(rest + bytes(4 * _VARINT_BYTES), np.uint8)
+    # Where an entry may begin: with a size below 256, and the tag of the address. Nothing else in them looks like that.
+    places = max(len(rest) - _SIZE_BYTES, 0)
+    looks = (data[at : at + places] == octet for at, octet in ((1, 0), (2, 0), (3, 0), (4, _ADDRESS_TAG)))
+    at = np.flatnonzero(reduce(operator.and_, looks))
+    # Those that leave nothing out follow each other from the start to the end.
+    starts = np.concatenate(([0], at + _SIZE_BYTES + data[at]))
+    if not np.array_equal(starts, np.append(at, len(rest))):
+        return None
+    address, behind = _numbers(data, at + _SIZE_BYTES + 1)
+    flags = data[behind + 3].astype(np.uint64)
+    count, end = _numbers(data, behind + 5)
+    is_usual = (
+        (data[behind] == _COMPAT_TAG)
+        & (data[behind + 1] == 0)
+        & (data[behind + 2] == _FLAGS_TAG)
+        & np.isin(flags, (PRESENT, PRESENT | LAZY, IN_PARENT, IN_PARENT | LAZY))
+        & (data[behind + 4] == _COUNT_TAG)
+        & (end == starts[1:])
+        & (address % PAGE_SIZE == 0)
+        & (count <= (_ADDRESSES - 1 - address) // PAGE_SIZE + 1)
+    )
+    return np.stack((address, count, flags), axis=1) if is_usual.all() else None
+
+
+def _numbers(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """The varints at these places, and where each ends; those that are too long end where none may."""
+    import numpy as np
+
+    numbers, end = np.zeros(len(at), np.uint64), at.copy()
+    goes_on = np.ones(len(at), np.bool_)
+    for place in range(_VARINT_BYTES):
+        octets = data[at + place]
+        numbers |= np.where(goes_on, octets & 0x7F, 0).astype(np.uint64) << np.uint64(7 * place)
+        end += goes_on
+        goes_on &= octets >= 0x80
+    end[goes_on] = 0
+    return numbers, end
 
 
 def _entry(payload: bytes, name: str) -> Entry:

@@ -139,10 +139,9 @@ def _check_pages(contents: Contents, file: StoredFile) -> None:
     pagemap = contents.index.find(file.pagemap, (FILE,))
     if pagemap is None:
         raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
-    entries = read_pagemap(contents.read(pagemap), file.pagemap).entries
-    present = np.array([entry for entry in entries if entry.flags & PRESENT], np.uint64).reshape(-1, 3)
-    wanted = spread(present[:, 0] // np.uint64(PAGE_SIZE), present[:, 1])
-    if len(present) != len(entries) or not np.array_equal(wanted, _addresses(file.extents)):
+    told = read_pagemap(contents.read(pagemap), file.pagemap)
+    wanted = spread(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
+    if not told.having(PRESENT).all() or not np.array_equal(wanted, _addresses(file.extents)):
         raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, is_pagemap, read_pagemap, write_pagemap
+from crckpt.images.pagemap import IN_PARENT, PageMap, is_pagemap, read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import (
     EXTENT,
@@ -179,17 +179,9 @@ def _whole(size: int) -> Extents:
 
 
 def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
-    if not any(entry.flags & IN_PARENT for entry in pagemap.entries):
+    if not pagemap.having(IN_PARENT).any():
         return _file_source(directory, name, (directory / name).stat().st_size)
-    entries: list[Entry] = []
-    for entry in pagemap.entries:
-        whole = entry._replace(flags=entry.flags & ~IN_PARENT | PRESENT)
-        last = entries[-1] if entries else whole
-        if last.flags == whole.flags and last.vaddr + last.pages * PAGE_SIZE == whole.vaddr:
-            entries[-1] = last._replace(pages=last.pages + whole.pages)
-        else:
-            entries.append(whole)
-    return of_bytes(name, FILE, write_pagemap(PageMap(pagemap.pages_id, tuple(entries))))
+    return of_bytes(name, FILE, write_pagemap(pagemap.joined()))
 
 
 def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
@@ -218,8 +210,8 @@ class _Chain(NamedTuple):
         _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
         number = len(self.files)
         self.files.append(directory / pagemap.pages_name)
-        entries = np.array([entry for entry in pagemap.entries if entry.pages], np.uint64).reshape(-1, 3)
-        inherited = (entries[:, 2] & np.uint64(IN_PARENT)) != 0
+        is_some = pagemap.table[:, 1] > 0
+        entries, inherited = pagemap.table[is_some], pagemap.having(IN_PARENT)[is_some]
         above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
         most = count_of(above) if above is not None else np.iinfo(np.uint32).max
         if inherited.any() and entries[inherited, 1].max() > most:

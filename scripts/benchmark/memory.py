@@ -28,7 +28,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             images = directory / "images"
             images.mkdir()
             pages = mebibytes * MEBIBYTE // _PAGE
-            (images / "pagemap-1.img").write_bytes(write_pagemap(PageMap(1, (Entry(1 << 32, pages, PRESENT),))))
+            (images / "pagemap-1.img").write_bytes(write_pagemap(PageMap.of(1, (Entry(1 << 32, pages, PRESENT),))))
             fill(images / "pages-1.img", pages)
             for act in ("ingest", "read"):
                 found = run([sys.executable, "-m", "benchmark.memory_of", act, directory / "store", images])

@@ -29,7 +29,7 @@ from crckpt.images.framing import read_image
 from crckpt.images.ids import KernelIds, Namespaces, read_ids
 from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
-from crckpt.images.pagemap import Entry, PageMap, read_pagemap
+from crckpt.images.pagemap import Entry, read_pagemap
 from crckpt.images.pstree import ProcessEntry, read_pstree
 from crckpt.images.registers import read_registers
 from crckpt.images.regular import Ghost, RegularFile, Remap, read_ghost, read_remaps
@@ -193,10 +193,10 @@ def memory(records: list[Record]) -> AddressSpace:
     return AddressSpace(vmas, tuple(record["mm_saved_auxv"]), record["exe_file_id"], **places)
 
 
-def pages(records: list[Record]) -> PageMap:
+def pages(records: list[Record]) -> tuple[int, tuple[Entry, ...]]:
     """Which pages there are."""
     head, *rest = records
-    return PageMap(head["pages_id"], tuple(Entry(one["vaddr"], one["nr_pages"], one["flags"]) for one in rest))
+    return head["pages_id"], tuple(Entry(one["vaddr"], one["nr_pages"], one["flags"]) for one in rest)
 
 
 def ghost(records: list[Record]) -> Ghost:
@@ -337,7 +337,7 @@ READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], 
         each(lambda record: made(special.MemFdInode, record, "inode_id name size shmid")),
     ),
     "tty-info": (special.read_terminals, each(terminal)),
-    "pagemap": (read_pagemap, pages),
+    "pagemap": (lambda data: (read_pagemap(data).pages_id, read_pagemap(data).entries), pages),
     "stats-dump": (read_dump_stats, statistics),
 }
 """Kind of image -> what crckpt makes of its bytes, and what it must be by crit's records."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -32,20 +34,20 @@ def image(*payloads: list[tuple[int, int, int | bytes]]) -> bytes:
 
 @given(st.integers(0, (1 << 32) - 1), st.lists(entries, max_size=20))
 def test_what_is_written_is_read(pages_id: int, listed: list[Entry]) -> None:
-    pagemap = PageMap(pages_id, tuple(listed))
-    assert read_pagemap(write_pagemap(pagemap)) == pagemap
+    found = read_pagemap(write_pagemap(PageMap.of(pages_id, listed)))
+    assert (found.pages_id, found.entries) == (pages_id, tuple(listed))
 
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
 def test_all_at_once_is_as_one_by_one(listed: list[Entry], data: st.DataObject) -> None:
     """Whatever the bytes are: one of a good map is another here, or is not there."""
-    content = bytearray(write_pagemap(PageMap(1, tuple(listed))))
+    content = bytearray(write_pagemap(PageMap.of(1, listed)))
     at = data.draw(st.integers(8, len(content) - 1))
     content[at : at + 1] = data.draw(st.binary(max_size=2))
 
-    def read() -> PageMap | str:
+    def read() -> tuple[Entry, ...] | str:
         try:
-            return read_pagemap(bytes(content))
+            return read_pagemap(bytes(content)).entries
         except IntegrityError as error:
             return error.message
 
@@ -62,8 +64,29 @@ def test_real_maps_are_written_as_they_were(images: dict[str, bytes]) -> None:
 
 
 def test_present_counts_the_pages_in_the_file() -> None:
-    pagemap = PageMap(3, (Entry(0, 2, PRESENT), Entry(8192, 5, IN_PARENT), Entry(65536, 4, PRESENT | LAZY)))
+    pagemap = PageMap.of(3, (Entry(0, 2, PRESENT), Entry(8192, 5, IN_PARENT), Entry(65536, 4, PRESENT | LAZY)))
     assert (pagemap.present, pagemap.pages_name) == (6, "pages-3.img")
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.sampled_from(FLAGS)), max_size=8))
+def test_joined_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
+    listed = [Entry(first * PAGE_SIZE, pages, flags) for first, pages, flags in parts]
+    joined = PageMap.of(1, listed).joined().entries
+
+    def pages(found: Iterable[Entry]) -> list[tuple[int, int]]:
+        return [(entry.vaddr + at * PAGE_SIZE, entry.flags & LAZY) for entry in found for at in range(entry.pages)]
+
+    assert pages(joined) == pages(listed)
+    assert all(entry.flags & (PRESENT | IN_PARENT) == PRESENT for entry in joined)
+    assert all(
+        after.flags != before.flags or after.vaddr != before.vaddr + before.pages * PAGE_SIZE
+        for before, after in pairwise(joined)
+    )
+
+
+def test_the_last_page_of_all_goes_not_on_with_the_first() -> None:
+    listed = (Entry((1 << 64) - PAGE_SIZE, 1, PRESENT), Entry(0, 1, PRESENT))
+    assert PageMap.of(1, listed).joined().entries == listed
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def write_set(directory: Path, images: ImageSet, parent: str | None = None) -> P
             Entry(part.address, part.inherited or len(part.pages), IN_PARENT if part.inherited else PRESENT)
             for part in areas
         )
-        (directory / name).write_bytes(write_pagemap(PageMap(number, tuple(entries))))
+        (directory / name).write_bytes(write_pagemap(PageMap.of(number, entries)))
         (directory / f"pages-{number}.img").write_bytes(b"".join(b"".join(part.pages) for part in areas))
     for name, content in images.files.items():
         (directory / name).write_bytes(content)

@@ -105,7 +105,7 @@ def _long(base: Path) -> Path:
 
 def _huge(base: Path) -> Path:
     images = write_set(base / "2", ImageSet())
-    (images / MAP).write_bytes(write_pagemap(PageMap(1, (Entry(0, 1 << 50, PRESENT),))))
+    (images / MAP).write_bytes(write_pagemap(PageMap.of(1, (Entry(0, 1 << 50, PRESENT),))))
     (images / "pages-1.img").write_bytes(page(1))
     return images
 

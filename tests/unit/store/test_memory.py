@@ -28,7 +28,7 @@ def _written(directory: Path, real: int, sparse: int) -> Path:
     total = real + sparse
     areas = pairwise([*range(0, total, 512), total])
     entries = tuple(Entry((first + first // 512) * PAGE_SIZE, end - first, PRESENT) for first, end in areas)
-    (directory / "pagemap-100.img").write_bytes(write_pagemap(PageMap(1, entries)))
+    (directory / "pagemap-100.img").write_bytes(write_pagemap(PageMap.of(1, entries)))
     with (directory / "pages-1.img").open("wb") as file:
         for first in range(0, real, 1024):
             pages = np.zeros((min(1024, real - first), PAGE_SIZE // 8), np.uint64)
