@@ -155,6 +155,15 @@ def write_new(path: Path, content: bytes, what: str) -> None:
     _fill(open_private(path, what), content, what)
 
 
+def write_unsynced(path: Path, content: bytes, what: str) -> None:
+    """Create `path` with mode 0600, for what nobody looks for after a crash."""
+    descriptor = open_private(path, what)
+    try:
+        write(descriptor, content, what)
+    finally:
+        os.close(descriptor)
+
+
 def move_durably(source: Path, target: Path, what: str) -> None:
     """Rename a file or directory, whose content is durable already, and make its new name durable."""
     rename(source, target, what)

@@ -28,6 +28,9 @@ IN_PARENT: Final = 1
 LAZY: Final = 2
 PRESENT: Final = 4
 
+PARENT: Final = "parent"
+"""The symlink in a set of images that leads to the set before."""
+
 _KNOWN_FLAGS: Final = IN_PARENT | LAZY | PRESENT
 _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
@@ -86,23 +89,30 @@ class PageMap(Struct, frozen=True, eq=False):
         return found
 
     def joined(self) -> PageMap:
-        """The same pages in as few entries as may be, as a set has them that has all of them itself."""
+        """The same pages, all PRESENT, in as few entries as may be.
+
+        That a page may be LAZY is left out: CRIU tells it of those that it has copied, not of others beside them.
+        """
         import numpy as np
 
-        table = self.table.copy()
-        table[:, 2] = table[:, 2] & (_KNOWN_FLAGS ^ IN_PARENT) | PRESENT
-        first = table[:, 0] // PAGE_SIZE
-        goes_on = (first[1:] == first[:-1] + table[:-1, 1]) & (table[1:, 2] == table[:-1, 2])
-        starts = np.flatnonzero(np.concatenate((np.ones(len(table[:1]), np.bool_), ~goes_on)))
-        joined = table[starts]
+        first = self.table[:, 0] // PAGE_SIZE
+        goes_on = first[1:] == first[:-1] + self.table[:-1, 1]
+        starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), ~goes_on)))
+        joined = self.table[starts]
+        joined[:, 2] = PRESENT
         if len(starts):
-            joined[:, 1] = np.add.reduceat(table[:, 1], starts)
+            joined[:, 1] = np.add.reduceat(self.table[:, 1], starts)
         return PageMap(self.pages_id, joined)
 
 
 def is_pagemap(name: str) -> bool:
     """Whether an image file of that name is a page map."""
     return _NAME.fullmatch(name) is not None
+
+
+def tells_pages(name: str) -> bool:
+    """Whether CRIU reads an image file of that name of the set before an incremental one."""
+    return name == "inventory.img" or is_pagemap(name)
 
 
 def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:

@@ -257,6 +257,8 @@ def _committed(subject: Subject, repository: Repository, paths: Paths, new: NewC
     context = subject.context
     # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
     read_inventory((paths.images / "inventory.img").read_bytes())
+    if subject.base:
+        subject.base.lend_pages(paths.images)
     checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
     if subject.way is not None:
         subject.way.committed(checkpoint.id)

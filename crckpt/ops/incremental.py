@@ -12,30 +12,16 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host import proc
-from crckpt.host.files import make_private_directory, remove_tree
 from crckpt.images.stats import DumpStats
 from crckpt.model import CheckpointId
-from crckpt.store import Repository, materialise_base
+from crckpt.ops.base import Base, after_checkpoint, after_rounds, stored
+from crckpt.store import Repository
 from crckpt.tracking.keeper import Keeper
 from crckpt.tracking.kept import ENDED, Session, running, session, was_killed
 from crckpt.tracking.preload import identity
 from crckpt.tracking.tracker import Round
 
 _APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
-
-_BASE: Final = "base-"
-
-
-class Base(Struct, frozen=True):
-    """The sets of images that a dump or a round counts from: `before` is the last, `rounds` of them are no checkpoint.
-
-    The first of them may be `checkpoint`, without its pages, in `directory`.
-    """
-
-    before: Path
-    rounds: int = 0
-    checkpoint: CheckpointId | None = None
-    directory: Path | None = None
 
 
 class Copied(Struct, frozen=True):
@@ -151,10 +137,12 @@ class Way:
     def _count_from(self, repository: Repository, began: Round, root: int, place: Callable[[], Path]) -> None:
         name = began.base
         try:
-            self.base = _after_rounds(repository, Path(name)) if "/" in name else _after(repository, name, place())
+            self.base = (
+                after_rounds(repository, Path(name)) if "/" in name else after_checkpoint(repository, name, place())
+            )
             for one in began.whole:
                 # Of a process that it finds there CRIU leaves the vdso to the base, which an exec has moved.
-                _place_in(self.base, one.pid).unlink(missing_ok=True)
+                self.base.pagemap(one.pid).unlink(missing_ok=True)
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.told = replace(self.told, why_full=error.message, whole=())
         else:
@@ -171,48 +159,13 @@ class Way:
                 self.followed = None
 
 
-def _after(repository: Repository, name: str, place: Path) -> Base:
-    """The set in `place` that stands for a checkpoint."""
-    checkpoint = _stored(repository, name)
-    # The name is what says after rounds which checkpoint it was.
-    directory = place / f"{_BASE}{checkpoint}"
-    make_private_directory(directory, "image-directory")
-    try:
-        materialise_base(repository, repository.get(checkpoint), directory)
-    except IntegrityError:
-        # Beside rounds it would say what they count from.
-        remove_tree(directory, "image-directory")
-        raise
-    return Base(directory, checkpoint=checkpoint, directory=directory)
-
-
-def _after_rounds(repository: Repository, last: Path) -> Base:
-    """`last` is the set of a round; all are numbered, and lie beside the checkpoint that the first counts from."""
-    if not last.is_dir():
-        raise StoreUnusable(f"the rounds that were copied before are gone from {last.parent}")
-    directory = next(last.parent.glob(f"{_BASE}*"), None)
-    checkpoint = None if directory is None else _stored(repository, directory.name.removeprefix(_BASE))
-    return Base(last, int(last.name), checkpoint, directory)
-
-
-def _place_in(base: Base, pid: int) -> Path:
-    return base.before / f"pagemap-{pid}.img"
-
-
 def _left_out(base: Base, began: Round, root: int) -> Iterator[str]:
     """Clauses on processes below `root` of which CRIU has taken nothing in a round, and so takes all now."""
     process = proc.read_process(root) if base.rounds else None
     told = {one.pid for one in began.whole}
     for one in proc.read_tree(process).processes if process is not None else ():
-        if one.state == "stopped" and one.pid not in told and not _place_in(base, one.pid).exists():
+        if one.state == "stopped" and one.pid not in told and not base.pagemap(one.pid).exists():
             yield f"PID {one.pid}: it is stopped, and a round copies nothing of it"
-
-
-def _stored(repository: Repository, name: str) -> CheckpointId:
-    try:
-        return repository.get(CheckpointId(name)).id
-    except NoSuchCheckpoint:
-        raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the last one of this tree, is not in this store") from None
 
 
 def way(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Way | None:
@@ -257,8 +210,8 @@ def foreseen(
         return told
     try:
         if "/" in keeper.base:
-            return replace(told, rounds=_after_rounds(store(), Path(keeper.base)).rounds)
-        return replace(told, base=_stored(store(), keeper.base))
+            return replace(told, rounds=after_rounds(store(), Path(keeper.base)).rounds)
+        return replace(told, base=stored(store(), keeper.base))
     except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
         return replace(told, why_full=error.message)
 

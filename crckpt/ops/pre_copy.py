@@ -15,9 +15,9 @@ from crckpt.ops.rounds import take_rounds, why_none
 from crckpt.ops.subject import Copying, PreCopy, Subject, looked_at_again
 from crckpt.store import Repository, staged
 
-_LITTLE: Final = 16 << 20
-"""Bytes that CRIU writes in less time, about 15 ms, than the tree stands still for another round, however small that
-is (20 ms at 256 MB, 32 ms at 4 GB). Where nobody says how short the freeze is to be, it is short enough then."""
+_LITTLE: Final = 32 << 20
+"""Bytes that CRIU writes in about the time, 30 ms, that the tree stands still for another round, however small that is
+(20 ms at 256 MB, 40 ms at 4 GB). Where nobody says how short the freeze is to be, it is short enough then."""
 
 
 def pre_copy(subject: Subject, repository: Repository, work: Path, staging: Path) -> Subject:

@@ -15,6 +15,7 @@ from crckpt.host.proc import Tree
 from crckpt.host.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE
+from crckpt.ops.base import keep_page_maps
 from crckpt.ops.context import Context
 from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Copied, Way
@@ -76,12 +77,14 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     way.begin(repository, subject.criu.path, new)
     if not way.tracks:
         raise HostCannot(why_none(way))
-    number, above = (way.base.rounds + 1, way.base.before.parent) if way.base else (1, new())
-    images = above / str(number)
+    images = way.base.next_round() if way.base else new() / "1"
     images.mkdir(mode=0o700)
     before = str(way.base.before) if way.base else None
     words = pre_dump_command(subject.criu.path, subject.seen.tree.root.pid, Paths(images, work), before)
     succeeded(subject, gated((*way.environment, *words), work / "pre-dump.log", way))
+    if way.base:
+        way.base.lend_pages(images)
+    keep_page_maps(images)
     stats = read_dump_stats((work / "stats-dump").read_bytes())
     if not stats.pages_scanned:
         # CRIU does nothing to processes that are stopped: of a tree that is it has reset nothing.
@@ -89,7 +92,7 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     way.committed(str(images))
     _must_count(way, images)
     return Copied(
-        number,
+        int(images.name),
         stats.pages_written + stats.shared_pages_written,
         (stats.pages_written + stats.shared_pages_written) * PAGE_SIZE,
         (_untracked(way.told.tracker, subject.seen.tree) + stats.shared_pages_written) * PAGE_SIZE,

@@ -18,9 +18,10 @@ from crckpt.errors import DumpFailed, UsageError
 from crckpt.host import observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
+from crckpt.ops.base import Base
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
-from crckpt.ops.incremental import Base, Copied, Tracked, Way, foreseen
+from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
 from crckpt.preflight.dump import Plan, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.images.pagemap import IN_PARENT, PageMap, is_pagemap, read_pagemap, write_pagemap
+from crckpt.images.pagemap import IN_PARENT, PARENT, PageMap, is_pagemap, read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import (
     EXTENT,
@@ -39,7 +39,6 @@ from crckpt.store.extents import (
 )
 from crckpt.store.index import DETAILS, FILE, PAGES
 
-_PARENT: Final = "parent"
 _NOTHING: Final = np.empty(0, EXTENT)
 _IN_BASE: Final = ZERO
 """In place of a file's number. As pages of zeros, those of the base have no place that could be joined or moved."""
@@ -155,7 +154,7 @@ def sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[
 def _sizes(directory: Path) -> dict[str, int]:
     sizes = {}
     for path in sorted(directory.iterdir()):
-        if path.name == _PARENT and path.is_symlink():
+        if path.name == PARENT and path.is_symlink():
             continue
         if path.is_symlink() or not path.is_file():
             raise IntegrityError(f"{path} is no image: it is not a regular file")
@@ -231,7 +230,7 @@ class _Chain(NamedTuple):
 
     def _above(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
         """What lies in the set before; None if that is the base, which has what is left to it."""
-        link = directory / _PARENT
+        link = directory / PARENT
         above = link.resolve()
         if link.is_symlink() and above == self.base:
             return None

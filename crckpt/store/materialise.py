@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crckpt.errors import NoSuchCheckpoint
-from crckpt.host.files import open_private, resize, write_at
-from crckpt.images.pagemap import is_pagemap
+from crckpt.host.files import open_private, resize, write_at, write_unsynced
+from crckpt.images.pagemap import tells_pages
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.repository import Repository
 
@@ -60,17 +60,9 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
             for number, use in enumerate(checkpoint.packs):
                 if not (repository.layout.fingerprints / use.digest).exists():
                     recall(repository.layout, repository.facts, contents.pack(number))
-        wanted = [file for file in contents.index.files if file.kind == "file" and _tells_pages(file.name)]
-        for file in wanted:
-            descriptor = open_private(directory / file.name, "image")
-            try:
-                write_at(descriptor, contents.read(file), 0, "image")
-            finally:
-                os.close(descriptor)
-
-
-def _tells_pages(name: str) -> bool:
-    return name == "inventory.img" or is_pagemap(name)
+        for file in contents.index.files:
+            if file.kind == "file" and tells_pages(file.name):
+                write_unsynced(directory / file.name, contents.read(file), "image")
 
 
 @contextmanager
