@@ -159,7 +159,7 @@ def write_unsynced(path: Path, content: bytes, what: str) -> None:
     """Create `path` with mode 0600, for what nobody looks for after a crash."""
     descriptor = open_private(path, what)
     try:
-        write(descriptor, content, what)
+        write_at(descriptor, content, 0, what)
     finally:
         os.close(descriptor)
 

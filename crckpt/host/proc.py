@@ -131,8 +131,7 @@ def read_process(pid: int) -> Process | None:
         return None
     if int(status["Tgid"]) != pid:
         return None
-    # comm may hold spaces and parentheses: fields begin after the last one.
-    fields = stat[stat.rindex(")") + 2 :].split()
+    fields = procfs.behind_the_name(stat)
     return Process(
         pid=pid,
         ppid=int(fields[1]),
@@ -200,6 +199,19 @@ def tracers(pid: int) -> tuple[tuple[int, int], ...]:
                 if tracer and int(name) != pid:
                     found.append((int(name), tracer))
     return tuple(found)
+
+
+def cores_in_use(pids: Iterable[int]) -> set[int]:
+    """The numbers of the cores that threads of these processes run on, or wait for, just now."""
+    found = set()
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for name in os.listdir(f"/proc/{pid}/task"):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    fields = procfs.behind_the_name(procfs.text(f"/proc/{pid}/task/{name}/stat"))
+                    if fields[0] == "R":
+                        found.add(int(fields[36]))
+    return found
 
 
 def children(pid: int) -> tuple[int, ...]:
@@ -340,8 +352,7 @@ def _pids() -> Iterator[int]:
 def _parents() -> Iterator[tuple[int, int]]:
     for pid in _pids():
         with suppress(FileNotFoundError, ProcessLookupError):
-            stat = procfs.text(f"/proc/{pid}/stat")
-            yield pid, int(stat[stat.rindex(")") + 2 :].split()[1])
+            yield pid, int(procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))[1])
 
 
 def _namespaces(directory: str) -> tuple[tuple[str, int], ...]:

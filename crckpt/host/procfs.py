@@ -23,6 +23,11 @@ def text(path: str) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
+def behind_the_name(stat: str) -> list[str]:
+    """The fields of a task's `stat` from the third on. The name may hold anything, but ends at the last parenthesis."""
+    return stat[stat.rindex(")") + 2 :].split()
+
+
 def lines(path: str) -> list[str]:
     """Its lines: those that the kernel wrote. Names may hold what else is taken to end one. Raises OSError."""
     found = text(path).split("\n")

@@ -178,8 +178,7 @@ def _thread(pid: int) -> int:
 
 
 def _state(pid: int, tid: int) -> str:
-    stat = procfs.text(f"/proc/{pid}/task/{tid}/stat")
-    return stat[stat.rindex(")") + 2]
+    return procfs.behind_the_name(procfs.text(f"/proc/{pid}/task/{tid}/stat"))[0]
 
 
 def _seize(pid: int, tid: int) -> None:

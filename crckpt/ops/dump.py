@@ -18,6 +18,7 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.errors import DumpFailed, Interrupted, UsageError
 from crckpt.host import machine, proc
+from crckpt.host.cores import left_to
 from crckpt.host.files import remove_tree
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
@@ -182,7 +183,8 @@ def _left_running(subject: Subject, repository: Repository, paths: Paths, runnin
     with interrupts_let_in(), repository.announced(new.job, new.created, new.run_id, alone=alone):
         running(replace(done, pending=True))
         try:
-            return replace(done, checkpoint=_committed(subject, repository, paths, new))
+            with left_to(subject.seen.tree.pids):
+                return replace(done, checkpoint=_committed(subject, repository, paths, new))
         except OSError as error:
             raise as_ours(error, DumpFailed, "the dump") from error
 

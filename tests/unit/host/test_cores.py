@@ -1,0 +1,81 @@
+"""Work that leaves processes the cores that they run on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from entering import state, wait_for
+
+from crckpt.host.cores import left_to
+
+OURS = os.sched_getaffinity(0)
+
+_SPIN = "while True: pass"
+_SLEEP = "import signal; signal.pause()"
+
+pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is one core")
+
+
+@contextmanager
+def running(program: str, core: int, in_state: str) -> Iterator[int]:
+    null = subprocess.DEVNULL
+    with subprocess.Popen([sys.executable, "-c", program], stdin=null, stdout=null, start_new_session=True) as process:
+        try:
+            os.sched_setaffinity(process.pid, {core})
+            wait_for(lambda: state(process.pid) == in_state and on(process.pid) == core, "it to be there")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def on(pid: int) -> int:
+    """The core that it was on last."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[36])
+
+
+def seen_by_a_thread() -> set[int]:
+    seen: list[set[int]] = []
+    thread = Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_a_core_that_a_process_runs_on_is_left_to_it() -> None:
+    core = min(OURS)
+    with running(_SPIN, core, "R") as pid:
+        with left_to([pid]):
+            assert os.sched_getaffinity(0) == seen_by_a_thread() == OURS - {core}
+        assert os.sched_getaffinity(0) == OURS
+
+
+def test_a_process_that_sleeps_leaves_all_cores_to_us() -> None:
+    with running(_SLEEP, min(OURS), "S") as pid, left_to([pid]):
+        assert os.sched_getaffinity(0) == OURS
+
+
+def test_of_few_cores_we_keep_half() -> None:
+    first, second = sorted(OURS)[:2]
+    with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, left_to([one, other]):
+        kept = os.sched_getaffinity(0)
+        assert kept == (OURS - {first, second} if len(OURS) >= 4 else OURS)
+
+
+def test_a_process_that_has_ended_runs_nowhere() -> None:
+    with running(_SPIN, min(OURS), "R") as pid:
+        pass
+    with left_to([pid]):
+        assert os.sched_getaffinity(0) == OURS
+
+
+def test_what_is_interrupted_gives_the_cores_back() -> None:
+    with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), left_to([pid]):
+        raise KeyboardInterrupt
+    assert os.sched_getaffinity(0) == OURS
