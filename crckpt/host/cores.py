@@ -11,19 +11,18 @@ from crckpt.host import proc
 
 @contextmanager
 def left_to(pids: Iterable[int]) -> Iterator[None]:
-    """This thread, and those that it starts, stay off the cores that threads of these processes are running on.
+    """This thread, and those that it starts, stay off the cores that threads of these processes run on as it begins.
 
     They do if half of ours, or more, are left: on fewer our work would take much longer, and slow the processes down
-    for as long. A nice value would not do: it does not count between sessions (sched(7), autogroup).
+    for as long. A nice value would not do: it does not count between sessions (sched(7), autogroup). Where the system
+    lets us not look, or not choose, nothing changes.
     """
     ours = os.sched_getaffinity(0)
-    left = ours - proc.cores_in_use(pids)
-    if left == ours or 2 * len(left) < len(ours):
-        yield
-        return
-    with suppress(OSError):  # somebody has just given us others
-        os.sched_setaffinity(0, left)
     try:
+        with suppress(OSError):
+            left = ours - proc.cores_in_use(pids)
+            if 2 * len(left) >= len(ours):
+                os.sched_setaffinity(0, left)
         yield
     finally:
         with suppress(OSError):

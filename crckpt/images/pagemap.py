@@ -36,10 +36,11 @@ _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
 _NAME: Final = re.compile(r"pagemap-.+\.img")
 
-# What CRIU 4 writes for an entry: its size (u32), address, a compat count of 0, flags, count. Maps can have 100,000 of
-# them: those that are all like that are read in one go.
+# What CRIU writes for an entry from 4.2 on: its size (u32), address, a count for older ones (0), flags, count. Maps can
+# have 100,000 of them: those that are all like that are read in one go.
 _SIZE_BYTES: Final = 4
-_ADDRESS_TAG, _COMPAT_TAG, _FLAGS_TAG, _COUNT_TAG = 0x08, 0x10, 0x20, 0x28
+_ADDRESS_TAG, _OLD_COUNT_TAG, _FLAGS_TAG, _COUNT_TAG = 0x08, 0x10, 0x20, 0x28
+_OLD_COUNTS: Final = 1 << 32
 _VARINT_BYTES: Final = 9
 """Of numbers below 1 << 63: no larger one is read in one go."""
 
@@ -130,7 +131,7 @@ def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
 
 
 def write_pagemap(pagemap: PageMap) -> bytes:
-    """The inverse of `read_pagemap`, as CRIU 4.2 writes it."""
+    """The inverse of `read_pagemap`, with counts for any CRIU: before 4.2 it knows those of 32 bits only."""
     head = Record(encode([(1, VARINT, pagemap.pages_id)]))
     return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
 
@@ -149,15 +150,15 @@ def _usual(rest: bytes) -> NDArray[np.uint64] | None:
     starts = np.concatenate(([0], at + _SIZE_BYTES + data[at]))
     if not np.array_equal(starts, np.append(at, len(rest))):
         return None
-    address, behind = _numbers(data, at + _SIZE_BYTES + 1)
-    flags = data[behind + 3].astype(np.uint64)
-    count, end = _numbers(data, behind + 5)
+    address, old_count = _numbers(data, at + _SIZE_BYTES + 1)
+    _, behind = _numbers(data, old_count + 1)
+    flags = data[behind + 1].astype(np.uint64)
+    count, end = _numbers(data, behind + 3)
     is_usual = (
-        (data[behind] == _COMPAT_TAG)
-        & (data[behind + 1] == 0)
-        & (data[behind + 2] == _FLAGS_TAG)
+        (data[old_count] == _OLD_COUNT_TAG)
+        & (data[behind] == _FLAGS_TAG)
         & np.isin(flags, (PRESENT, PRESENT | LAZY, IN_PARENT, IN_PARENT | LAZY))
-        & (data[behind + 4] == _COUNT_TAG)
+        & (data[behind + 2] == _COUNT_TAG)
         & (end == starts[1:])
         & (address % PAGE_SIZE == 0)
         & (count <= (_ADDRESSES - 1 - address) // PAGE_SIZE + 1)
@@ -200,5 +201,6 @@ def _entry(payload: bytes, name: str) -> Entry:
 
 
 def _payload(entry: Entry) -> bytes:
-    numbers = (varint(entry.vaddr), varint(entry.flags), varint(entry.pages))
-    return b"\x08%b\x10\x00\x20%b\x28%b" % numbers
+    old_count = entry.pages if entry.pages < _OLD_COUNTS else 0
+    numbers = (varint(entry.vaddr), varint(old_count), varint(entry.flags), varint(entry.pages))
+    return b"\x08%b\x10%b\x20%b\x28%b" % numbers

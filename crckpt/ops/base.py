@@ -1,6 +1,6 @@
 """What a dump or a round counts from, as CRIU is given it: page maps without any page.
 
-They lie beside the sets of the rounds that were taken since the last checkpoint. Those are numbered from 1.
+After rounds they lie beside the sets of those that were taken since the last checkpoint, which are numbered from 1.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def keep_page_maps(last: Path) -> None:
     whether they have a page. Here are as few as there can be, and no set before.
     """
     place = _standing_for(last)
-    make_private_directory(place, "image-directory")
+    place.mkdir(mode=0o700)
     for path in filter(lambda path: tells_pages(path.name), last.iterdir()):
         content = path.read_bytes()
         told = write_pagemap(read_pagemap(content, path.name).joined()) if is_pagemap(path.name) else content

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from unittest.mock import patch
 
 import pytest
 from entering import state, wait_for
@@ -17,18 +18,20 @@ from crckpt.host.cores import left_to
 
 OURS = os.sched_getaffinity(0)
 
-_SPIN = "while True: pass"
-_SLEEP = "import signal; signal.pause()"
+_SPIN = "print(flush=True)\nwhile True: pass"
+_SLEEP = "import signal; print(flush=True); signal.pause()"
 
 pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is one core")
 
 
 @contextmanager
 def running(program: str, core: int, in_state: str) -> Iterator[int]:
-    null = subprocess.DEVNULL
-    with subprocess.Popen([sys.executable, "-c", program], stdin=null, stdout=null, start_new_session=True) as process:
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=null, stdout=pipe, start_new_session=True) as process:
         try:
             os.sched_setaffinity(process.pid, {core})
+            assert process.stdout
+            process.stdout.readline()  # it has started
             wait_for(lambda: state(process.pid) == in_state and on(process.pid) == core, "it to be there")
             yield process.pid
         finally:
@@ -79,3 +82,11 @@ def test_what_is_interrupted_gives_the_cores_back() -> None:
     with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), left_to([pid]):
         raise KeyboardInterrupt
     assert os.sched_getaffinity(0) == OURS
+
+
+def test_where_nobody_may_look_all_cores_are_ours() -> None:
+    def refused(_: object) -> set[int]:
+        raise PermissionError
+
+    with patch("crckpt.host.proc.cores_in_use", refused), left_to([os.getpid()]):
+        assert os.sched_getaffinity(0) == OURS

@@ -1,0 +1,62 @@
+"""What stands for a round tells CRIU in few entries which pages there are; they lie where rounds have copied them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, described, files_of, inherited, opened, page, restored, write_set
+
+from crckpt.errors import StoreUnusable
+from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.base import after_rounds, keep_page_maps
+from crckpt.store import ingest
+
+MAP = "pagemap-100.img"
+FILES = {"inventory.img": b"what CRIU looks for a process in", "stats-dump": b"that it does not"}
+
+
+def first_round(rounds: Path) -> Path:
+    """Four pages, of which CRIU tells one by one, as it does of such that were not written one after another."""
+    parts = (area(0x10, 1), area(0x11, 2), area(0x12, 3), area(0x20, 4))
+    last = write_set(rounds / "1", ImageSet({MAP: parts}, FILES))
+    keep_page_maps(last)
+    return last
+
+
+def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> None:
+    first_round(tmp_path)
+    last = write_set(tmp_path / "2", ImageSet({MAP: (inherited(0x10, 1), area(0x11, 5))}, FILES), parent="maps-1")
+    keep_page_maps(last)
+    found = files_of(tmp_path / "maps-2")
+    assert sorted(found) == ["inventory.img", MAP]
+    assert not (tmp_path / "maps-2/parent").is_symlink()
+    assert found["inventory.img"] == FILES["inventory.img"]
+    assert read_pagemap(found[MAP]).entries == (Entry(0x10 * PAGE_SIZE, 2, PRESENT),)
+
+
+def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path) -> None:
+    repository, rounds = opened(tmp_path), tmp_path / "rounds"
+    rounds.mkdir()
+    base = after_rounds(repository, first_round(rounds))
+    assert (base.before, base.rounds, base.next_round()) == (rounds / "maps-1", 1, rounds / "2")
+    parts = (inherited(0x10, 1), area(0x11, 5), inherited(0x12, 1), inherited(0x20, 1))
+    second = write_set(base.next_round(), ImageSet({MAP: parts}, FILES), parent=str(base.before))
+    base.lend_pages(second)
+    keep_page_maps(second)
+
+    base = after_rounds(repository, second)
+    left = (inherited(0x10, 3), area(0x20, 6))
+    images = write_set(tmp_path / "images", ImageSet({MAP: left}, FILES), parent=str(base.before))
+    base.lend_pages(images)
+    given = restored(repository, ingest(repository, images, described()), tmp_path)
+    assert given["pages-1.img"] == page(1) + page(5) + page(3) + page(6)
+
+
+@pytest.mark.parametrize("name", ["1", "maps-1"])
+def test_rounds_of_which_anything_is_gone_are_nothing_to_count_from(tmp_path: Path, name: str) -> None:
+    last = first_round(tmp_path)
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnusable, match="are gone from"):
+        after_rounds(opened(tmp_path), last)
