@@ -15,6 +15,11 @@ NEEDS = (
         "TCP connections cannot be set up here as they were",
         "restore with CAP_NET_ADMIN on a kernel of a distribution, or drop them: --tcp close",
     ),
+    Cause(
+        "older-criu",
+        "CRIU {recorded} made this checkpoint, and this one, {version}, may leave out what it does not know of it",
+        "get a newer CRIU: scripts/install-criu",
+    ),
     Cause("no-tun", "/dev/net/tun cannot be opened, and the tree has a tun or tap device", "modprobe tun"),
     Cause(
         "no-guard-pages",

@@ -141,7 +141,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         reading = stack.enter_context(reader(repository, checkpoint))
         tree = tree_of(repository, checkpoint)
         reading.begin()
-        wanted = _wanted(repository, checkpoint, tree)
+        wanted = _wanted(repository, checkpoint, tree, criu)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
         now = replace(survey(wanted, reading.files, context.store), refused={}, locks={})
         verdict = _verdict(wanted, now)
@@ -171,7 +171,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     )
 
 
-def _wanted(repository: Repository, checkpoint: Checkpoint, tree: ImageTree) -> Wanted:
+def _wanted(repository: Repository, checkpoint: Checkpoint, tree: ImageTree, criu: Criu) -> Wanted:
     """As for a restore with PIDs of its own, in which files may be cut back."""
     details = json.loads(details_of(repository, checkpoint) or b"{}")
     return Wanted(
@@ -183,6 +183,7 @@ def _wanted(repository: Repository, checkpoint: Checkpoint, tree: ImageTree) -> 
         grown="rewind",
         new_pid_namespace=True,
         has_terminal=True,
+        crius=(checkpoint.host.criu_version, criu.version),
     )
 
 

@@ -232,6 +232,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) 
         grown=request.grown,
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.terminal is not None and not request.detach,
+        crius=(subject.checkpoint.host.criu_version, subject.criu.version),
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
 

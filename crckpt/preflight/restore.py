@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -91,8 +92,9 @@ class Verdict(Struct, frozen=True):
 class Wanted(Struct, frozen=True):
     """What the checkpoint knows and what the user chose.
 
-    `append_sizes` are the sizes of files opened for appending, which CRIU does not record; `cpu_features` are those of
-    the CPU of the dump. With `keeps_connections` TCP connections go on.
+    `append_sizes` are the sizes of files opened for appending, which CRIU does not record; `cpu_features` are those
+    of the CPU of the dump. With `keeps_connections` TCP connections go on. `crius` are the versions of the CRIU
+    that dumped it and of the one that is to restore it.
     """
 
     tree: ImageTree
@@ -103,6 +105,7 @@ class Wanted(Struct, frozen=True):
     grown: Grown
     new_pid_namespace: bool
     has_terminal: bool
+    crius: tuple[str, str]
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
@@ -188,6 +191,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     blockers.extend(_refused(socket, now.refused[socket.id]) for socket, _ in bound(wanted) if socket.id in now.refused)
     kept = (kept_out(lock, path, who, now.locks.get(path, ())) for lock, path, who in locked(wanted.tree))
     blockers.extend(finding for finding in kept if finding is not None)
+    blockers.extend(_older(*wanted.crius))
     blockers.extend(needs.lacking(wanted.tree, wanted.cpu_features, max(numbers(wanted.tree)), now.here))
     warnings.extend(needs.warnings(now.here))
     needs_terminal = _needs_terminal(wanted.tree)
@@ -197,6 +201,8 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
 
 
 _STDERR = 2
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+"""From one of these to the next what images hold changes: CRIU before 4.2 finds no page in those of 4.2."""
 _HARMLESS = ("file-written", "log-kept")
 _KINDS = {
     stat.S_IFREG: "regular file",
@@ -206,6 +212,13 @@ _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
 }
+
+
+def _older(recorded: str, version: str) -> Iterator[Finding]:
+    """That this CRIU is the older one. Nothing where either is not known, as of images that were imported."""
+    made, ours = (_RELEASE.match(one) for one in (recorded, version))
+    if made and ours and [int(part) for part in ours.groups()] < [int(part) for part in made.groups()]:
+        yield cause("older-criu").told(recorded=recorded, version=version)
 
 
 def _distinct(owners: tuple[Owner, ...]) -> Iterator[Owner]:

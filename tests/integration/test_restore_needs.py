@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 from command import PROGRAM, Crckpt, Said
+from incremental import wrapper
 from stopped import BY_NAME, JOB, program, stopped
 from trees import open_workdir
 
@@ -74,6 +75,19 @@ def test_a_cpu_that_lacks_an_instruction(crckpt: Crckpt, tmp_path: Path) -> None
         assert "this CPU lacks sse4_2" in _said(_run(crckpt, *restore), REFUSED).err
         # Who knows that the program does without may say so.
         _said(_run(crckpt, *restore, "--no-preflight"), 0)
+        tree.wait_growth(before)
+
+
+def test_a_criu_that_is_older_than_the_checkpoint(crckpt: Crckpt, tmp_path: Path) -> None:
+    """It is refused by what it says it is: one before 4.2 would restore no page, and say that all is well."""
+    older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 3.17.1; exit; }')
+    with stopped(crckpt, BY_NAME["counter"]) as tree:
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", "--criu", str(older), status=REFUSED).err
+        assert " made this checkpoint, and this one, 3.17.1, may leave out what it does not know of it" in said
+        assert "scripts/install-criu" in said
+        assert "3.17.1" in crckpt.run("rehearse", JOB, "--criu", str(older), status=REFUSED).err
+        crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
 

@@ -74,6 +74,7 @@ def wanted(tree: ImageTree) -> Wanted:
         grown="refuse",
         new_pid_namespace=False,
         has_terminal=False,
+        crius=("4.2.1", "4.2.1"),
     )
 
 
@@ -128,6 +129,19 @@ def only_blocker(verdict: Verdict) -> str:
     assert (verdict.warnings, verdict.rewinds) == ((), ())
     assert "?" not in str(finding)
     return f"{finding.key}: {finding}"
+
+
+@pytest.mark.parametrize("ours", ["4.1.1", "3.17.1", "4.1-rc1"])
+def test_an_older_criu_is_refused(wanted: Wanted, now: Now, ours: str) -> None:
+    said = only_blocker(judge(replace(wanted, crius=("4.2.1", ours)), now))
+    assert said.startswith(f"older-criu: CRIU 4.2.1 made this checkpoint, and this one, {ours}, ")
+
+
+@pytest.mark.parametrize(
+    "crius", [("4.1.1", "4.2.1"), ("4.2.1", "4.2"), ("4.9", "4.10"), ("unknown", "4.1"), ("4.2", "")]
+)
+def test_one_that_is_not_known_to_be_older_may_restore(wanted: Wanted, now: Now, crius: tuple[str, str]) -> None:
+    assert judge(replace(wanted, crius=crius), now).blockers == ()
 
 
 def test_where_everything_is_as_it_was(wanted: Wanted, now: Now) -> None:
