@@ -28,8 +28,6 @@ FLOOR_S: Final = 0.008, 0.042
 """To stop a small process, look at its maps and find its written pages: for any, and for each GiB."""
 
 SLOWDOWN_BOUND: Final = 1.05
-WORK_BOUND: Final = 1.1
-"""Of the same by work done: beyond what is the machine's own noise, in a median of 9."""
 BYTES_BOUND: Final = 1.2
 USUAL: Final = 0.01
 PROCESSES: Final = 50
@@ -98,7 +96,7 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
     """How many times as long its work takes, tracked and with a checkpoint in each interval.
 
     Units of work are what counts in the end; but on a shared machine a second of an undisturbed core is worth 5 % more
-    or less from one interval to the next, as much as is looked for. What is judged are the seconds that it has left:
+    or less from one interval to the next, as much as is looked for. So the seconds that it has left are told, too:
     those in which it does not stand still, wait for a core, or have the kernel work for the tracker.
     """
     board = _board(target)
@@ -121,7 +119,7 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
     own = (before.own / during.own for before, during in zip(around, tracked, strict=True))
     work = (before.work / during.work for before, during in zip(around, tracked, strict=True))
     yield Row("pre-copy", f"{what}, by the time it has for it", "x", tuple(own), bound=SLOWDOWN_BOUND)
-    yield Row("pre-copy", f"{what}, by work done", "x", tuple(work), bound=WORK_BOUND)
+    yield Row("pre-copy", f"{what}, by work done", "x", tuple(work), bound=SLOWDOWN_BOUND)
 
 
 def _done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> _Done:
