@@ -33,8 +33,11 @@ static inline int added(struct bytes *bytes, const char *from, const char *to)
 {
     if (!has_room(bytes, to - from))
         return 0;
+    /* In variables of its own: what is written may be the length, as far as the compiler knows. */
+    char *at = bytes->at + bytes->length;
+    bytes->length += to - from;
     while (from < to)
-        bytes->at[bytes->length++] = *from++;
+        *at++ = *from++;
     return 1;
 }
 

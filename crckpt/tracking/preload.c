@@ -10,9 +10,9 @@
  * there costs bytes.
  *
  *   reading /proc/PID/pagemap          every page is soft-dirty: CRIU's self-test passes, an old CRIU dumps all
- *   PAGEMAP_SCAN for SOFT_DIRTY        the first of a process protects again what was written (WP_MATCHING), and keeps
- *                                      what that was; all ask for WPALLOWED and WRITTEN: clean is what is allowed, not
- *                                      written now, and was not then
+ *   PAGEMAP_SCAN for SOFT_DIRTY        the first of a process looks at all that is WPALLOWED, protects again what was
+ *                                      written (WP_MATCHING), and is kept: clean is what was allowed, and not WRITTEN;
+ *                                      what is not allowed is asked for each time
  *   writing "4" to /proc/PID/clear_refs   nothing, if it was scanned; else protects again what was written
  *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
  *
@@ -59,6 +59,10 @@
 #define BETWEEN_LOOKS 200000
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
+/* So many regions does the kernel report with one call. */
+#define AT_ONCE 4096
+#define MIN(one, other) ((one) < (other) ? (one) : (other))
+#define MAX(one, other) ((one) > (other) ? (one) : (other))
 
 struct region {
     uint64_t start, end, categories;
@@ -198,7 +202,7 @@ static int let_through(void)
     return is_let;
 }
 
-/* What was written of a process before its memory was protected: regions, in order. */
+/* What the registered memory of a process held when what was written of it was protected: regions, in order. */
 struct taken {
     int pid;
     struct bytes regions;
@@ -391,41 +395,40 @@ static uint64_t end_of(const struct scan *scan, const struct region *regions, lo
 }
 
 /*
- * Every map at once: unregistered ones, hugetlb among them, are passed over before their page tables are looked at.
+ * What registered memory holds, into `into`, with what is `told` of it; what was written is protected again, if `flags`
+ * say so. Every map at once: unregistered ones, hugetlb among them, are passed over before their page tables are looked
+ * at, and it is anonymous, so that nothing has to be looked up of pages to leave out those of files.
  * Pages that hold nothing must not be marked: the mark would be taken for a page that was swapped out. The kernel
  * respects that only if it is to report the regions: without a vector it marks all (pagemap_scan_pmd_entry).
  */
-static long reset(int number, struct bytes *into)
+static int walked(int number, uint64_t flags, uint64_t told, struct bytes *into)
 {
-    static struct region regions[1024];
     struct scan scan = {
         .size = sizeof scan,
-        .flags = WP_MATCHING,
-        .vec = (uintptr_t)regions,
-        .vec_len = sizeof regions / sizeof *regions,
+        .flags = flags,
         .inverted = PFNZERO,
-        .mask = PFNZERO | WPALLOWED | WRITTEN,
+        .mask = PFNZERO | WPALLOWED,
         .anyof = PRESENT | SWAPPED,
-        .told = WPALLOWED,
     };
-    long size = sysconf(_SC_PAGESIZE), found = -1;
+    long size = sysconf(_SC_PAGESIZE), found;
+    into->length = 0;
     /* How many bits an address has differs between kernels: what is too high is refused as a whole. */
-    for (int bits = 56; found < 0; bits--) {
-        scan.end = (1ull << bits) - size;
-        found = syscall(SYS_ioctl, number, SCAN, &scan);
-        if (found < 0 && (bits == 36 || (errno != EFAULT && errno != EINVAL)))
-            return -1;
-    }
-    for (;;) {
-        if (into && !added(into, (const char *)regions, (const char *)(regions + found)))
-            return -1;
-        scan.start = end_of(&scan, regions, found);
-        if (scan.start >= scan.end)
+    int bits = 56;
+    do {
+        if (!has_room(into, AT_ONCE * sizeof(struct region)))
             return 0;
+        struct region *regions = (void *)(into->at + into->length);
+        scan.end = (1ull << bits) - size;
+        scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;
         found = syscall(SYS_ioctl, number, SCAN, &scan);
-        if (found < 0)
-            return -1;
-    }
+        if (found < 0 && (scan.start || bits-- == 36 || (errno != EFAULT && errno != EINVAL)))
+            return 0;
+        if (found > 0)
+            into->length += found * sizeof *regions;
+        if (found >= 0)
+            scan.start = end_of(&scan, regions, found);
+    } while (found < 0 || scan.start < scan.end);
+    return 1;
 }
 
 static struct taken *taken_of(int pid)
@@ -439,98 +442,83 @@ static struct taken *taken_of(int pid)
 
 /*
  * CRIU scans a process, copies, and resets. What somebody outside of the tree writes (process_vm_writev, /proc/PID/mem)
- * between the first and the last would be in no dump. So what was written is taken, and protected in the same step,
- * before the first scan, and kept for the answers: what is written later than that is written for the next dump, too.
+ * between the first and the last would be in no dump. So all that is registered is looked at once, what was written is
+ * protected in the same step, before the first scan is answered, and kept for all answers: what is written later than
+ * that is written for the next dump. Memory of CRIU's own, as in a self-test, is looked at whenever it asks.
  */
-static int protected_before(struct file *file)
+static const struct bytes *registered(int number, uint64_t told)
 {
-    struct taken one = {.pid = file->pid};
-    if (file->kind != PAGEMAP || file->pid <= 0 || taken_of(file->pid))
-        return 1;
-    if (!let_through())
-        return 0;
-    return !reset(file->number, &one.regions) && added(&all_taken, (const char *)&one, (const char *)(&one + 1));
+    static struct bytes now;
+    struct file *file = known(number);
+    struct taken one = {0}, *before;
+    if (!file || file->kind != PAGEMAP || file->pid <= 0)
+        return walked(number, 0, told, &now) ? &now : NULL;
+    one.pid = file->pid;
+    before = taken_of(one.pid);
+    if (!before && (!let_through() || !walked(number, WP_MATCHING, told, &one.regions) ||
+                    !added(&all_taken, (const char *)&one, (const char *)(&one + 1))))
+        return NULL;
+    return before ? &before->regions : &taken_of(one.pid)->regions;
 }
 
-/* What the kernel found, as CRIU is told it: cut where what was `kept` begins and ends, as far as there is room. */
-static long told(struct scan *asked, long found, const struct bytes *kept)
+/*
+ * What CRIU is told, in the order of addresses, as far as there is room: what is `registered`, and the `others` that the
+ * kernel has found, up to `end`, of which all is dirty. What is in both was registered by somebody who has died since.
+ */
+static long told(struct scan *asked, uint64_t end, long others, const struct bytes *registered)
 {
     static struct bytes copy;
     struct region *into = (struct region *)(uintptr_t)asked->vec, *full = into + asked->vec_len;
     copy.length = 0;
-    if (!added(&copy, (const char *)into, (const char *)(into + found)))
+    if (!added(&copy, (const char *)into, (const char *)(into + others)))
         return -1;
-    const struct region *region = (const void *)copy.at, *end = region + found;
-    const struct region *was = (const void *)kept->at, *last = was + kept->length / sizeof *was;
-    was += first_after(was, sizeof *was / sizeof was->end, last - was, asked->start >> PAGE_SHIFT);
-    for (; region < end; region++) {
-        uint64_t kind = region->categories & (WPALLOWED | WRITTEN), until;
-        for (uint64_t at = region->start; at < region->end; at = until) {
-            int is_dirty = 1;
-            until = region->end;
-            if (kind == WPALLOWED) {
-                while (was < last && was->end <= at)
-                    was++;
-                is_dirty = was < last && was->start <= at;
-                if (was < last && (is_dirty ? was->end : was->start) < until)
-                    until = is_dirty ? was->end : was->start;
-            }
-            if (into == full) {
-                asked->walk_end = at < asked->walk_end ? at : asked->walk_end;
-                return asked->vec_len;
-            }
-            *into++ = (struct region){at, until, (region->categories & ~OURS) | (is_dirty ? SOFT_DIRTY : 0)};
+    const struct region *other = (const void *)copy.at, *last_other = other + others;
+    const struct region *one = (const void *)registered->at, *last = one + registered->length / sizeof *one;
+    one += first_after(one, sizeof *one / sizeof one->end, last - one, asked->start >> PAGE_SHIFT);
+    asked->walk_end = end;
+    for (uint64_t at = asked->start, until;; at = until) {
+        while (one < last && one->end <= at)
+            one++;
+        while (other < last_other && other->end <= at)
+            other++;
+        uint64_t next = one < last ? one->start : end, next_other = other < last_other ? other->start : end;
+        int is_registered = next <= at || next <= next_other;
+        const struct region *region = is_registered ? one : other;
+        at = MAX(at, is_registered ? next : next_other);
+        if (at >= end)
+            break;
+        if (into == full) {
+            asked->walk_end = at;
+            break;
         }
+        until = MIN(end, is_registered ? one->end : MIN(other->end, next));
+        int is_dirty = !is_registered || region->categories & WRITTEN;
+        *into++ = (struct region){at, until, (region->categories & ~OURS) | (is_dirty ? SOFT_DIRTY : 0)};
     }
     return into - (struct region *)(uintptr_t)asked->vec;
 }
 
-/*
- * CRIU wants no pages of files. To tell that of a page the kernel must look at what it keeps of each, which takes more
- * time than all else. In memory that is registered, which is anonymous, there are none: it is asked for by itself. What
- * is not registered there, too, CRIU's question is asked of; where both have something to say, of everything. In this
- * order: memory is registered before CRIU starts, and if whoever registered it dies meanwhile it shows in both.
- */
-static long scanned_apart(int number, struct scan *asked)
-{
-    struct scan registered = *asked, other = *asked;
-    if (asked->inverted & asked->mask & FILES && !((asked->anyof | asked->told) & FILES)) {
-        registered.inverted &= ~FILES;
-        registered.mask = (registered.mask & ~FILES) | WPALLOWED;
-        long found = syscall(SYS_ioctl, number, SCAN, &registered);
-        other.inverted |= WPALLOWED;
-        other.mask |= WPALLOWED;
-        if (found > 0)
-            other.end = registered.walk_end;
-        long others = found < 0 ? found : syscall(SYS_ioctl, number, SCAN, &other);
-        if (found < 0 || others < 0)
-            return -1;
-        if (!found || !others) {
-            asked->walk_end = found ? registered.walk_end : other.walk_end;
-            return found ? found : others;
-        }
-    }
-    return syscall(SYS_ioctl, number, SCAN, asked);
-}
-
+/* Memory is registered before CRIU starts: what is not any more when the rest is asked for was registered before. */
 static long scanned(int number, struct scan *asked)
 {
-    static const struct bytes nothing;
-    const struct taken *before;
-    struct file *file = known(number);
     if (asked->size != sizeof *asked || asked->flags)
         return refused("PAGEMAP_SCAN of another size, or with flags");
     if ((asked->inverted | asked->mask | asked->anyof) & OURS || asked->told & (WPALLOWED | WRITTEN))
         return refused("PAGEMAP_SCAN with WPALLOWED or WRITTEN, or choosing by SOFT_DIRTY");
     if (!(asked->told & SOFT_DIRTY))
         return syscall(SYS_ioctl, number, SCAN, asked);
-    if (file && !protected_before(file))
+    if (asked->inverted != asked->mask || (asked->mask | FILES) != (PFNZERO | FILES) ||
+        asked->anyof != (PRESENT | SWAPPED))
+        return refused("PAGEMAP_SCAN for SOFT_DIRTY of other pages than those that hold something");
+    struct scan other = *asked;
+    const struct bytes *ours = registered(number, (asked->told & ~SOFT_DIRTY) | WRITTEN);
+    if (!ours)
         return -1;
-    asked->told = (asked->told & ~SOFT_DIRTY) | WPALLOWED | WRITTEN;
-    long found = scanned_apart(number, asked);
-    asked->told = (asked->told & ~(WPALLOWED | WRITTEN)) | SOFT_DIRTY;
-    before = file ? taken_of(file->pid) : NULL;
-    return found < 0 ? found : told(asked, found, before ? &before->regions : &nothing);
+    other.told &= ~SOFT_DIRTY;
+    other.inverted |= WPALLOWED;
+    other.mask |= WPALLOWED;
+    long others = syscall(SYS_ioctl, number, SCAN, &other);
+    return others < 0 ? others : told(asked, other.walk_end, others, ours);
 }
 
 /* A scan tells no frames: the entries of the pages that it tells of are read as well. */
@@ -619,6 +607,7 @@ VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __
 
 VISIBLE ssize_t write(int number, const void *from, size_t length)
 {
+    static struct bytes ignored;
     struct file *file = known(number);
     const char *text = from;
     if (!file || file->kind == PAGEMAP || file->kind == PAGES)
@@ -630,7 +619,7 @@ VISIBLE ssize_t write(int number, const void *from, size_t length)
     if (length < 1 || length > 2 || text[0] != '4' || (length == 2 && text[1] && text[1] != '\n'))
         return refused("another number than 4 for clear_refs");
     /* If its bits were taken before, what has one now was written since. */
-    return !taken_of(file->pid) && reset(number, NULL) ? -1 : (ssize_t)length;
+    return taken_of(file->pid) || walked(number, WP_MATCHING, WPALLOWED, &ignored) ? (ssize_t)length : -1;
 }
 
 VISIBLE int ioctl(int number, unsigned long request, ...)

@@ -44,11 +44,10 @@ def registered(pid: int, place: int) -> bool:
 
 # Each page's categories: 8 for what is there, 128 for what counts as written.
 _FIRST: Final = [8, 136, 136, 8, 8, 136, 8, 8]
-_SECOND: Final = [*_FIRST[:3], 136, *_FIRST[4:]]
 OF_ANOTHER: Final = {
     "first": [5, _FIRST],
-    "second": [6, _SECOND],
-    "in parts": [_SECOND] * 3,
+    "second": [5, _FIRST],
+    "in parts": [_FIRST] * 3,
     "reset": 2,
     "left": [[1, 1], [3, 4]],
 }
