@@ -410,15 +410,15 @@ static int walked(int number, uint64_t flags, uint64_t told, struct bytes *into)
         .mask = PFNZERO | WPALLOWED,
         .anyof = PRESENT | SWAPPED,
     };
-    long size = sysconf(_SC_PAGESIZE), found;
+    int bits = 56;
+    long found;
     into->length = 0;
     /* How many bits an address has differs between kernels: what is too high is refused as a whole. */
-    int bits = 56;
     do {
         if (!has_room(into, AT_ONCE * sizeof(struct region)))
             return 0;
         struct region *regions = (void *)(into->at + into->length);
-        scan.end = (1ull << bits) - size;
+        scan.end = (1ull << bits) - sysconf(_SC_PAGESIZE);
         scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;
         found = syscall(SYS_ioctl, number, SCAN, &scan);
         if (found < 0 && (scan.start || bits-- == 36 || (errno != EFAULT && errno != EINVAL)))
@@ -462,10 +462,11 @@ static const struct bytes *registered(int number, uint64_t told)
 }
 
 /*
- * What CRIU is told, in the order of addresses, as far as there is room: what is `registered`, and the `others` that the
- * kernel has found, up to `end`, of which all is dirty. What is in both was registered by somebody who has died since.
+ * What CRIU is told, in the order of addresses, as far as there is room: what was `kept` of registered memory, and the
+ * `others` that the kernel has found, up to `end`, of which all is dirty. Somebody who has died since had registered
+ * what is in both.
  */
-static long told(struct scan *asked, uint64_t end, long others, const struct bytes *registered)
+static long told(struct scan *asked, uint64_t end, long others, const struct bytes *kept)
 {
     static struct bytes copy;
     struct region *into = (struct region *)(uintptr_t)asked->vec, *full = into + asked->vec_len;
@@ -473,7 +474,7 @@ static long told(struct scan *asked, uint64_t end, long others, const struct byt
     if (!added(&copy, (const char *)into, (const char *)(into + others)))
         return -1;
     const struct region *other = (const void *)copy.at, *last_other = other + others;
-    const struct region *one = (const void *)registered->at, *last = one + registered->length / sizeof *one;
+    const struct region *one = (const void *)kept->at, *last = one + kept->length / sizeof *one;
     one += first_after(one, sizeof *one / sizeof one->end, last - one, asked->start >> PAGE_SHIFT);
     asked->walk_end = end;
     for (uint64_t at = asked->start, until;; at = until) {
@@ -498,7 +499,7 @@ static long told(struct scan *asked, uint64_t end, long others, const struct byt
     return into - (struct region *)(uintptr_t)asked->vec;
 }
 
-/* Memory is registered before CRIU starts: what is not any more when the rest is asked for was registered before. */
+/* In this order: memory that is registered no more when the others are asked for was kept before. */
 static long scanned(int number, struct scan *asked)
 {
     if (asked->size != sizeof *asked || asked->flags)
@@ -511,14 +512,14 @@ static long scanned(int number, struct scan *asked)
         asked->anyof != (PRESENT | SWAPPED))
         return refused("PAGEMAP_SCAN for SOFT_DIRTY of other pages than those that hold something");
     struct scan other = *asked;
-    const struct bytes *ours = registered(number, (asked->told & ~SOFT_DIRTY) | WRITTEN);
-    if (!ours)
+    const struct bytes *kept = registered(number, (asked->told & ~SOFT_DIRTY) | WRITTEN);
+    if (!kept)
         return -1;
     other.told &= ~SOFT_DIRTY;
     other.inverted |= WPALLOWED;
     other.mask |= WPALLOWED;
     long others = syscall(SYS_ioctl, number, SCAN, &other);
-    return others < 0 ? others : told(asked, other.walk_end, others, ours);
+    return others < 0 ? others : told(asked, other.walk_end, others, kept);
 }
 
 /* A scan tells no frames: the entries of the pages that it tells of are read as well. */

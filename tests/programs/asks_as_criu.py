@@ -135,14 +135,21 @@ def resets_of_another() -> list[int | str]:
 
 
 def of_another() -> dict[str, object]:
-    """Of a child's registered memory, of which pages 1, 2 and 5 were written; and then 3, between scan and reset."""
+    """Of a child's registered memory, of which pages 1, 2 and 5 were written; and then 3, between scan and reset.
+
+    At last it is not registered any more, as if who had registered it had died.
+    """
     memory, place = area(10)
     for page in range(8):
         memory[page * PAGE] = 1
     reading, writing = os.pipe()
+    asked_to, asking = os.pipe()
     child = os.fork()
     if child == 0:
-        protected(place, 10)
+        held = protected(place, 10)
+        os.write(writing, b".")
+        os.read(asked_to, 1)
+        os.close(held)
         os.write(writing, b".")
         signal.pause()
     os.read(reading, 1)
@@ -161,7 +168,10 @@ def of_another() -> dict[str, object]:
     told["reset"] = answer(LIBC.write(clear, b"4", 2))
     found.append(LIBC.syscall(16, own, ctypes.c_ulong(SCAN), request(place, 10, regions, WRITTEN, mask=WRITTEN)))
     told["left"] = [found, [(regions[0] - place) // PAGE, (regions[1] - place) // PAGE]]
-    for number in (process, own, pagemap, clear, reading, writing):
+    os.write(asking, b".")
+    os.read(reading, 1)
+    told["not registered"] = _in_parts(pagemap, place, 64)
+    for number in (process, own, pagemap, clear, reading, writing, asked_to, asking):
         LIBC.close(number)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

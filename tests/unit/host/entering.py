@@ -50,6 +50,7 @@ OF_ANOTHER: Final = {
     "in parts": [_FIRST] * 3,
     "reset": 2,
     "left": [[1, 1], [3, 4]],
+    "not registered": _FIRST,
 }
 """What asks_as_criu.py is to be told of a process whose page 3 was written between the first scan and the reset."""
 
