@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 from trees import wait_for
 
+from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
@@ -199,12 +200,11 @@ class Oracle:
         """A round while the tree runs, for the next one to count from: what it holds shows in that."""
         images = self._next()
         began = self.tracker.begin()
-        parent = ["--prev-images-dir", f"../{self._base(began).name}"] if began.base else []
-        words = ["pre-dump", "--track-mem", "--tree", str(self.pid), *parent, "--images-dir", str(images)]
+        parent = f"../{self._base(began).name}" if began.base else None
+        words = pre_dump_command(self._criu, self.pid, Paths(images, images), parent)
         environment = {"PATH": os.environ["PATH"], **self.tracker.environment(self._criu)}
-        words = [str(self._criu), *words, "--log-file", "log", "-v3"]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        log = (images / "log").read_text(errors="replace")
+        log = (images / "pre-dump.log").read_text(errors="replace")
         if done.returncode and is_passing(log, self.pid):
             self.began_anew += 1
             return
