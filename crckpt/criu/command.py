@@ -59,8 +59,8 @@ def pre_dump_command(criu: Path, pid: int, paths: Paths, base: str | None = None
         str(pid),
         *_places(paths, log="pre-dump.log"),
         "--track-mem",
-        # Copied when the tree runs again, not into pipes while it stands still, which would keep what it lets go of, too.
-        # What it unmaps or protects until then is missing, and CRIU says so when the next dump leaves it to this one.
+        # Copied when the tree runs again: in pipes, while it stands still, they would be kept when it lets go of them.
+        # What cannot be read any more by then is missing, and CRIU says so if the next dump leaves it to this one.
         "--pre-dump-mode=read",
         *(("--prev-images-dir", base) if base else ()),
     )

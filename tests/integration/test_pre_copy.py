@@ -357,6 +357,22 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     target.look()
 
 
+def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, target: Target) -> None:
+    """It is in the dump all the same: copied in the freeze; and if it can be read by then, the dump is full."""
+    target.signalled(signal.SIGIO)
+    assert copied(crckpt, target)["copied"]["pages"] <= FEW
+    result = dumped(crckpt, target)
+    assert result["tracked"]["rounds"] == 1
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    copied(crckpt, target)
+    checksum = target.signalled(signal.SIGIO)
+    result = dumped(crckpt, target)
+    assert result["tracked"]["rounds"] == 0
+    assert "did not fit what was copied before" in result["tracked"]["why_full"]
+    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert restored(crckpt, target, "job", 2) == checksum
+
+
 def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) -> None:
     with mounted(tmp_path / "store", 64 * MIB) as crckpt:
         copied(crckpt, target)

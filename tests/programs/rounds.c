@@ -2,7 +2,8 @@
  * 32 MiB of which each SIGUSR1 writes one page in a hundred; beside it memory that is mapped, moved and dropped between.
  * argv[1] is a directory. After each signal N (SIGUSR2 writes nothing) the checksum of all lies in argv[1]/sum-N.
  * SIGHUP starts it afresh, by exec; SIGWINCH makes a child, with its own page 5, that does nothing and ends with it;
- * SIGURG opens argv[1]/file past the page cache, or closes it again.
+ * SIGURG opens argv[1]/file past the page cache, or closes it again; SIGIO shuts the 32 MiB, so that they cannot be read
+ * or written, or opens them again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,6 +22,7 @@
 #define SIDE 64ul
 
 static unsigned char *area, *sparse, *file, *extra;
+static int is_shut;
 static const char *work;
 
 static unsigned char *mapped(unsigned long pages)
@@ -47,7 +49,7 @@ static void say(int number)
     /* Not the pages of `sparse` that hold nothing: reading would fill them. */
     for (unsigned long i = 0; i < SIDE; i += 7)
         summed(&sum, sparse + i * PAGE, 1);
-    summed(&sum, area, PAGES);
+    summed(&sum, is_shut ? NULL : area, PAGES);
     summed(&sum, file, SIDE);
     summed(&sum, extra, SIDE);
     snprintf(name, sizeof name, "%s/sum-%d", work, number);
@@ -95,6 +97,7 @@ int main(int argc, char **argv)
     sigaddset(&signals, SIGHUP);
     sigaddset(&signals, SIGWINCH);
     sigaddset(&signals, SIGURG);
+    sigaddset(&signals, SIGIO);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     area = mapped(PAGES);
     sparse = mapped(SIDE);
@@ -124,6 +127,10 @@ int main(int argc, char **argv)
         }
         if (got == SIGURG)
             direct = direct < 0 ? open(name, O_RDWR | O_DIRECT) : close(direct) - 1;
+        if (got == SIGIO) {
+            is_shut = !is_shut;
+            mprotect(area, PAGES * PAGE, is_shut ? PROT_NONE : PROT_READ | PROT_WRITE);
+        }
         number++;
         if (got == SIGUSR1) {
             for (unsigned long i = number % 100; i < PAGES; i += 100)
