@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NewType
 
 from msgspec import Struct
@@ -16,6 +17,12 @@ PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
 MEBIBYTE = 1 << 20
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """The release of CRIU that has this version: (4, 2) of 4.2.1; None if that is not known."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class Task(Struct, frozen=True):

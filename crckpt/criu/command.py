@@ -50,8 +50,14 @@ def dump_command(
     )
 
 
-def pre_dump_command(criu: Path, pid: int, paths: Paths, base: str | None = None) -> tuple[str, ...]:
-    """`criu pre-dump` of the memory of the tree below `pid`, which goes on; `base` as for `dump_command`."""
+def pre_dump_command(
+    criu: Path, pid: int, paths: Paths, base: str | None = None, *, reads: bool = False
+) -> tuple[str, ...]:
+    """`criu pre-dump` of the memory of the tree below `pid`, which goes on; `base` as for `dump_command`.
+
+    If it `reads`, pages are copied when the tree runs again, else moved into pipes while it stands still. What cannot
+    be read by then is missing, and CRIU says so if the next dump leaves it to this one.
+    """
     return (
         str(criu),
         "pre-dump",
@@ -59,9 +65,7 @@ def pre_dump_command(criu: Path, pid: int, paths: Paths, base: str | None = None
         str(pid),
         *_places(paths, log="pre-dump.log"),
         "--track-mem",
-        # Copied when the tree runs again: in pipes, while it stands still, they would be kept when it lets go of them.
-        # What cannot be read any more by then is missing, and CRIU says so if the next dump leaves it to this one.
-        "--pre-dump-mode=read",
+        *(("--pre-dump-mode=read",) if reads else ()),
         *(("--prev-images-dir", base) if base else ()),
     )
 

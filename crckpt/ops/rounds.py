@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.criu.command import Paths, pre_dump_command
+from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot
 from crckpt.host.proc import Tree
 from crckpt.host.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, release
 from crckpt.ops.base import keep_page_maps
 from crckpt.ops.context import Context
 from crckpt.ops.gated import gated
@@ -22,9 +23,14 @@ from crckpt.ops.incremental import Copied, Way
 from crckpt.ops.subject import Subject, Unfit, succeeded
 from crckpt.store import STAGING, Repository, handed_over
 from crckpt.tracking.tracker import untracked
+from crckpt.tracking.uffd_wp import UffdWp
 
 _FEW: Final = 512
 """Pages: to start CRIU once more costs more than they do."""
+
+_UNKNOWN: Final = (0, 0)
+_SCANS: Final = (4, 0)
+"""The release of CRIU from which on it asks with PAGEMAP_SCAN."""
 
 _LESS: Final = 0.8
 """Of the round before: a round that copied more was in vain."""
@@ -80,7 +86,8 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     images = way.base.next_round() if way.base else new() / "1"
     images.mkdir(mode=0o700)
     before = str(way.base.before) if way.base else None
-    words = pre_dump_command(subject.criu.path, subject.seen.tree.root.pid, Paths(images, work), before)
+    root, criu = subject.seen.tree.root, subject.criu
+    words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
     succeeded(subject, gated((*way.environment, *words), work / "pre-dump.log", way))
     if way.base:
         way.base.lend_pages(images)
@@ -99,6 +106,15 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
         (time.monotonic() - began) * 1000,
         stats.frozen_time / 1000,
     )
+
+
+def _reads(way: Way, criu: Criu) -> bool:
+    """Whether pages may be copied when the tree runs again.
+
+    The kernel's own bits say nothing of memory that was exchanged with other memory until it was copied, and back
+    (mremap); write protection does. And of an older CRIU the preload library does not know when to open a process.
+    """
+    return way.told.tracker == UffdWp.name and (release(criu.version) or _UNKNOWN) >= _SCANS
 
 
 def _pays(copied: Sequence[Copied]) -> bool:

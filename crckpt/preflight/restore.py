@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from crckpt.images.regular import LINKED, RegularFile
 from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.images.special import Fifo, Pipe, Terminal
 from crckpt.images.tree import ImageTree
+from crckpt.model import release
 from crckpt.preflight import needs
 from crckpt.preflight.locks import kept_out
 from crckpt.preflight.needs import Here
@@ -201,8 +201,6 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
 
 
 _STDERR = 2
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
-"""From one of these to the next what images hold changes: CRIU before 4.2 finds no page in those of 4.2."""
 _HARMLESS = ("file-written", "log-kept")
 _KINDS = {
     stat.S_IFREG: "regular file",
@@ -215,9 +213,12 @@ _KINDS = {
 
 
 def _older(recorded: str, version: str) -> Iterator[Finding]:
-    """That this CRIU is the older one. Nothing where either is not known, as of images that were imported."""
-    made, ours = (_RELEASE.match(one) for one in (recorded, version))
-    if made and ours and [int(part) for part in ours.groups()] < [int(part) for part in made.groups()]:
+    """That this CRIU is the older one. Nothing where either is not known, as of images that were imported.
+
+    From one release to the next what images hold changes: CRIU before 4.2 finds no page in those of 4.2.
+    """
+    made, ours = release(recorded), release(version)
+    if made and ours and ours < made:
         yield cause("older-criu").told(recorded=recorded, version=version)
 
 

@@ -1,7 +1,8 @@
 /*
  * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits; stops
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
- * out of it with fewer calls (splice); and tells it the flags of maps without a look at every page (smaps.c).
+ * out of it with fewer calls (splice), or reads them when it runs again (process_vm_readv); and tells it the flags of
+ * maps without a look at every page (smaps.c).
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that
  * are not where they were, or may be written without a bit, read as written (frames.c).
@@ -33,6 +34,7 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -202,9 +204,12 @@ static int let_through(void)
     return is_let;
 }
 
-/* What the registered memory of a process held when what was written of it was protected: regions, in order. */
+/*
+ * What the registered memory of a process held when what was written of it was protected: regions, in order. `memory` is
+ * its /proc/PID/mem, which stays that of this program.
+ */
 struct taken {
-    int pid;
+    int pid, memory;
     struct bytes regions;
 };
 static struct bytes all_taken;
@@ -431,6 +436,19 @@ static int walked(int number, uint64_t flags, uint64_t told, struct bytes *into)
     return 1;
 }
 
+static int opened_memory(int pid)
+{
+    char name[32] = "/proc/", digits[16], *at = name + 6;
+    int count = 0;
+    for (; pid; pid /= 10)
+        digits[count++] = '0' + pid % 10;
+    while (count)
+        *at++ = digits[--count];
+    for (const char *end = "/mem"; *end;)
+        *at++ = *end++;
+    return syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
+}
+
 static struct taken *taken_of(int pid)
 {
     struct taken *first = (struct taken *)all_taken.at, *last = first + all_taken.length / sizeof *first;
@@ -453,12 +471,16 @@ static const struct bytes *registered(int number, uint64_t told)
     struct taken one = {0}, *before;
     if (!file || file->kind != PAGEMAP || file->pid <= 0)
         return walked(number, 0, told, &now) ? &now : NULL;
+    before = taken_of(file->pid);
+    if (before)
+        return &before->regions;
     one.pid = file->pid;
-    before = taken_of(one.pid);
-    if (!before && (!let_through() || !walked(number, WP_MATCHING, told, &one.regions) ||
-                    !added(&all_taken, (const char *)&one, (const char *)(&one + 1))))
+    if (!let_through() || !walked(number, WP_MATCHING, told, &one.regions))
         return NULL;
-    return before ? &before->regions : &taken_of(one.pid)->regions;
+    one.memory = opened_memory(one.pid);
+    if (one.memory < 0 || !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
+        return NULL;
+    return &taken_of(one.pid)->regions;
 }
 
 /*
@@ -659,6 +681,35 @@ VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, siz
     size_t told = length < ahead.length ? length : ahead.length;
     ahead.length -= told;
     return told;
+}
+
+/*
+ * CRIU reads the pages of a round when the tree runs again, and this call would pin them: of every page that a process
+ * shares with its relatives since a fork the kernel would give it one of its own, for good. To read its file does not,
+ * nor is that kept out of what the program has protected meanwhile, or taken to another one that has its number by now.
+ */
+VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned long places, const struct iovec *from,
+                                 unsigned long runs, unsigned long flags)
+{
+    const struct taken *taken = taken_of(pid);
+    size_t done = 0;
+    if (tracker_is("soft-dirty"))
+        return syscall(SYS_process_vm_readv, pid, into, places, from, runs, flags);
+    if (!taken || places != 1 || flags)
+        return refused("process_vm_readv of a process that was not scanned, or not into one place");
+    for (; runs && done < into->iov_len; runs--, from++) {
+        size_t end = done + MIN(from->iov_len, into->iov_len - done);
+        off_t place = (uintptr_t)from->iov_base - done;
+        while (done < end) {
+            long found = syscall(SYS_pread64, taken->memory, (char *)into->iov_base + done, end - done, place + done);
+            if (found <= 0 && !done)
+                errno = found ? EFAULT : ESRCH;
+            if (found <= 0)
+                return done ? (ssize_t)done : -1;
+            done += found;
+        }
+    }
+    return done;
 }
 
 VISIBLE int close(int number)

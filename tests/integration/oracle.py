@@ -23,6 +23,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
 from crckpt.tracking.tracker import Round, Tracker, choose
+from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PAGE = 4096
@@ -201,7 +202,8 @@ class Oracle:
         images = self._next()
         began = self.tracker.begin()
         parent = f"../{self._base(began).name}" if began.base else None
-        words = pre_dump_command(self._criu, self.pid, Paths(images, images), parent)
+        reads = self.tracker.name == UffdWp.name
+        words = pre_dump_command(self._criu, self.pid, Paths(images, images), parent, reads=reads)
         environment = {"PATH": os.environ["PATH"], **self.tracker.environment(self._criu)}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         log = (images / "pre-dump.log").read_text(errors="replace")

@@ -357,6 +357,27 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     target.look()
 
 
+def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt, target: Target) -> None:
+    """To read it could give each process a copy of its own, for good: more memory than there may be."""
+    target.signalled(signal.SIGWINCH)
+    (child,) = psutil.Process(target.pid).children()
+    wait_for(lambda: of_its_own(child.pid) > 0, 10, "the child to write its page")
+    before = [of_its_own(pid) for pid in (target.pid, child.pid)]
+    assert copied(crckpt, target)["copied"]["pages"] >= 2 * PAGES
+    after = [of_its_own(pid) for pid in (target.pid, child.pid)]
+    assert max(now - then for now, then in zip(after, before, strict=True)) < MIB
+    result = dumped(crckpt, target)
+    for pid in (target.pid, child.pid):
+        is_whole(crckpt, result["checkpoint"]["id"], target, pid)
+
+
+def of_its_own(pid: int) -> int:
+    """Bytes of memory that a process shares with nobody, and that are written."""
+    found = re.search(r"^Private_Dirty: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
 def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, target: Target) -> None:
     """It is in the dump all the same: copied in the freeze; and if it can be read by then, the dump is full."""
     target.signalled(signal.SIGIO)

@@ -164,6 +164,8 @@ def of_another() -> dict[str, object]:
     _write_pages(process, place, (3,))
     told["second"] = scan(pagemap, place, 10)
     told["in parts"] = [_in_parts(pagemap, place, room) for room in (1, 2, 3)]
+    told["read"] = _read_as_criu(child, place, ((0, 1), (4, 2), (7, 2)))
+    told["still shared"] = [_frame("self", place, page) == _frame(str(child), place, page) for page in (0, 4, 6)]
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
     told["reset"] = answer(LIBC.write(clear, b"4", 2))
     found.append(LIBC.syscall(16, own, ctypes.c_ulong(SCAN), request(place, 10, regions, WRITTEN, mask=WRITTEN)))
@@ -175,7 +177,27 @@ def of_another() -> dict[str, object]:
         LIBC.close(number)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    told["read when it has ended"] = _read_as_criu(child, place, ((0, 1),))
     return told
+
+
+def _read_as_criu(pid: int, place: int, runs: tuple[tuple[int, int], ...]) -> tuple[int | str, list[int]]:
+    """What came of reading these runs of pages, each (first, count), with one call; and how each begins."""
+    into = ctypes.create_string_buffer(sum(count for _, count in runs) * PAGE)
+    local = (ctypes.c_uint64 * 2)(ctypes.addressof(into), len(into))
+    remote = (ctypes.c_uint64 * (2 * len(runs)))()
+    for number, (first, count) in enumerate(runs):
+        remote[2 * number : 2 * number + 2] = [place + first * PAGE, count * PAGE]
+    found = LIBC.process_vm_readv(pid, local, 1, remote, len(runs), 0)
+    return answer(found), [into.raw[at] for at in range(0, max(found, 0), PAGE)]
+
+
+def _frame(process: str, place: int, page: int) -> int:
+    """Where a page of a process is."""
+    with Path(f"/proc/{process}/pagemap").open("rb", buffering=0) as pagemap:
+        pagemap.seek((place // PAGE + page) * 8)
+        (entry,) = struct.unpack("<Q", pagemap.read(8))
+    return int(entry & ((1 << 55) - 1))
 
 
 def _write_pages(process: int, place: int, pages: tuple[int, ...]) -> None:

@@ -51,6 +51,9 @@ OF_ANOTHER: Final = {
     "reset": 2,
     "left": [[1, 1], [3, 4]],
     "not registered": _FIRST,
+    "read": [5 * 4096, [1, 1, ord("2"), 1, 0]],
+    "still shared": [True, True, True],
+    "read when it has ended": ["ESRCH", []],
 }
 """What asks_as_criu.py is to be told of a process whose page 3 was written between the first scan and the reset."""
 
