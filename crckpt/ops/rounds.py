@@ -22,6 +22,7 @@ from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Copied, Way
 from crckpt.ops.subject import Subject, Unfit, succeeded
 from crckpt.store import STAGING, Repository, handed_over
+from crckpt.tracking.kept import ENDED
 from crckpt.tracking.tracker import untracked
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -29,8 +30,9 @@ _FEW: Final = 512
 """Pages: to start CRIU once more costs more than they do."""
 
 _UNKNOWN: Final = (0, 0)
-_SCANS: Final = (4, 0)
-"""The release of CRIU from which on it asks with PAGEMAP_SCAN."""
+_READS: Final = (4, 0)
+"""The release of CRIU from which on it may read: one before 3.17.1 waits for ever where many pages follow each other,
+and those before this one are told that all is written, each time."""
 
 _LESS: Final = 0.8
 """Of the round before: a round that copied more was in vain."""
@@ -88,7 +90,11 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     before = str(way.base.before) if way.base else None
     root, criu = subject.seen.tree.root, subject.criu
     words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
-    succeeded(subject, gated((*way.environment, *words), work / "pre-dump.log", way))
+    outcome = gated((*way.environment, *words), work / "pre-dump.log", way)
+    if way.followed is None:
+        # It was late, and has removed the set that CRIU was writing.
+        raise HostCannot(ENDED)
+    succeeded(subject, outcome)
     if way.base:
         way.base.lend_pages(images)
     keep_page_maps(images)
@@ -112,9 +118,9 @@ def _reads(way: Way, criu: Criu) -> bool:
     """Whether pages may be copied when the tree runs again.
 
     The kernel's own bits say nothing of memory that was exchanged with other memory until it was copied, and back
-    (mremap); write protection does. And of an older CRIU the preload library does not know when to open a process.
+    (mremap); write protection does.
     """
-    return way.told.tracker == UffdWp.name and (release(criu.version) or _UNKNOWN) >= _SCANS
+    return way.told.tracker == UffdWp.name and (release(criu.version) or _UNKNOWN) >= _READS
 
 
 def _pays(copied: Sequence[Copied]) -> bool:
@@ -129,7 +135,7 @@ def _must_count(way: Way, images: Path) -> None:
     """Raises HostCannot unless the next dump counts from this round."""
     keeper = way.followed.tell() if way.followed is not None else None
     if keeper is None:
-        raise HostCannot("the process that kept its tracker has ended")
+        raise HostCannot(ENDED)
     if keeper.base != str(images):
         raise HostCannot(keeper.why_full)
 

@@ -204,12 +204,9 @@ static int let_through(void)
     return is_let;
 }
 
-/*
- * What the registered memory of a process held when what was written of it was protected: regions, in order. `memory` is
- * its /proc/PID/mem, which stays that of this program.
- */
+/* What the registered memory of a process held when what was written of it was protected: regions, in order. */
 struct taken {
-    int pid, memory;
+    int pid;
     struct bytes regions;
 };
 static struct bytes all_taken;
@@ -436,19 +433,6 @@ static int walked(int number, uint64_t flags, uint64_t told, struct bytes *into)
     return 1;
 }
 
-static int opened_memory(int pid)
-{
-    char name[32] = "/proc/", digits[16], *at = name + 6;
-    int count = 0;
-    for (; pid; pid /= 10)
-        digits[count++] = '0' + pid % 10;
-    while (count)
-        *at++ = digits[--count];
-    for (const char *end = "/mem"; *end;)
-        *at++ = *end++;
-    return syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
-}
-
 static struct taken *taken_of(int pid)
 {
     struct taken *first = (struct taken *)all_taken.at, *last = first + all_taken.length / sizeof *first;
@@ -475,10 +459,8 @@ static const struct bytes *registered(int number, uint64_t told)
     if (before)
         return &before->regions;
     one.pid = file->pid;
-    if (!let_through() || !walked(number, WP_MATCHING, told, &one.regions))
-        return NULL;
-    one.memory = opened_memory(one.pid);
-    if (one.memory < 0 || !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
+    if (!let_through() || !walked(number, WP_MATCHING, told, &one.regions) ||
+        !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
         return NULL;
     return &taken_of(one.pid)->regions;
 }
@@ -683,27 +665,46 @@ VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, siz
     return told;
 }
 
+static int opened_memory(int pid)
+{
+    char name[32] = "/proc/", digits[16], *at = name + 6;
+    int count = 0;
+    for (; pid; pid /= 10)
+        digits[count++] = '0' + pid % 10;
+    while (count)
+        *at++ = digits[--count];
+    for (const char *end = "/mem"; *end;)
+        *at++ = *end++;
+    return syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
+}
+
 /*
- * CRIU reads the pages of a round when the tree runs again, and this call would pin them: of every page that a process
- * shares with its relatives since a fork the kernel would give it one of its own, for good. To read its file does not,
- * nor is that kept out of what the program has protected meanwhile, or taken to another one that has its number by now.
+ * CRIU reads the pages of a round when the tree runs again, process by process, and this call would pin them: of every
+ * page that a process shares with its relatives since a fork the kernel would give it one of its own, for good. To read
+ * its file does not, nor is that kept out of what the program has protected meanwhile.
  */
 VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned long places, const struct iovec *from,
                                  unsigned long runs, unsigned long flags)
 {
-    const struct taken *taken = taken_of(pid);
+    static int memory = -1, of;
     size_t done = 0;
     if (tracker_is("soft-dirty"))
         return syscall(SYS_process_vm_readv, pid, into, places, from, runs, flags);
-    if (!taken || places != 1 || flags)
-        return refused("process_vm_readv of a process that was not scanned, or not into one place");
+    if (places != 1 || flags)
+        return refused("process_vm_readv into more than one place, or with flags");
+    if (of != pid) {
+        if (memory >= 0)
+            syscall(SYS_close, memory);
+        of = pid;
+        memory = opened_memory(pid);
+    }
     for (; runs && done < into->iov_len; runs--, from++) {
         size_t end = done + MIN(from->iov_len, into->iov_len - done);
         off_t place = (uintptr_t)from->iov_base - done;
         while (done < end) {
-            long found = syscall(SYS_pread64, taken->memory, (char *)into->iov_base + done, end - done, place + done);
+            long found = syscall(SYS_pread64, memory, (char *)into->iov_base + done, end - done, place + done);
             if (found <= 0 && !done)
-                errno = found ? EFAULT : ESRCH;
+                errno = found && errno == EIO ? EFAULT : ESRCH;
             if (found <= 0)
                 return done ? (ssize_t)done : -1;
             done += found;
