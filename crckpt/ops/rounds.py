@@ -91,7 +91,7 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     root, criu = subject.seen.tree.root, subject.criu
     words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
     outcome = gated((*way.environment, *words), work / "pre-dump.log", way)
-    if way.followed is None:
+    if way.followed is None and outcome.status >= 0:
         # It was late, and has removed the set that CRIU was writing.
         raise HostCannot(ENDED)
     succeeded(subject, outcome)
