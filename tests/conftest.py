@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Where the kernel gives 32768 of them, those that run beside it take all of these in a minute or two.
     """
+    # What we ignore, those that we start would ignore: as where a shell has put us into the background.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
     config.stash[STDERR] = os.dup(2)  # while tests run, their output goes to a file
     if hasattr(config, "workerinput"):  # what a worker of pytest-xdist has
         return

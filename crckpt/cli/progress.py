@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from crckpt.ops.context import Progress, silent
 
 
 @contextmanager
-def shown(doing: str, *, as_json: bool, before: str | None = None) -> Iterator[Progress]:
+def shown(doing: str, *, as_json: bool, before: str | None = None, program_follows: bool = False) -> Iterator[Progress]:
     """A callback that draws a bar; it does nothing where stderr is no terminal or JSON was asked for.
 
-    Until it is called first, that which comes `before` is being done.
+    Until it is called first, that which comes `before` is being done. If a `program_follows` that may write to this
+    terminal, the bar is gone as soon as all is done. Else it goes with the block, so that a terminal that takes nothing
+    (^S) keeps nobody waiting before. One that is gone does not matter.
     """
     if as_json or not sys.stderr.isatty():
         yield silent
@@ -23,13 +25,22 @@ def shown(doing: str, *, as_json: bool, before: str | None = None) -> Iterator[P
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(before or doing, total=None)
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(before or doing, total=None)
 
-        def draw(done: int, total: int) -> None:
-            bar.update(task, description=doing, completed=done, total=total)
-            if done >= total:
-                # What a restored program writes to this terminal must not be wiped away with the bar.
-                bar.stop()
+    def draw(done: int, total: int) -> None:
+        bar.update(task, description=doing, completed=done, total=total)
+        if program_follows and done >= total:
+            # What the program writes must not be wiped away with the bar.
+            stop()
 
+    def stop() -> None:
+        with suppress(OSError):
+            bar.stop()
+
+    try:
+        with suppress(OSError):
+            bar.start()
         yield draw
+    finally:
+        stop()

@@ -54,7 +54,8 @@ def restore(
 ) -> None:
     """Bring a checkpointed tree back to life.
 
-    Without **--detach** crckpt stays as its parent, passes signals on, and ends with the program's own exit status.
+    Without **--detach** crckpt stays as its parent, passes signals on (but those that it was started to ignore: `nohup`
+    works as ever), and ends with the program's own exit status.
     What stands against it is said beforehand, by name; when it fails, nothing is left behind and it can be tried again.
 
     `crckpt restore trainer --detach` · `crckpt restore trainer~1` · `crckpt restore trainer:before-upgrade`
@@ -73,7 +74,7 @@ def restore(
         preflight=not no_preflight,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
     )
-    with shown("restoring", as_json=as_json) as progress:
+    with shown("restoring", as_json=as_json, program_follows=True) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
     if detach or dry_run:
         emit("restore", restored(result, verbose=verbose), as_json=as_json)

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,12 @@ PASSED_ON = (
 """Signals that the restored program gets when its parent, crckpt or this init, gets them."""
 
 _LOOK_S = 0.05
+
+
+def heard(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Handle a signal, unless whoever started us has had it ignored: nohup SIGHUP, shells ^C in the background."""
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 class _Root:
@@ -71,7 +78,7 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
     for number in PASSED_ON:
-        signal.signal(number, root.pass_on)
+        heard(number, root.pass_on)
     lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
     if plan:
         from crckpt.host.seclusion import seclude

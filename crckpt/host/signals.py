@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from crckpt.errors import Interrupted
-from crckpt.host.namespace_init import PASSED_ON
+from crckpt.host.namespace_init import PASSED_ON, heard
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,9 +41,12 @@ _interrupts = _Interrupts()
 
 
 def interruptible() -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread."""
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread.
+
+    One that whoever started us has ignored (nohup) stays so.
+    """
     for number in _ASKING:
-        signal.signal(number, _interrupts.arrive)
+        heard(number, _interrupts.arrive)
 
 
 @contextmanager
@@ -98,7 +101,8 @@ def interrupts_too_late() -> None:
 def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:
     """From now on signals that come to us go to `pid`; an interruption that came meanwhile goes there at once.
 
-    A program on our terminal gets those that are typed there (^C, ^\\) from the terminal itself.
+    Those that whoever started us has ignored (nohup) go nowhere. A program on our terminal gets those that are typed
+    there (^C, ^\\) from the terminal itself.
     """
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
@@ -107,7 +111,7 @@ def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:
 
     for number in PASSED_ON:
         typed = on_our_terminal and number in _TYPED
-        signal.signal(number, signal.SIG_IGN if typed else pass_on)
+        heard(number, signal.SIG_IGN if typed else pass_on)
     if _interrupts.pending is not None:
         late, _interrupts.pending = _interrupts.pending, None
         pass_on(late, None)

@@ -71,6 +71,16 @@ def foreground(crckpt: Crckpt, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
+def hang_ups_ignored() -> Iterator[None]:
+    """What is started in this block is started as by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextmanager
 def taken(number: int, kind: str) -> Iterator[int]:
     """Another program uses `number` as its PID, thread, group or session; the PID of that program."""
     argv = [PYTHON, str(Path(__file__).parent.parent / "programs/taker.py"), str(number), kind]

@@ -15,6 +15,7 @@ from stopped import (
     ObstructedCriu,
     detached_in_namespace,
     foreground,
+    hang_ups_ignored,
     program,
     staging,
     stopped,
@@ -86,6 +87,18 @@ def test_a_program_that_a_signal_ends(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
             front.send_signal(signal.SIGHUP)
             assert front.wait(WITHIN_S) == 128 + signal.SIGHUP
+
+
+def test_a_hang_up_that_all_are_to_ignore_ends_no_program(crckpt: Crckpt) -> None:
+    """Also where it comes to the init of the namespace itself."""
+    with stopped(crckpt, program("obedient")) as tree:
+        before = tree.counters()
+        with hang_ups_ignored(), foreground(crckpt, IN_NAMESPACE) as front:
+            tree.wait_growth(before)
+            for one in (*psutil.Process(front.pid).children(recursive=True)[:2], psutil.Process(front.pid)):
+                one.send_signal(signal.SIGHUP)
+            front.send_signal(signal.SIGUSR1)
+            wait_for(lambda: tree.facts()[""]["signals"] == ["SIGUSR1"], WITHIN_S, "it to go on, and hear no other")
 
 
 def test_a_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:

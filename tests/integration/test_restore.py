@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from stopped import foreground, program, staging, stopped
+from stopped import foreground, hang_ups_ignored, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -60,6 +60,15 @@ def test_a_program_that_a_signal_ends(crckpt: Crckpt, tree: Tree, number: signal
         out, _ = front.communicate(timeout=WITHIN_S)
     assert front.returncode == 128 + number
     assert json.loads(out)["result"]["program_status"] == 128 + number
+
+
+def test_a_hang_up_that_crckpt_is_to_ignore_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
+    before = tree.counters()
+    with hang_ups_ignored(), foreground(crckpt) as front:
+        tree.wait_growth(before)
+        front.send_signal(signal.SIGHUP)
+        front.send_signal(signal.SIGUSR1)
+        wait_for(lambda: _heard(tree) == ["SIGUSR1"], WITHIN_S, "it to go on, and hear what comes after")
 
 
 def test_what_crckpt_says_does_not_mix_with_the_output_of_the_program(crckpt: Crckpt, tree: Tree) -> None:

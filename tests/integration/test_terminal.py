@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,8 +13,8 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import JOB, ObstructedCriu, staging
-from trees import PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
+from stopped import JOB, ObstructedCriu, program, staging
+from trees import PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -187,3 +188,35 @@ def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
 
 def _said(workdir: Path) -> Part:
     return statuses(workdir).get("", Part(0, 0, True, "", False, False, {}))
+
+
+@pytest.mark.parametrize("becomes_of_it", ["stopped", "gone"])
+def test_a_terminal_that_takes_nothing_costs_no_checkpoint(crckpt: Crckpt, becomes_of_it: str) -> None:
+    """Stopped by ^S, or gone, while a bar is drawn on it and the tree is held: the tree ends once all is safe."""
+    master, slave = os.openpty()
+    with started(program("counter")) as tree:
+        argv = [str(PROGRAM), "dump", str(tree.pid), JOB, "--stop"]
+        environment = crckpt.environment | {"CRCKPT_STOP_AT": "pack.create"}
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=slave, env=environment, start_new_session=True)
+        try:
+            stopped = psutil.STATUS_STOPPED
+            wait_for(lambda: psutil.Process(process.pid).status() == stopped, WITHIN_S, "it to begin to store")
+            assert os.read(master, 4096), "no bar was drawn"
+            if becomes_of_it == "gone":
+                os.close(slave)
+                os.close(master)
+            else:
+                termios.tcflow(slave, termios.TCOOFF)
+            process.send_signal(signal.SIGCONT)
+            wait_for(lambda: not runs(tree.pid), WITHIN_S, "the tree to end")
+            assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
+            if becomes_of_it == "stopped":
+                termios.tcflow(slave, termios.TCOON)
+            assert process.wait(WITHIN_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            if becomes_of_it == "stopped":
+                os.close(slave)
+                os.close(master)

@@ -186,3 +186,15 @@ def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
         say(child.wait(20))
     """
     assert said(body) == ["8", "went on"]
+
+
+def test_what_whoever_started_us_has_ignored_stays_so() -> None:
+    """As nohup has SIGHUP."""
+    body = """
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        interruptible()
+        interrupt("SIGHUP")
+        say("in the block")
+        interrupt("SIGTERM")
+    """
+    assert said(body) == ["in the block", "interrupted by SIGTERM"]
