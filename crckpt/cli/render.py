@@ -216,7 +216,8 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         if result.copying is not None:
             yield from _copying(result.copying, planned=checkpoint is None and not result.pending, stop=result.stop)
         if result.tracked is not None:
-            yield from _tracked(result.tracked, planned=checkpoint is None and not result.pending)
+            planned = checkpoint is None and not result.pending
+            yield from _tracked(result.tracked, planned=planned, after_rounds=planned and result.copying is not None)
         if result.pending:
             yield f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on\n"
             yield f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}\n"
@@ -238,12 +239,13 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
     return Shown(document, text())
 
 
-def _tracked(found: Tracked, *, planned: bool) -> Iterator[str]:
-    """What was incremental, or would be."""
+def _tracked(found: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[str]:
+    """What was incremental, or would be; `after_rounds` that are still to be taken."""
     if found.why:
         yield f"{on_one_line(found.why)}\n"
     if found.base is None and not found.rounds:
-        yield f"full dump: {on_one_line(found.why_full)}\n"
+        full = "without rounds it would be a full dump" if after_rounds else "full dump"
+        yield f"{full}: {on_one_line(found.why_full)}\n"
         return
     since = f"round {found.rounds}" if found.rounds else short(found.base or "")
     written, left = (size(pages * PAGE_SIZE) for pages in (found.written_pages, found.left_pages))

@@ -16,7 +16,7 @@ from crckpt.criu.command import Paths
 from crckpt.criu.engine import Outcome, follow, run_id
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
-from crckpt.errors import DumpFailed, Interrupted, UsageError
+from crckpt.errors import DumpFailed, IntegrityError, Interrupted, PreflightRefused, UsageError
 from crckpt.host import machine, proc
 from crckpt.host.cores import left_to
 from crckpt.host.files import remove_tree
@@ -141,7 +141,14 @@ def _result(subject: Subject, command: tuple[str, ...]) -> Dumped:
 
 def _dumped(subject: Subject, repository: Repository, paths: Paths, running: Running) -> Dumped:
     if subject.way is not None:
+        counts = subject.way.followed is not None and subject.copying is not None and bool(subject.copying.rounds)
         subject.way.begin(repository, subject.criu.path, lambda: paths.images.parent)
+        if counts and subject.base is None and _must_be_short(subject.request):
+            raise PreflightRefused(
+                f"the tree would be frozen for longer than was foreseen: what was copied beforehand does not count any "
+                f"more ({subject.way.told.why_full})",
+                hint="try again, or leave out --abort-over",
+            )
     if subject.request.stop:
         return _held_until_committed(subject, repository, paths)
     return _left_running(subject, repository, paths, running)
@@ -153,7 +160,7 @@ def _to_be_full(subject: Subject, error: Unfit, paths: Paths) -> Subject:
     A program that replaced itself since it was looked at has other files, and may have another name.
     """
     request, way = subject.request, subject.way
-    if way is None or (request.pre_copy is not None and request.pre_copy.abort_over):
+    if way is None or _must_be_short(request):
         raise error
     way.unfit(error.why)
     for left in (paths.images, _hold(paths)):
@@ -161,6 +168,10 @@ def _to_be_full(subject: Subject, error: Unfit, paths: Paths) -> Subject:
             remove_tree(left, "images")
     paths.images.mkdir(mode=0o700)
     return looked_at_again(subject)
+
+
+def _must_be_short(request: Request) -> bool:
+    return request.pre_copy is not None and request.pre_copy.abort_over
 
 
 def _hold(paths: Paths) -> Path:
@@ -223,7 +234,11 @@ def _held_until_committed(subject: Subject, repository: Repository, paths: Paths
 def _tracked(subject: Subject, paths: Paths) -> Tracked | None:
     if subject.way is None:
         return None
-    return subject.way.counted(read_dump_stats((paths.work / "stats-dump").read_bytes()))
+    try:
+        return subject.way.counted(read_dump_stats((paths.work / "stats-dump").read_bytes()))
+    except (OSError, IntegrityError):
+        # CRIU writes them when it has ended the tree: a disk that is full by then costs these numbers, and no more.
+        return subject.way.told
 
 
 def _unreaped(tree: proc.Tree) -> tuple[int, ...]:

@@ -16,12 +16,24 @@ import pytest
 from command import PROGRAM, Crckpt
 from entering import merging
 from image_sets import flip
-from incremental import MIB, NO_TRACKER, dumped, filling, is_whole, keeper, mounted, restored, trackers, wrapper
+from incremental import (
+    MIB,
+    NO_TRACKER,
+    dumped,
+    executable,
+    filling,
+    is_whole,
+    keeper,
+    mounted,
+    restored,
+    trackers,
+    wrapper,
+)
 from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
 from stopped import program
-from trees import started, wait_for
+from trees import runs, started, wait_for
 
 from crckpt.criu.find import find
 from crckpt.host import proc
@@ -160,6 +172,17 @@ def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: T
     assert restored(crckpt, target, "job", 1) == checksum
     wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 10, "the keeper to end")
     assert dumped(crckpt, target)["tracked"]["why_full"] == FIRST, "it is another process, of the same number"
+
+
+def test_a_stop_whose_statistics_did_not_fit_on_the_disk(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+    """CRIU writes them last: the checkpoint is made, and the tree has ended."""
+    run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
+    criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
+    checksum = target.told()[0]
+    result = dumped(crckpt, target, "--stop", "--criu", str(criu))
+    assert (result["tracked"]["written_pages"], result["tracked"]["why_full"]) == (0, FIRST)
+    assert not runs(target.pid)
+    assert restored(crckpt, target, "job", 0) == checksum
 
 
 def _is_zombie(pid: int) -> bool:

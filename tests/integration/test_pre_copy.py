@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from rounds import FEW, PAGE, PAGES, Target
 from trees import runs, wait_for
 
 from crckpt.criu.find import find
+from crckpt.errors import PreflightRefused
 from crckpt.host.proc import read_process
+from crckpt.ops.context import Context
+from crckpt.ops.subject import PreCopy, Request
 from crckpt.tracking.keeper import place
 from crckpt.tracking.kept import ENDED, running
 from crckpt.tracking.uffd_wp import UffdWp
@@ -169,6 +173,31 @@ def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target)
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
+def test_what_was_foreseen_holds_or_there_is_no_dump(
+    crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was copied is lost when the rounds are over and their freeze was foreseen."""
+    dump = importlib.import_module("crckpt.ops.dump")
+    copies = dump.pre_copy
+
+    def lost_after(*subject_and_places: Any) -> Any:
+        copied_before = copies(*subject_and_places)
+        os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
+        return copied_before
+
+    monkeypatch.setattr(dump, "pre_copy", lost_after)
+    asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
+    context = Context(crckpt.store)
+    with pytest.raises(PreflightRefused, match="what was copied beforehand does not count any more") as refused:
+        dump.dump(Request(str(target.pid), "job", pre_copy=asked), context)
+    assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
+    assert ENDED in refused.value.message
+    target.look()
+    assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
+    monkeypatch.undo()
+    is_whole(crckpt, dumped(crckpt, target)["checkpoint"]["id"], target)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -192,7 +221,9 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
 
     why = "no tracker of this tree is running yet; the dump starts one if it can"
     assert f"full dump: {why}\n" in planned("--incremental")
-    assert "memory is copied in rounds first" in planned("--pre-copy")
+    with_rounds = planned("--pre-copy")
+    assert "memory is copied in rounds first" in with_rounds
+    assert f"\nwithout rounds it would be a full dump: {why}\n" in with_rounds
     assert "full dump" not in planned()
     assert [one for one in trackers(crckpt) if one["root"] == target.pid] == []
     copied(crckpt, target)
@@ -443,7 +474,8 @@ def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> 
         wait_ended(orphans_of(process))
     else:
         for criu in psutil.Process(process.pid).children():
-            criu.kill()
+            with suppress(psutil.NoSuchProcess):  # as below
+                criu.kill()
         told, _ = process.communicate()
         # It may have been quicker.
         assert process.returncode in (0, 21), told
