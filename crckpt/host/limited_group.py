@@ -92,7 +92,8 @@ def _made(places: tuple[Path, ...], memory: int) -> Path | None:
 
 
 def _remove_abandoned(top: Path) -> None:
-    for path in top.rglob(f"{_PREFIX}*"):
+    # Others remove groups of theirs meanwhile: what cannot be listed any more is passed over.
+    for path in (Path(above, name) for above, names, _ in os.walk(top) for name in names if name.startswith(_PREFIX)):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

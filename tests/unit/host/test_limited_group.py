@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,21 @@ def test_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with limited_group.limited(LIMIT) as found:
         assert found is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_somebody_removes_meanwhile(group: limited_group.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, left = group.path / "going", group.path / "crckpt-rehearsal-left"
+    going.mkdir()
+    left.mkdir()
+    listed = os.scandir
+
+    def vanishing(path: str | os.PathLike[str]) -> Any:
+        if Path(path) == going:
+            going.rmdir()
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    with limited_group.limited(LIMIT) as other:
+        assert other is not None
+        assert not left.exists()
+    assert not going.exists()
