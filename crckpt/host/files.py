@@ -125,6 +125,18 @@ def sync(descriptor: int, what: str) -> None:
     os.fsync(descriptor)
 
 
+def sync_files(directory: Path, what: str) -> None:
+    """Make the files in a directory durable, and their names, and its own."""
+    for path in directory.iterdir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync(descriptor, what)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory, what)
+    sync_directory(directory.parent, what)
+
+
 def rename(source: Path, target: Path, what: str) -> None:
     """Rename; durable only once the directories are synced."""
     step(f"{what}.rename", source, target)
@@ -200,15 +212,13 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
     kept = _kept(kept, tail)
     with removed_on_failure(kept, "tail"):
         sync_directory(kept.parent, "tail")
-        resize(path, size, "rewound")
     try:
+        # An interruption may come when it has cut the file, and before it returns.
+        resize(path, size, "rewound")
         yield
     except BaseException:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            write(descriptor, tail, "rewound")
-        finally:
-            os.close(descriptor)
+        if path.stat().st_size < size + len(tail):
+            _fill(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), tail, "rewound")
         remove(kept, "tail")
         raise
 
@@ -261,6 +271,18 @@ def read(path: str) -> bytes:
         return content
     finally:
         os.close(descriptor)
+
+
+def is_named(path: Path) -> bool:
+    """Whether there is such a name; also if the disk has lost what is behind it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+    return True
 
 
 def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:

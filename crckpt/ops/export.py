@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.errors import UsageError
+from crckpt.host.files import sync_files
 from crckpt.host.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
@@ -23,7 +24,10 @@ class Exported(Struct, frozen=True):
 
 
 def export(context: Context, ref: str, directory: Path) -> Exported:
-    """Write the images of `ref` into `directory` (0700), which is made, or empty. Raises UsageError, IntegrityError."""
+    """Write the images of `ref` into `directory` (0700), which is made, or empty. They are durable once this returns.
+
+    Raises UsageError, IntegrityError, OSError if the disk is full; then nothing is left.
+    """
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
@@ -31,6 +35,8 @@ def export(context: Context, ref: str, directory: Path) -> Exported:
         made = _prepared(target)
         try:
             unpack(repository, checkpoint, target, context.progress)
+            # The checkpoint may be removed as soon as we have said that it is here.
+            sync_files(target, "exported")
         except BaseException:
             _emptied(target, remove=made)
             raise

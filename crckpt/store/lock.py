@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import textwrap
@@ -52,7 +53,7 @@ class StoreLock:
 
     @contextmanager
     def _locked(self, alone: bool, timeout: float) -> Iterator[None]:
-        descriptor = open_lock(self._root / "lock", "lock")
+        descriptor = self._opened(alone)
         try:
             self._acquire(descriptor, alone, timeout)
             self._alone = alone
@@ -61,6 +62,16 @@ class StoreLock:
         finally:
             self._alone = False
             os.close(descriptor)
+
+    def _opened(self, alone: bool) -> int:
+        path = self._root / "lock"
+        try:
+            return open_lock(path, "lock")
+        except OSError as error:
+            # On a medium for reading only, a store is read all the same; there may be nobody who could lock it.
+            if error.errno != errno.EROFS or alone:
+                raise
+            return os.open(path if path.exists() else self._root, os.O_RDONLY | os.O_CLOEXEC)
 
     def _acquire(self, descriptor: int, alone: bool, timeout: float) -> None:
         how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH

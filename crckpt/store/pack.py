@@ -147,15 +147,16 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 @contextmanager
 def _opened(path: Path, name: str) -> Iterator[int]:
     """A descriptor to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield descriptor
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
     except OSError as error:
         if error.errno in LOST:
             raise IntegrityError(f"{name}: {error.strerror}") from error
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _buffer(size: int) -> memoryview:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import NoSuchCheckpoint, UsageError
-from crckpt.host.files import ensure_private_directory, remove, sync_directory, write_durably
+from crckpt.host.files import LOST, ensure_private_directory, remove, sync_directory, write_durably
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.names import ID, NAME, SHORT, check_name
 
@@ -77,9 +77,21 @@ def _tags_of(directory: Path) -> Iterator[Tag]:
     for path in sorted(directory.iterdir()):
         # Names that begin with a dot are being written, or were when their writer died.
         if NAME.fullmatch(path.name):
-            content = path.read_text(errors="replace").strip()
+            content = _content(path)
             if ID.fullmatch(content):
                 yield Tag(JobName(directory.name), path.name, CheckpointId(content))
+
+
+def _content(path: Path) -> str:
+    """What it holds; nothing if the disk has lost that, or if somebody has removed it a moment ago."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+        return ""
 
 
 def _back(ref: str, known: Known, job: JobName, back: int) -> CheckpointId:

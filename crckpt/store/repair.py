@@ -7,15 +7,14 @@ nothing. A pack that is damaged in both stores is put together from the frames t
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError
-from crckpt.host.files import move_durably, write_new
+from crckpt.host.files import is_named, move_durably, write_new
 from crckpt.model import CheckpointId
 from crckpt.store.manifest import unseal
 from crckpt.store.names import SHORT
@@ -53,7 +52,8 @@ def repair(
     """
     if source is not None and source.root.samefile(repository.root):
         raise UsageError(f"{source.root} is the damaged store itself", hint="name another store with --from")
-    with repository.shared(), _unchanging(source), repository.transaction() as begun:
+    unchanging = source.shared() if source is not None else nullcontext()
+    with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         mending = _Mending(repository, source, begun.path) if source is not None else None
         manifests = tuple(filter(mending.manifest, _damaged_manifests(repository, wanted))) if mending else ()
@@ -65,19 +65,6 @@ def repair(
         gone = (*manifests, *(damage for damage in before.damages if damage.name in mended))
         unmended = tuple(mending.unmended) if mending else ()
         return Repaired(now, gone, unmended, tuple(found for found in wanted if found not in now.lost))
-
-
-@contextmanager
-def _unchanging(source: Repository | None) -> Iterator[None]:
-    """Hold the other store's lock too. Where nobody can write, on a medium for reading only, there is no need."""
-    with ExitStack() as stack:
-        try:
-            if source is not None:
-                stack.enter_context(source.shared())
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-        yield
 
 
 def _damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> Iterator[Damage]:
@@ -121,7 +108,7 @@ class _Mending:
 
         beside = self._directory / f"{digest}.pack"
         copies = (self._source.layout.pack(digest), self._repository.layout.pack(digest))
-        if not copies[0].exists():
+        if not is_named(copies[0]):
             return self._given_up(digest, f"{self._source.root} has no pack {digest[:SHORT]}")
         try:
             reassemble(digest, copies, beside)

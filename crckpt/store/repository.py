@@ -14,6 +14,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.files import (
     LOST,
     add_private_directory,
+    is_named,
     make_private_directory,
     move_durably,
     remove,
@@ -82,7 +83,7 @@ class Repository:
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """The ids of all checkpoints, readable or not."""
-        return tuple(named for named in self._named() if self.layout.manifest(named).exists())
+        return tuple(named for named in self._named() if is_named(self.layout.manifest(named)))
 
     def unreadable(self, job: str | None = None) -> tuple[Unreadable, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
@@ -108,7 +109,7 @@ class Repository:
         which is the newest; not with `despite_damage`.
         """
         with self.shared():
-            if ID.fullmatch(ref) and self.layout.manifest(ref).exists():
+            if ID.fullmatch(ref) and is_named(self.layout.manifest(ref)):
                 return CheckpointId(ref)
             found, unreadable = self.read_all()
             jobs: dict[JobName, list[CheckpointId]] = {}
@@ -188,7 +189,7 @@ class Repository:
         """
         for digest, path in packs.items():
             target = self.layout.pack(digest)
-            if target.exists() and filecmp.cmp(path, target, shallow=False):
+            if _is_same(path, target):
                 remove(path, "pack")
             else:
                 add_private_directory(target.parent, "pack-directory")
@@ -230,3 +231,15 @@ class Repository:
         # There may be very many: names alone cost a tenth of paths.
         with os.scandir(self.layout.checkpoints) as entries:
             return sorted(CheckpointId(entry.name) for entry in entries if ID.fullmatch(entry.name))
+
+
+def _is_same(path: Path, target: Path) -> bool:
+    """Whether `target` is that file already; not if it is missing, or if the disk has lost some of it."""
+    try:
+        return filecmp.cmp(path, target, shallow=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import files
+from crckpt.host import files, steps
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,48 @@ def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert log.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["log"]
+
+
+@pytest.mark.parametrize("has_cut", [True, False])
+def test_an_interruption_while_it_is_cut_loses_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_cut: bool
+) -> None:
+    truncate = os.truncate
+
+    def interrupted(path: Path, size: int) -> None:
+        if has_cut:
+            truncate(path, size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "truncate", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.put_back_on_failure(log, 4, tmp_path / "kept"):
+        pytest.fail("it was interrupted")
+    assert log.read_bytes() == b"old new lines"
+    assert names(tmp_path) == ["log"]
+
+
+def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: Path) -> None:
+    taken: list[str] = []
+    steps.watch(lambda name, _operands: taken.append(name))
+    try:
+        with pytest.raises(KeyboardInterrupt), files.put_back_on_failure(log, 4, tmp_path / "kept"):
+            raise KeyboardInterrupt
+    finally:
+        steps.watch(None)
+    assert taken[-4:] == ["rewound.resize", "rewound.write", "rewound.sync", "tail.unlink"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN])
+def test_what_the_disk_has_lost_is_named_all_the_same(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    assert (files.is_named(log), files.is_named(log / "x"), files.is_named(tmp_path / "none")) == (True, False, False)
+
+    def lost(_path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "stat", lost)
+    assert files.is_named(log)
 
 
 def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:

@@ -162,6 +162,21 @@ def unreadable(path: Path, offset: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unopenable(path: Path) -> Iterator[None]:
+    """The inode of the file is damaged, as ext4 says."""
+    open_ = os.open
+
+    def fails(name: Path | str, flags: int, mode: int = 0o777) -> int:
+        if Path(name) == path:
+            raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
+        return open_(name, flags, mode)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.open", fails)
+        yield
+
+
 @pytest.mark.parametrize("finds", [_reads, _verifies])
 def test_a_sector_that_cannot_be_read_is_damage(
     tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]
@@ -172,6 +187,18 @@ def test_a_sector_that_cannot_be_read_is_damage(
     (path,) = packs(repository)
     with unreadable(path, 1000):
         finds(repository, first, tmp_path)
+        second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+        assert verify(repository).lost == (first.id,)
+        assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+
+
+def test_what_cannot_be_opened_is_damage(tmp_path: Path) -> None:
+    """A pack whose inode is damaged: what is stored next does without it."""
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
+    (path,) = packs(repository)
+    with unopenable(path):
+        _reads(repository, first, tmp_path)
         second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
         assert verify(repository).lost == (first.id,)
         assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -96,6 +98,25 @@ def test_listing_is_by_time(repository: Repository) -> None:
     assert _days(repository.checkpoints("one")) == [1, 2, 3]
     assert repository.checkpoints("three") == ()
     assert [_days((repository.get(repository.resolve(f"one~{back}")),)) for back in range(3)] == [[3], [2], [1]]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
+def test_a_tag_that_is_lost_or_just_removed_hides_no_other(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    first = repository.checkpoints("one")[0]
+    for name in ("a", "b"):
+        repository.tag(first.id, name)
+    read = Path.read_text
+
+    def lost(path: Path, **how: str) -> str:
+        if path.name == "a":
+            raise OSError(number, os.strerror(number))
+        return read(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", lost)
+    assert [tag.name for tag in repository.tags()] == ["b"]
+    assert repository.resolve("one:b") == first.id
 
 
 def test_tags_are_kept_moved_and_removed(repository: Repository) -> None:

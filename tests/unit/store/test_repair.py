@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import filecmp
 import os
 import shutil
 import signal
@@ -263,6 +265,42 @@ def test_a_copy_for_reading_only(stores: tuple[Repository, Repository], tmp_path
         subprocess.run(["mount", "-o", "remount,ro,bind", copy.root], check=True)
         _spoil_everything(repository.root)
         assert repair(repository, source=Repository.open(copy.root)).now.damages == ()
+    finally:
+        subprocess.run(["umount", copy.root], check=True)
+
+
+def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(
+    stores: tuple[Repository, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever reads it: nobody can tell whether it is the same as a whole one."""
+    repository, copy = stores
+    flip(packs(repository)[0], 100)
+    lost = packs(repository)[0].stat().st_ino
+    compare = filecmp.cmp
+
+    def compared(path: Path, target: Path, *, shallow: bool) -> bool:
+        if target.stat().st_ino == lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return compare(path, target, shallow=shallow)
+
+    monkeypatch.setattr(filecmp, "cmp", compared)
+    assert repair(repository, source=copy).now.damages == ()
+
+
+def test_a_store_for_reading_only_is_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+    """As after the kernel has found errors on its disk. Nobody removes anything from it."""
+    _, copy = stores
+    second = copy.checkpoints()[1]
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    subprocess.run(["mount", "--bind", copy.root, copy.root], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", copy.root], check=True)
+        found = Repository.open(copy.root)
+        assert verify(found).damages == ()
+        assert restored(found, second, tmp_path) == files_of(tmp_path / "images-1")
+        with pytest.raises(OSError, match="Read-only file system"):
+            found.gc()
     finally:
         subprocess.run(["umount", copy.root], check=True)
 

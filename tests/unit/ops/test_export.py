@@ -1,0 +1,28 @@
+"""What is exported is as durable as the checkpoint, which may be removed then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from image_sets import ImageSet, area, files_of, opened, store
+
+from crckpt.host import steps
+from crckpt.ops.context import Context
+from crckpt.ops.export import export
+
+
+def test_all_is_synced_when_it_has_been_written(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]}))
+    target = tmp_path / "above/exported"
+    taken: list[str] = []
+    steps.watch(lambda name, _operands: taken.append(name))
+    try:
+        export(Context(repository.root), checkpoint.id, target)
+    finally:
+        steps.watch(None)
+    files = sorted(target.iterdir())
+    assert {path.name: path.read_bytes() for path in files} == files_of(tmp_path / "images-0")
+    last = max(at for at, name in enumerate(taken) if name == "image.write-at")
+    synced = [name for name in taken[last:] if name.startswith("exported.")]
+    assert synced == ["exported.sync"] * len(files) + ["exported.sync-directory"] * 2
