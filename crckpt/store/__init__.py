@@ -59,10 +59,10 @@ old packs die; they are taken from the images, or from the packs if the images l
 
 Order of writing. Each pack is written in tmp and synced; then all are renamed into packs, and their directories and
 `packs` synced; then the manifest is written in a directory in tmp, both are synced, the directory is renamed into
-checkpoints, and that is synced. So a checkpoint exists if and only if its manifest does. Nothing is modified
-afterwards. Every checkpoint is complete: it refers to packs, never to other checkpoints. Who relies on a name that is
-there already syncs its directory first: whoever made it may have died before that. So gc syncs checkpoints before it
-removes packs.
+checkpoints, and that is synced. So a checkpoint exists if and only if its directory does; it is removed by a rename,
+too, and one whose manifest is missing is damaged. Nothing is modified afterwards. Every checkpoint is complete: it
+refers to packs, never to other checkpoints. Who relies on a name that is there already syncs its directory first:
+whoever made it may have died before that. So gc syncs checkpoints before it removes packs.
 
 Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or pending, or is named by no
 manifest, is removed by gc, which refuses to remove anything as long as a manifest cannot be read. A damaged pack or

@@ -83,17 +83,20 @@ class Repository:
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """The ids of all checkpoints, readable or not."""
-        return tuple(named for named in self._named() if is_named(self.layout.manifest(named)))
+        return tuple(self._named())
 
     def unreadable(self, job: str | None = None) -> tuple[Unreadable, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
         return tuple(bad for bad in self.read_all()[1] if job is None or bad.job in (None, job))
 
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
-        """Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged, StoreUnusable if it is newer."""
+        """Raises NoSuchCheckpoint, IntegrityError if its manifest is damaged or missing, StoreUnusable if newer."""
         try:
             manifest = self.layout.read_manifest(checkpoint_id)
         except FileNotFoundError:
+            if is_named(self.layout.checkpoints / checkpoint_id):
+                # It came here with its manifest, and goes with it: something else has removed that.
+                raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} is missing") from None
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
         except OSError as error:
             if error.errno in LOST:
@@ -109,7 +112,7 @@ class Repository:
         which is the newest; not with `despite_damage`.
         """
         with self.shared():
-            if ID.fullmatch(ref) and is_named(self.layout.manifest(ref)):
+            if ID.fullmatch(ref) and is_named(self.layout.checkpoints / ref):
                 return CheckpointId(ref)
             found, unreadable = self.read_all()
             jobs: dict[JobName, list[CheckpointId]] = {}
@@ -230,7 +233,8 @@ class Repository:
     def _named(self) -> list[CheckpointId]:
         # There may be very many: names alone cost a tenth of paths.
         with os.scandir(self.layout.checkpoints) as entries:
-            return sorted(CheckpointId(entry.name) for entry in entries if ID.fullmatch(entry.name))
+            names = [entry.name for entry in entries if ID.fullmatch(entry.name) and entry.is_dir()]
+        return sorted(map(CheckpointId, names))
 
 
 def _is_same(path: Path, target: Path) -> bool:

@@ -85,7 +85,6 @@ def _is_unnamed(pack: Path, named: frozenset[str]) -> bool:
 
 
 def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
-    without_manifest = (path for path in layout.checkpoints.iterdir() if not (path / "manifest.json").exists())
     records = (path for path in layout.locks.iterdir() if not _is_held(path))
     orphans = (path for path in layout.fingerprints.iterdir() if path.name not in packs)
     dead = dead_transactions(layout.transactions)
@@ -93,7 +92,6 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         # Before the links that lead there.
         *(path for transaction in dead for path in abandoned_staging(transaction)),
         *dead,
-        *sorted(path for path in without_manifest if ID.fullmatch(path.name)),
         *sorted(records),
         # Whoever stores a checkpoint holds the lock, too: these are lost.
         *(sorted(layout.pending.iterdir()) if layout.pending.exists() else ()),

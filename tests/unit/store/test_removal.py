@@ -156,20 +156,37 @@ def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
     assert len(repository.checkpoints()) == 1
 
 
-def test_gc_removes_checkpoints_without_manifest_and_half_written_tags(tmp_path: Path) -> None:
+def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     checkpoint = store(repository, tmp_path, _images(1))
     repository.tag(checkpoint.id, "good")
-    empty = repository.root / "checkpoints" / ("0" * 64)
-    empty.mkdir()
     half = repository.root / "refs/tags/job/.good.123"
     half.write_text("ab")
-    assert repository.checkpoints() == (checkpoint,)
     assert [tag.name for tag in repository.tags()] == ["good"]
-    assert repository.gc().leftovers == (f"checkpoints/{empty.name}", "refs/tags/job/.good.123")
-    assert not empty.exists()
+    assert repository.gc().leftovers == ("refs/tags/job/.good.123",)
     assert not half.exists()
     assert repository.resolve("job:good") == checkpoint.id
+
+
+def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> None:
+    """It came and goes with its directory: something else has lost it. Its packs stay as long as it is not given up."""
+    repository = opened(tmp_path)
+    lost = store(repository, tmp_path, _images(1))
+    other = store(repository, tmp_path, _images(2), described("other"))
+    repository.layout.manifest(lost.id).unlink()
+    assert repository.checkpoints() == (other,)
+    assert [(bad.id, bad.job) for bad in repository.unreadable()] == [(lost.id, None)]
+    assert [(damage.kind, damage.name) for damage in verify(repository).damages] == [("manifest", lost.id)]
+    for ref in (lost.id, lost.short_id):
+        with pytest.raises(IntegrityError, match=f"the manifest of checkpoint {lost.short_id} is missing"):
+            repository.get(repository.resolve(ref))
+    before = packs(repository)
+    with pytest.raises(IntegrityError, match="is missing, so that nobody knows which packs it needs"):
+        repository.gc()
+    assert packs(repository) == before
+    repository.remove([lost.id])
+    assert repository.gc().packs
+    assert verify(repository).damages == ()
 
 
 def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:

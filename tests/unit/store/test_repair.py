@@ -269,6 +269,16 @@ def test_a_copy_for_reading_only(stores: tuple[Repository, Repository], tmp_path
         subprocess.run(["umount", copy.root], check=True)
 
 
+def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[Repository, Repository]) -> None:
+    repository, copy = stores
+    whole = _tree(repository.root)
+    first = repository.ids()[0]
+    repository.layout.manifest(first).unlink()
+    done = repair(repository, source=copy)
+    assert (done.now.damages, [damage.name for damage in done.mended]) == ((), [first])
+    assert _tree(repository.root) == whole
+
+
 def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(
     stores: tuple[Repository, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
