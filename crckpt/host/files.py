@@ -212,12 +212,14 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
     kept = _kept(kept, tail)
     with removed_on_failure(kept, "tail"):
         sync_directory(kept.parent, "tail")
+    is_cut = False
     try:
-        # An interruption may come when it has cut the file, and before it returns.
         resize(path, size, "rewound")
+        is_cut = True
         yield
     except BaseException:
-        if path.stat().st_size < size + len(tail):
+        # An interruption may come when it is cut, and before we know.
+        if is_cut or path.stat().st_size == size:
             _fill(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), tail, "rewound")
         remove(kept, "tail")
         raise
