@@ -87,7 +87,8 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
                     staging = stack.enter_context(staged(context.staging))
                     (work / STAGING).symlink_to(staging)
                 paths = _paths(work, staging)
-            stack.enter_context(interrupts_put_off())
+                # Between the two, an interruption would end in half a sentence.
+                stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
                 subject = pre_copy(_followed_by(subject, stack), repository, work, staging)
                 try:

@@ -43,7 +43,8 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path
-            stack.enter_context(interrupts_put_off())
+                # Between the two, an interruption would end in half a sentence.
+                stack.enter_context(interrupts_put_off())
             with tree_state_said(subject.seen.tree, work / "pre-dump.log", repository):
                 done = _taken(subject, repository, work)
     except Interrupted:
