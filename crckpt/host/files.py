@@ -23,6 +23,16 @@ LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
 
 
+@contextmanager
+def losses_passed_over() -> Iterator[None]:
+    """What the disk has lost ends the block, and no more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+
+
 def own_name() -> str:
     """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
@@ -134,7 +144,8 @@ def sync_files(directory: Path, what: str) -> None:
         finally:
             os.close(descriptor)
     sync_directory(directory, what)
-    sync_directory(directory.parent, what)
+    with suppress(PermissionError):  # we may write to where we may not look
+        sync_directory(directory.parent, what)
 
 
 def rename(source: Path, target: Path, what: str) -> None:
@@ -277,13 +288,11 @@ def read(path: str) -> bytes:
 
 def is_named(path: Path) -> bool:
     """Whether there is such a name; also if the disk has lost what is behind it."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        if error.errno not in LOST:
-            raise
+    with losses_passed_over():
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
     return True
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.errors import UsageError
-from crckpt.host.files import sync_files
+from crckpt.host.files import ensure_directories, sync_files
 from crckpt.host.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
@@ -47,7 +47,8 @@ def export(context: Context, ref: str, directory: Path) -> Exported:
 def _prepared(directory: Path) -> bool:
     """Whether the directory had to be made."""
     try:
-        directory.mkdir(mode=0o700, parents=True)
+        ensure_directories(directory.parent, "exported")
+        directory.mkdir(mode=0o700)
     except FileExistsError:
         if not directory.is_dir() or any(directory.iterdir()):
             hint = "give a directory that is empty or does not exist"

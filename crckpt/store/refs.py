@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.errors import NoSuchCheckpoint, UsageError
-from crckpt.host.files import LOST, ensure_private_directory, remove, sync_directory, write_durably
+from crckpt.host.files import ensure_private_directory, losses_passed_over, remove, sync_directory, write_durably
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.names import ID, NAME, SHORT, check_name
 
@@ -84,14 +85,9 @@ def _tags_of(directory: Path) -> Iterator[Tag]:
 
 def _content(path: Path) -> str:
     """What it holds; nothing if the disk has lost that, or if somebody has removed it a moment ago."""
-    try:
+    with suppress(FileNotFoundError), losses_passed_over():
         return path.read_text(errors="replace").strip()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        if error.errno not in LOST:
-            raise
-        return ""
+    return ""
 
 
 def _back(ref: str, known: Known, job: JobName, back: int) -> CheckpointId:

@@ -15,6 +15,7 @@ from crckpt.host.files import (
     LOST,
     add_private_directory,
     is_named,
+    losses_passed_over,
     make_private_directory,
     move_durably,
     remove,
@@ -239,11 +240,6 @@ class Repository:
 
 def _is_same(path: Path, target: Path) -> bool:
     """Whether `target` is that file already; not if it is missing, or if the disk has lost some of it."""
-    try:
+    with suppress(FileNotFoundError), losses_passed_over():
         return filecmp.cmp(path, target, shallow=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno not in LOST:
-            raise
-        return False
+    return False

@@ -23,6 +23,11 @@ def test_all_is_synced_when_it_has_been_written(tmp_path: Path) -> None:
         steps.watch(None)
     files = sorted(target.iterdir())
     assert {path.name: path.read_bytes() for path in files} == files_of(tmp_path / "images-0")
+    assert [name for name in taken if name.startswith("exported.")][:3] == [
+        "exported.sync-directory",
+        "exported.mkdir",
+        "exported.sync-directory",
+    ], "what was made above it is durable, too"
     last = max(at for at, name in enumerate(taken) if name == "image.write-at")
     synced = [name for name in taken[last:] if name.startswith("exported.")]
     assert synced == ["exported.sync"] * len(files) + ["exported.sync-directory"] * 2
