@@ -11,6 +11,7 @@
     │   └── TreeStopped        22   no checkpoint was made; the tree is stopped or lost
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   known beforehand to fail or to lose something
+    │   └── InUse              24   what it needs is another's at this moment
     ├── RehearsalFailed        25   the checkpoint would not be restored, or the tree did not run on
     └── Interrupted           130   ^C or SIGTERM
 
@@ -91,6 +92,10 @@ class PreflightRefused(CrckptError):
     """Known beforehand to fail, or to lose something that was not agreed to."""
 
     exit_code = 24
+
+
+class InUse(PreflightRefused):
+    """What a restore needs (a PID, a port, a lock) is another's at this moment: the program may run already."""
 
 
 class RehearsalFailed(CrckptError):

@@ -141,6 +141,17 @@ PREFLIGHT = (
         "what came after is kept beside it",
     ),
     Cause(
+        "file-being-written",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and {comm} (PID {writer}) has it open for "
+        "writing: it cannot be cut back",
+        "end that program first: it may be the one that was checkpointed",
+    ),
+    Cause(
+        "program-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
+        "put back the file as it was at {created}",
+    ),
+    Cause(
         "file-shrunk",
         "{path} has {now} bytes since {since}, at the checkpoint it had {size} ({use})",
         "put back the file as it was at {created}",

@@ -90,6 +90,8 @@ class Streamer:
                 images = self._promised.get()
                 while images is not None and (request := _received(connection)) is not None:
                     feeders += self._answer(connection, images, Message(request, "CRIU's request").text(_NAME))
+        except ConnectionError:
+            pass  # CRIU has failed and says why
         # Whatever it was: CRIU sees the connection end and undoes its work, and then it is raised.
         except BaseException as error:
             self._failure = self._failure or error
@@ -176,6 +178,8 @@ def _received(connection: socket.socket) -> bytes | None:
 
 def _descriptor(connection: socket.socket) -> int:
     _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_LENGTH.size), socket.MSG_CMSG_CLOEXEC)
-    (_, _, content), *_ = ancillary
+    if not ancillary:
+        raise ConnectionAbortedError("CRIU has ended amid a request")
+    ((_, _, content),) = ancillary
     (descriptor,) = array.array("i", content)
     return descriptor

@@ -1,27 +1,54 @@
-"""Processes that a CRIU which was killed in mid-restore left behind."""
+"""Processes that a restore left behind which failed, or whose CRIU was killed."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from crckpt.host import proc
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_PR_GET_CHILD_SUBREAPER: Final = 37
 
-def now() -> int:
-    """This moment as a start time of processes: clock ticks after boot."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+@contextmanager
+def ended_on_failure(pids: tuple[int, ...]) -> Iterator[None]:
+    """If the block fails, end those of these processes that descend from us.
+
+    A PID alone is no proof: one that was free when we looked may be another program's by now. So whoever loses its
+    parent in this block becomes our child, and only children of ours are ended.
+    """
+    with _orphans_adopted():
+        try:
+            yield
+        except BaseException:
+            _end(pids)
+            raise
 
 
-def end(pids: Iterable[int], began: int) -> None:
-    """End those of these processes that were started after `began`, a time of `now`. Their PIDs were free then."""
-    for pid in pids:
-        process = proc.read_process(pid)
-        if process is not None and process.start >= began:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+def _end(pids: tuple[int, ...]) -> None:
+    while ours := [pid for pid in pids if _is_child(pid)]:
+        for pid in ours:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _is_child(pid: int) -> bool:
+    process = proc.read_process(pid)
+    return process is not None and process.ppid == os.getpid()
+
+
+@contextmanager
+def _orphans_adopted() -> Iterator[None]:
+    before = ctypes.c_int()
+    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

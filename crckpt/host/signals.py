@@ -94,8 +94,8 @@ def interrupt_is_waiting() -> bool:
 
 
 def interrupts_too_late() -> None:
-    """What was to be interrupted is done: an interruption that came meanwhile is forgotten."""
-    _interrupts.pending = None
+    """What was to be interrupted is done: an interruption that came meanwhile, or comes yet, changes nothing."""
+    _interrupts.pending, _interrupts.is_over = None, True
 
 
 def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -73,12 +73,13 @@ def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Itera
         yield
     except (CrckptError, OSError) as error:
         with interrupts_put_off():
-            name = run_id(log.read_text(errors="replace")) if log.exists() else None
-            made, state = _made_by(name, repository), state_of(tree)
+            state = state_of(tree)
+            name, made = _left_by(log, repository)
+            said = as_ours(error, DumpFailed, "the dump")
             # An ended tree whose checkpoint is there needs the lock until its restore.
             if name and (state.kind != "lost" or not made):
-                network.lift_lock(name)
-            raise _with_state(as_ours(error, DumpFailed, "the dump"), made, state) from error
+                said = _lifted(name, said)
+            raise _with_state(said, made, state) from error
 
 
 def state_of(tree: proc.Tree) -> TreeState:
@@ -101,9 +102,26 @@ def state_of(tree: proc.Tree) -> TreeState:
     return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
 
 
-def _made_by(run: str | None, repository: Repository) -> str:
-    """What a failure after the commit leaves: the checkpoint that this run of CRIU made; empty if there is none."""
-    return next((made.id[:12] for made in repository.checkpoints() if run and made.run_id == run), "")
+def _left_by(log: Path, repository: Repository) -> tuple[str | None, str]:
+    """The id of CRIU's run, and what a failure after the commit leaves: the checkpoint that this run made, if it did.
+
+    The disk that has them may be what failed.
+    """
+    name = None
+    with suppress(CrckptError, OSError):
+        name = run_id(log.read_text(errors="replace"))
+        return name, next((made.id[:12] for made in repository.checkpoints() if name and made.run_id == name), "")
+    return name, ""
+
+
+def _lifted(name: str, error: CrckptError) -> CrckptError:
+    """The error, with what became of the lock if it cannot be lifted."""
+    try:
+        network.lift_lock(name)
+    except CrckptError as failure:
+        said = f"{error.message}; CRIU's lock of its connections is still there: {failure.message}"
+        return type(error)(said, hint=failure.hint, causes=error.causes)
+    return error
 
 
 def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:

@@ -295,10 +295,8 @@ def _details(subject: Subject) -> bytes:
         }
         for process in subject.seen.tree.processes
     ]
-    # A position beyond the end is of a log that was truncated: then the position at the freeze tells nothing.
-    appended = {
-        found.target: found.size
-        for found in subject.seen.descriptors
-        if found.is_append_only and found.pos <= found.size
-    }
+    logs = [found for found in subject.seen.descriptors if found.is_append_only]
+    # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.
+    truncated = {found.target for found in logs if found.pos > found.size}
+    appended = {found.target: found.size for found in logs if found.target not in truncated}
     return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()

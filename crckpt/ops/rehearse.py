@@ -143,7 +143,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         reading.begin()
         wanted = _wanted(repository, checkpoint, tree, criu)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
-        now = replace(survey(wanted, reading.files, context.store), refused={}, locks={})
+        now = replace(survey(wanted, reading.files, context.store), refused={}, locks={}, writers={})
         verdict = _verdict(wanted, now)
         limit = _memory(tree, now)
         work = stack.enter_context(repository.transaction()).path.resolve()

@@ -17,7 +17,7 @@ from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, IntegrityError, InUse, Interrupted, PreflightRefused, RestoreFailed
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
@@ -70,7 +70,8 @@ def restore(request: Request, context: Context) -> Restored:
     """Restore the checkpoint that `request.ref` names, or with `or_older` the newest one of its job that restores.
 
     Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, RestoreFailed. After a failure nothing is
-    left behind, and the same can be tried again.
+    left behind, and the same can be tried again. What is in use (a PID, a port, a lock) is a reason to wait, not to go
+    back to an older one: it may well be the program itself.
     """
     need_root("to restore a checkpoint")
     repository = context.repository()
@@ -82,6 +83,9 @@ def restore(request: Request, context: Context) -> Restored:
         for checkpoint in _candidates(repository, newest, or_older=request.or_older):
             try:
                 done = _restore_one(_Subject(request, context, repository, checkpoint, criu))
+            except InUse:
+                # An older one would come beside what runs already.
+                raise
             except (IntegrityError, PreflightRefused, RestoreFailed) as error:
                 failures.append((checkpoint, error))
             except (Interrupted, OSError) as error:
@@ -151,17 +155,18 @@ def _restore_one(subject: _Subject) -> Restored:
             began = None
         verdict = _verdict(subject, tree, reading.files)
         if verdict.blockers and (request.preflight or request.dry_run):
-            raise refused(verdict.blockers)
+            raise refused(verdict.blockers, InUse if verdict.is_in_use else PreflightRefused)
         if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), (), stream=not tree.is_read_by_position)
             return Restored(subject.checkpoint, verdict, command, subject.criu)
         outside = _Outside(verdict.outside_pipes, request.terminal if verdict.needs_terminal else None)
-        stack.enter_context(_files_rewound(subject, verdict))
         if began is None or outside != _Outside() or tree.is_read_by_position:
             # What is outside is said to CRIU when it starts, and whether its images are files.
             early.close()
             began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
-        return _run(subject, tree, verdict, began, Streamed(reading, subject.context.progress))
+        # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
+        with _files_rewound(subject, verdict):
+            return _run(subject, tree, verdict, began, Streamed(reading, subject.context.progress))
 
 
 class _Outside(Struct, frozen=True):
@@ -172,17 +177,13 @@ class _Outside(Struct, frozen=True):
 
 
 class _Begun(Struct, frozen=True):
-    """A CRIU that waits for its images, or has them as files, and what it was started with.
-
-    `since` is a moment before it.
-    """
+    """A CRIU that waits for its images, or has them as files, and what it was started with."""
 
     criu: Running
     streamer: Streamer
     hold: Hold
     new: namespace.PidNamespace | None
     command: tuple[str, ...]
-    since: int
 
     def give_up(self) -> None:
         """Let it end, if it has not: without its images it has done nothing, and in the hold it undoes what it did."""
@@ -211,11 +212,10 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
             *(entered(new.init, ("pid", "mnt")) if new else ()),
             *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=not as_files),
         )
-        since = leftovers.now()
         with interrupts_put_off():
             keep = (streamer.descriptor, *kept.values())
             criu = Running(command, work / "restore.log", terminal=outside.terminal, keep=keep)
-            began = _Begun(criu, streamer, hold, new, command, since)
+            began = _Begun(criu, streamer, hold, new, command)
             stack.callback(began.give_up)
         yield began
 
@@ -251,18 +251,19 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
         began.streamer.check()
         all_there(tree, new.init if new else None)
 
+    # A namespace of its own ends with its init.
+    ours = () if new else tuple(process.pid for process in tree.processes)
     with interrupts_put_off():
         began.streamer.serve(images)
-        outcome = began.criu.follow(began.hold, look)
-        if not outcome.ok:
-            if new is None:
-                leftovers.end((process.pid for process in tree.processes), began.since)
-            with interrupts_let_in():
-                began.streamer.check()
-                # For failures only, as what explains them.
-                from crckpt.ops.resources import in_images
+        with leftovers.ended_on_failure(ours):
+            outcome = began.criu.follow(began.hold, look)
+            if not outcome.ok:
+                with interrupts_let_in():
+                    began.streamer.check()
+                    # For failures only, as what explains them.
+                    from crckpt.ops.resources import in_images
 
-                raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
+                    raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
         pid = new.init if new else root
         if subject.request.detach:
             interrupts_too_late()

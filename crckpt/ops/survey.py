@@ -46,9 +46,13 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
     suspects = changed(wanted, now)
     if not suspects:
         return now
-    from crckpt.host import packages
+    from crckpt.host import packages, writers
 
-    return replace(now, packages=packages.owners(suspects, wanted.created))
+    return replace(
+        now,
+        packages=packages.owners(suspects, wanted.created),
+        writers=writers.writers(suspects) if wanted.grown == "rewind" else {},
+    )
 
 
 def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:

@@ -16,6 +16,7 @@ from crckpt.host.network import Binding
 from crckpt.host.proc import Owner
 from crckpt.images.files import OpenFile
 from crckpt.images.locks import FileLock
+from crckpt.images.mm import PROT_EXEC
 from crckpt.images.regular import LINKED, RegularFile
 from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.images.special import Fifo, Pipe, Terminal
@@ -27,6 +28,7 @@ from crckpt.preflight.needs import Here
 
 if TYPE_CHECKING:
     from crckpt.host.packages import Package
+    from crckpt.host.writers import Writer
 
 Grown = Literal["refuse", "keep", "rewind"]
 """What to do with files that only grew since the checkpoint."""
@@ -49,7 +51,8 @@ class Now(Struct, frozen=True):
     """What this host says of everything a checkpoint needs. A file that is missing stands as None.
 
     `refused` says of sockets, by id, why their address cannot be had; `packages` by path of files that changed whose
-    they are; `locks` by path who holds which; `us` is crckpt's own PID.
+    they are; `locks` by path who holds which; `writers` by path of files that changed who has them open for writing,
+    if any is to be cut back; `us` is crckpt's own PID.
     """
 
     owners: tuple[Owner, ...]
@@ -58,6 +61,7 @@ class Now(Struct, frozen=True):
     here: Here
     packages: dict[str, Package] = {}
     locks: dict[str, tuple[Held, ...]] = {}
+    writers: dict[str, Writer] = {}
     us: int = 0
 
 
@@ -87,6 +91,11 @@ class Verdict(Struct, frozen=True):
     rewinds: tuple[Rewind, ...]
     outside_pipes: tuple[OutsidePipe, ...]
     needs_terminal: bool
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether something that the tree needs is another's at this moment."""
+        return any(finding.key in _IN_USE for finding in self.blockers)
 
 
 class Wanted(Struct, frozen=True):
@@ -177,14 +186,15 @@ def changed(wanted: Wanted, now: Now) -> tuple[str, ...]:
 
 def judge(wanted: Wanted, now: Now) -> Verdict:
     """Compare what the checkpoint needs with what is."""
-    used = uses(wanted.tree)
+    used, programs = uses(wanted.tree), _programs(wanted.tree)
     blockers: list[Finding] = []
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
         blockers.extend(_taken(owner, now.us) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
-        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
+        is_program = required_path(file) in programs
+        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened"), is_program=is_program):
             if rewind is not None:
                 rewinds.append(rewind)
             (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
@@ -202,6 +212,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
 
 _STDERR = 2
 _HARMLESS = ("file-written", "log-kept")
+_IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
 _KINDS = {
     stat.S_IFREG: "regular file",
     stat.S_IFDIR: "directory",
@@ -244,7 +255,9 @@ def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
     )
 
 
-def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
+def _file(
+    wanted: Wanted, file: RegularFile, host: Now, use: str, *, is_program: bool = False
+) -> Iterator[tuple[Finding, Rewind | None]]:
     path = required_path(file)
     now, package = host.files.get(path), host.packages.get(path)
 
@@ -277,8 +290,10 @@ def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tu
         # Before its size: a longer build of a library is not to be cut back.
         yield told("file-replaced", build_id=file.build_id), None
     elif size is not None and resized:
-        key, rewound = _resized(wanted, file, grew=now.size > size)
-        yield told(key, size=size, now=now.size), Rewind(path, size) if rewound else None
+        writer = host.writers.get(path)
+        key = _resized(wanted, file, grew=now.size > size, is_program=is_program, is_written=writer is not None)
+        who = {"comm": writer.comm, "writer": writer.pid} if writer else {}
+        yield told(key, size=size, now=now.size, **who), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > wanted.created:
         yield told("file-written", when=_said(now.written)), None
 
@@ -303,15 +318,29 @@ def _appended_size(wanted: Wanted, path: str) -> int | None:
     return max(seen, *ends)
 
 
-def _resized(wanted: Wanted, file: RegularFile, *, grew: bool) -> tuple[str, bool]:
-    """The cause to tell, and whether the file is cut back."""
+def _resized(wanted: Wanted, file: RegularFile, *, grew: bool, is_program: bool, is_written: bool) -> str:
+    """The cause to tell."""
     if not grew:
-        return "file-shrunk", False
+        return "file-shrunk"
+    if is_program:
+        return "program-grown"
     if wanted.grown == "rewind":
-        return "file-rewound", True
+        return "file-being-written" if is_written else "file-rewound"
     if not file.is_append_only:
-        return "file-grown", False
-    return "log-kept" if wanted.grown == "keep" else "log-grown", False
+        return "file-grown"
+    return "log-kept" if wanted.grown == "keep" else "log-grown"
+
+
+def _programs(tree: ImageTree) -> frozenset[str]:
+    """Paths of what the tree runs: a longer one is another build, even where no build-id tells."""
+    paths_of = {file.id: required_path(file) for file in tree.regular_files}
+    found = set()
+    for process in tree.processes:
+        found.add(paths_of.get(process.exe.id, "") if process.exe is not None else "")
+        for vma in process.memory.vmas if process.memory is not None else ():
+            if vma.prot & PROT_EXEC and vma.file_id is not None:
+                found.add(paths_of.get(vma.file_id, ""))
+    return frozenset(found - {""})
 
 
 def uses(tree: ImageTree) -> dict[int, str]:

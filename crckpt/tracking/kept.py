@@ -31,9 +31,10 @@ class Unanswered(HostCannot):
 class Session:
     """A connection to a keeper. Every method raises HostCannot if it has ended, or if the tree has, or Unanswered."""
 
-    def __init__(self, connection: socket.socket, *, lost: bool = False) -> None:
-        """`lost`: another keeper was killed before this one was started."""
+    def __init__(self, connection: socket.socket, pid: int, *, lost: bool = False) -> None:
+        """`pid` is the keeper's. `lost`: another was killed before this one was started."""
         self._connection = connection
+        self._pid = pid
         self._lines = connection.makefile("rb")
         self.lost = ENDED if lost else ""
 
@@ -77,7 +78,7 @@ class Session:
     def retire(self) -> None:
         """Let the keeper end as if it was terminated: the next dump starts another."""
         with suppress(ProcessLookupError):
-            os.kill(peer(self._connection), signal.SIGTERM)
+            os.kill(self._pid, signal.SIGTERM)
 
     def close(self) -> None:
         """The keeper stays."""
@@ -110,9 +111,8 @@ class Session:
         return answer
 
     def _unanswered(self, what: str) -> Unanswered:
-        pid = peer(self._connection)
-        hint = f"kill -KILL {pid} ends it, and harms nothing: the next dump is full"
-        return Unanswered(f"the process that keeps its tracker, {pid}, {what}", hint=hint)
+        hint = f"kill -KILL {self._pid} ends it, and harms nothing: the next dump is full"
+        return Unanswered(f"the process that keeps its tracker, {self._pid}, {what}", hint=hint)
 
 
 def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
@@ -185,7 +185,7 @@ def _connected(path: Path) -> Session | None:
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
-    return Session(connection)
+    return Session(connection, peer(connection))
 
 
 def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
@@ -194,8 +194,10 @@ def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
     words = (sys.executable, "-P", "-m", "crckpt.tracking.keeper", str(root.pid), criu, str(number))
     with theirs:
         # It outlives us, and is never waited for.
-        run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[2]).let_go()
-    started = Session(ours, lost=lost)
+        child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[2])
+        child.let_go()
+    # The other end of a pair of sockets is, to the kernel, whoever made the pair.
+    started = Session(ours, child.pid, lost=lost)
     try:
         started.started()
     except HostCannot:

@@ -126,6 +126,21 @@ def test_a_redis_with_an_append_only_file(crckpt: Crckpt) -> None:
             assert _counter(other.workdir) == counted + 1 + 100
 
 
+def test_no_file_is_cut_back_under_the_program_that_writes_it(crckpt: Crckpt) -> None:
+    """The one that was checkpointed runs on; a second one, in PIDs of its own, would share its files."""
+    with started(program("journal", "plain")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        log = tree.workdir / "journal.log"
+        size = log.stat().st_size
+        wait_for(lambda: log.stat().st_size > size + GROWN_BY, 20, "the log to grow")
+        words = ("restore", JOB, "--detach", "--new-pid-namespace", "--grown", "rewind")
+        assert f"(PID {tree.pid}) has it open for writing" in crckpt.run(*words, status=REFUSED).err
+        crckpt.run(*words, "--no-preflight", status=FAILED)
+        assert log.stat().st_size > size + GROWN_BY
+        assert _is_consecutive(log, "line")
+        assert [path.name for path in tree.workdir.glob("journal.log*")] == ["journal.log"]
+
+
 def test_a_failed_restore_puts_back_what_it_cut(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """The file is as it was, and nothing lies beside it."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -435,6 +435,23 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     assert error["message"].startswith(f"process {os.getpid()} is copying or dumping this tree; no checkpoint was made")
     first.close()
     assert dumped(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
+
+
+def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> None:
+    """It is the one that is let go when crckpt was exchanged meanwhile, not whoever started it."""
+    root = proc.read_process(target.pid)
+    assert root is not None
+    followed = session(root, find(None, None).path, start=True)
+    assert followed is not None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        with closing(followed):
+            kept = followed.tell().pid
+            followed.retire()
+            wait_ended((kept,))
+        assert not signal.sigpending()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target) -> None:

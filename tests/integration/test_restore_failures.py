@@ -13,8 +13,8 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import Crckpt, network_locks
-from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
-from trees import Tree, started, wait_for
+from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped, taken
+from trees import Tree, runs, started, wait_for
 
 from crckpt.store.pack import open_pack
 
@@ -121,6 +121,23 @@ def test_a_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu
         tree.wait_growth(before)
 
 
+@pytest.mark.parametrize("where", [(), ("--detach",)])
+def test_who_got_a_pid_of_the_tree_meanwhile_is_left_alone(
+    crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
+) -> None:
+    """It was free when crckpt looked, and another program's when CRIU came to it."""
+    with stopped(crckpt, BY_NAME["family"]) as tree, obstructed.waits_at_first() as obstacle:
+        with foreground(crckpt, *where, "--criu", str(obstructed.path)) as front:
+            obstacle.wait_reached()
+            with taken(tree.pid, "PID") as other:
+                obstacle.let_go()
+                _, said = front.communicate(timeout=WITHIN_S)
+                assert (front.returncode, "nothing is left behind" in said) == (FAILED, True)
+                assert runs(other)
+        tree.wait_gone()
+        _nothing_is_left(crckpt, tree)
+
+
 @pytest.mark.parametrize("detach", [False, True])
 def test_an_interruption_after_the_commit_comes_too_late(
     crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool
@@ -157,6 +174,14 @@ def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckp
         assert f"{log} has" in result["passed_over"][1]["reason"]
         wait_for(lambda: bool(tree.parts()), WITHIN_S, "the tree to say something")
         tree.wait_growth(tree.counters())
+
+
+def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
+    """The newest is whole; that its PIDs are taken is no reason to go back in time."""
+    with _series_of_three(crckpt) as (tree, _):
+        crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        said = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
+        assert f"PID {tree.pid} is taken" in said
 
 
 def test_where_none_can_be_restored_one_error_tells_all(crckpt: Crckpt) -> None:

@@ -54,6 +54,11 @@ class Client:
         except ConnectionResetError:
             return True
 
+    def hear(self, count: int) -> None:
+        """That many bytes of an answer."""
+        if count:
+            assert len(self._socket.recv(count, socket.MSG_WAITALL)) == count
+
     def open(self, name: str) -> int | None:
         """The end of a pipe to read the file from; None if there is no such file."""
         self.ask(name)
@@ -157,6 +162,17 @@ def test_criu_may_stop_reading(tmp_path: Path) -> None:
         client.__exit__()
         streamer.close()
         streamer.check()
+
+
+@pytest.mark.parametrize("heard", [0, 6])
+def test_criu_may_end_amid_a_request(tmp_path: Path, heard: int) -> None:
+    """Its log says why it ended: what we saw of that is no failure of ours."""
+    with serving(tmp_path) as streamer:
+        streamer.serve(images)
+        with Client(streamer) as criu:
+            criu.ask("pages-1.img")
+            criu.hear(heard)
+    streamer.check()
 
 
 def test_criu_may_never_come(tmp_path: Path) -> None:

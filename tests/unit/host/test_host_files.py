@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.errors import RestoreFailed
 from crckpt.host import files, steps
 
 
@@ -155,6 +156,42 @@ def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
     ):
         pytest.fail("there was nothing to cut")
     assert names(tmp_path) == []
+
+
+def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
+    """Who owns the directory may choose the target; we may cut what he may not."""
+    (tmp_path / "link").symlink_to(log)
+    with pytest.raises(OSError, match="link"), files.put_back_on_failure(tmp_path / "link", 4, tmp_path / "kept"):
+        pytest.fail("it was cut")
+    (tmp_path / "below").mkdir(0o700)
+    log.rename(tmp_path / "below/log")
+    (tmp_path / "there").symlink_to("below")
+    there = tmp_path / "there/log"
+    with pytest.raises(RestoreFailed, match="through a link"), files.put_back_on_failure(there, 4, tmp_path / "kept"):
+        pytest.fail("it was cut")
+    assert there.read_bytes() == b"old new lines"
+    assert names(tmp_path) == ["below", "link", "there"]
+
+
+def test_a_log_that_was_begun_anew_is_not_filled_up(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(RestoreFailed, match="exchanged"), files.put_back_on_failure(log, 40, tmp_path / "kept"):
+        pytest.fail("it was resized")
+    assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
+
+
+def test_what_is_appended_while_it_is_copied_is_kept_too(log: Path, tmp_path: Path) -> None:
+    def append(name: str, _operands: object) -> None:
+        if name == "tail.sync-directory":
+            with log.open("ab") as file:
+                file.write(b", and more")
+
+    steps.watch(append)
+    try:
+        with files.put_back_on_failure(log, 4, tmp_path / "kept"):
+            assert log.read_bytes() == b"old "
+    finally:
+        steps.watch(None)
+    assert (tmp_path / "kept").read_bytes() == b"new lines, and more"
 
 
 def test_status_of(tmp_path: Path) -> None:

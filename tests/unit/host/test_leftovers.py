@@ -1,9 +1,7 @@
-"""Only what was started since is ended."""
+"""Only what descends from us is ended."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -11,50 +9,60 @@ import pytest
 
 from crckpt.host import leftovers, proc
 
+TWO = "sleep 60 & echo $!; wait"
+
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A child of ours."""
-    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+def shell() -> Iterator[subprocess.Popen[str]]:
+    """A child of ours, with a child of its own."""
+    words = ["sh", "-c", TWO]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     yield process
     process.kill()
     process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
-def test_now_is_a_start_time() -> None:
-    before = leftovers.now()
-    with subprocess.Popen(["sleep", "60"]) as process:
-        found = proc.read_process(process.pid)
-        process.kill()
+@pytest.fixture
+def grandchild(shell: subprocess.Popen[str]) -> int:
+    """The PID of that."""
+    assert shell.stdout is not None
+    return int(shell.stdout.readline())
+
+
+def failed(*pids: int) -> None:
+    with pytest.raises(ValueError, match="x"), leftovers.ended_on_failure(pids):
+        raise ValueError("x")
+
+
+def test_what_descends_from_us_is_ended_and_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+    failed(grandchild, shell.pid)
+    assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
+
+
+def test_what_has_ended_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+    """By CRIU itself, when it failed: until then its PID is not free."""
+    shell.kill()
+    failed(shell.pid, grandchild)
+    assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
+
+
+def test_anothers_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
+    """Its PID may have been free when we looked."""
+    failed(grandchild)
+    found = proc.read_process(grandchild)
     assert found is not None
-    assert before <= found.start <= leftovers.now()
+    assert (found.ppid, found.state) == (shell.pid, "sleeping")
 
 
-def test_what_was_started_since_is_ended_and_reaped(sleeper: subprocess.Popen[bytes]) -> None:
-    process = proc.read_process(sleeper.pid)
-    assert process is not None
-    leftovers.end([sleeper.pid], process.start)
-    assert proc.read_process(sleeper.pid) is None
+def test_without_a_failure_all_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
+    with leftovers.ended_on_failure((shell.pid, grandchild)):
+        pass
+    assert shell.poll() is None
 
 
-def test_what_is_not_our_child_is_ended_too() -> None:
-    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
-        pid = int(shell.stdout.readline())
-        leftovers.end([pid], 0)
-        assert shell.wait() == 0
-    assert proc.read_process(pid) is None
-
-
-def test_what_was_there_before_stays(sleeper: subprocess.Popen[bytes]) -> None:
-    process = proc.read_process(sleeper.pid)
-    assert process is not None
-    leftovers.end([sleeper.pid], process.start + 1)
-    os.kill(sleeper.pid, signal.SIGTERM)
-    assert sleeper.wait() == -signal.SIGTERM
-
-
-def test_what_has_gone_is_passed_over(sleeper: subprocess.Popen[bytes]) -> None:
-    sleeper.kill()
-    sleeper.wait()
-    leftovers.end([sleeper.pid], 0)
+def test_what_has_gone_is_passed_over(shell: subprocess.Popen[str]) -> None:
+    shell.kill()
+    shell.wait()
+    failed(shell.pid)

@@ -143,6 +143,7 @@ def test_too_late_to_interrupt() -> None:
         with interrupts_put_off():
             interrupt("SIGTERM")
             interrupts_too_late()
+        interrupt("SIGINT")
     """
     assert said(body) == ["went on"]
 

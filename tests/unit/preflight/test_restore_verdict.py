@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.host.packages import Package
 from crckpt.host.proc import Owner
+from crckpt.host.writers import Writer
 from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds
 from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
@@ -205,6 +206,7 @@ def test_uses_name_process_and_way(tree: ImageTree) -> None:
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
 def test_numbers_that_are_taken(wanted: Wanted, now: Now, role: str) -> None:
     taken = replace(now, owners=(Owner(7993, role, 41, 1, "nginx", "sleeping"),))
+    assert judge(wanted, taken).is_in_use
     told = only_blocker(judge(wanted, taken))
     assert told.startswith(f"pid-taken: {role} 7993 is taken by nginx (PID 41)")
     assert judge(replace(wanted, new_pid_namespace=True), taken).blockers == ()
@@ -276,6 +278,30 @@ def test_files_that_grew(
     assert "to 500 bytes" in finding.what
     assert (f"last at {CHANGED}" in finding.what) == bool(verdict.blockers)
     assert "?" not in str(finding)
+
+
+def test_no_file_is_cut_back_under_its_writer(wanted: Wanted, now: Now) -> None:
+    """It may be the program itself, whose PID is no hindrance in a namespace of its own."""
+    chosen = replace(wanted, grown="rewind", new_pid_namespace=True)
+    verdict = judge(chosen, replace(with_changed(now, PLAIN, size=500), writers={PLAIN: Writer(41, "nginx")}))
+    assert (verdict.rewinds, verdict.is_in_use) == ((), True)
+    (finding,) = verdict.blockers
+    assert "nginx (PID 41) has it open for writing" in finding.what
+
+
+@pytest.mark.parametrize("grown", ["refuse", "rewind"])
+def test_no_program_is_cut_back(wanted: Wanted, now: Now, grown: str) -> None:
+    """A longer one is another build, also if none has an id."""
+    assert grown in ("refuse", "rewind")
+    programs = {file.path for file in paths(wanted.tree) if file.build_id}
+    assert len(programs) > 1
+    for path in programs:
+        file = now.files[path]
+        assert file is not None
+        verdict = judge(replace(wanted, grown=grown), with_changed(now, path, size=file.size + 1))
+        assert verdict.rewinds == ()
+        (finding,) = verdict.blockers
+        assert (finding.key, verdict.is_in_use) == ("program-grown", False)
 
 
 def test_a_log_of_which_only_its_position_is_known_to_be_later(wanted: Wanted, now: Now) -> None:

@@ -1,0 +1,55 @@
+"""Who can write to a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.writers import Writer, writers
+
+OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
+
+
+@contextmanager
+def opened(path: Path, how: str) -> Iterator[int]:
+    """A process that has it open; its PID."""
+    words = [sys.executable, "-c", OPENS, str(path), how]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file, with a second name."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    (tmp_path / "other").hardlink_to(path)
+    return path
+
+
+@pytest.mark.parametrize("how", ["a", "r+"])
+def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
+    with opened(file.with_name("other"), how) as pid:
+        found = writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
+    assert {path: writer.pid for path, writer in found.items()} == {str(file): pid, str(file.with_name("other")): pid}
+    assert isinstance(found[str(file)], Writer)
+    assert found[str(file)].comm.startswith("python")
+
+
+def test_a_reader_is_none(file: Path) -> None:
+    with opened(file, "r"):
+        assert writers([str(file)]) == {}
+
+
+def test_nothing_is_looked_for(file: Path) -> None:
+    assert (writers([]), writers([str(file)])) == ({}, {})
