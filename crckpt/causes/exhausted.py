@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
+# Where a limit of the kernel's is reached it gives the same answers: see watch-limit and new-namespace.
+_NO_LIMIT = "^(?!.*(?:Can't create inotify|Can't add watch|Unable to create a new|Can't unshare))"
+
 EXHAUSTED = (
     Cause(
         "no-space",
         "there is no space left",
         "free some, or use --store on a larger disk",
-        "No space left on device",
+        f"{_NO_LIMIT}.*No space left on device",
         "errno ENOSPC",
     ),
     Cause(
@@ -23,7 +26,7 @@ EXHAUSTED = (
         "open-files",
         "too many files are open",
         "raise the limit: ulimit -n 1048576 (for all: sysctl -w fs.file-max=4000000)",
-        "Too many open files|Can't chose service_fd_base",
+        f"{_NO_LIMIT}.*Too many open files|Can't chose service_fd_base",
         "errno EMFILE, ENFILE",
     ),
     Cause(

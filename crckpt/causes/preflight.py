@@ -142,8 +142,8 @@ PREFLIGHT = (
     ),
     Cause(
         "file-being-written",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and {comm} (PID {writer}) has it open for "
-        "writing: it cannot be cut back",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and {comm} (PID {writer}) has it open "
+        "for writing: it cannot be cut back",
         "end that program first: it may be the one that was checkpointed",
     ),
     Cause(

@@ -226,7 +226,7 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
     with ExitStack() as stack:
         file = _opened(path)
         stack.callback(os.close, file)
-        if os.readlink(f"/proc/self/fd/{file}") != str(path) or os.fstat(file).st_size < size:
+        if Path(f"/proc/self/fd/{file}").readlink() != path or os.fstat(file).st_size < size:
             hint = f"look at it, and cut it back yourself: truncate -s {size} {path}"
             raise RestoreFailed(f"{path} was exchanged a moment ago, or is reached through a link", hint=hint)
         kept, tail = _new_beside(kept)

@@ -53,13 +53,13 @@ def _file(path: str) -> str:
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            info = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+            info, inode = Path(f"/proc/self/fdinfo/{descriptor}").read_text(), os.fstat(descriptor).st_ino
         finally:
             os.close(descriptor)
         told = dict(line.split(":\t", 1) for line in info.splitlines())
         for mount in every_mount():
             if mount.id == int(told["mnt_id"]):
-                return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{int(told['ino'])}"
+                return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import socket
 import sys
@@ -50,6 +51,11 @@ _STATES = (
     "BOUND_INACTIVE",
 )
 
+
+# Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)
+_UNIX_SOCKET: Final = re.compile(
+    r"\S+: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} (?P<type>[0-9A-F]{4}) [0-9A-F]{2} +(?P<inode>\d+)(?: (?P<path>.*))?"
+)
 
 _LISTEN = f"{_STATES.index('LISTEN'):02X}"
 
@@ -192,13 +198,12 @@ def _socket_descriptors(pid: int) -> dict[str, int]:
 
 
 def _unix_sockets(pid: int) -> Iterator[UnixSocket]:
-    """Without their peers: Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)."""
+    """Without their peers."""
     with suppress(OSError):
         for line in procfs.lines(f"/proc/{pid}/net/unix")[1:]:
-            fields = line.split(maxsplit=7)
-            # A name may hold line feeds: what follows them is no line of its own.
-            if len(fields) >= 7 and fields[6].isdecimal():
-                yield UnixSocket(int(fields[6]), int(fields[4], 16), 0, fields[7] if len(fields) > 7 else "")
+            # A name may hold line feeds: what follows them is no line of its own, though it may look like one.
+            if found := _UNIX_SOCKET.fullmatch(line):
+                yield UnixSocket(int(found["inode"]), int(found["type"], 16), 0, found["path"] or "")
 
 
 def _rows(pid: int, table: str) -> Iterator[list[str]]:

@@ -62,10 +62,10 @@ class Process(Struct, frozen=True):
 
 
 class Descriptor(Struct, frozen=True):
-    """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size` and `pos` are bytes.
+    """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size`, `pos` and `allocated` are bytes.
 
-    `mode`, `size` and `links` are 0 where the file system does not answer (FUSE of another user, a dead network share).
-    `device` is the number of the device that it is, if any.
+    `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
+    answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
     """
 
     pid: int
@@ -78,12 +78,18 @@ class Descriptor(Struct, frozen=True):
     pos: int
     info: str
     device: int = 0
+    allocated: int = 0
 
     @property
     def mount(self) -> int:
         """The id of the mount that it was opened on, as in mountinfo."""
         found = _MOUNT.search(self.info)
         return int(found[1]) if found else 0
+
+    @property
+    def most(self) -> int:
+        """Bytes of content, or on the disk: a file system takes more than it needs of one that grows (XFS)."""
+        return max(self.size, self.allocated)
 
     @property
     def is_append_only(self) -> bool:
@@ -246,13 +252,17 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
 
 
 def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
-    """(path, bytes, links) of mapped files whose name is gone."""
+    """(path, bytes, links) of mapped files whose name is gone; bytes as `Descriptor.most` has them."""
     found = {}
     for (*_, path), link in mapped_files(pid).items():
         with suppress(OSError):
             if path.endswith(" (deleted)"):
                 status = os.stat(link)
-                found[status.st_dev, status.st_ino] = (os.readlink(link), status.st_size, status.st_nlink)
+                found[status.st_dev, status.st_ino] = (
+                    os.readlink(link),
+                    max(status.st_size, _allocated(status)),
+                    status.st_nlink,
+                )
     return tuple(found.values())
 
 
@@ -367,28 +377,32 @@ def _namespaces(directory: str) -> tuple[tuple[str, int], ...]:
 def _descriptor(pid: int, fd: int) -> Descriptor:
     link = f"/proc/{pid}/fd/{fd}"
     target = os.readlink(link)
-    mode, size, links, device = _status(link)
+    status = _status(link)
     info = procfs.text(f"/proc/{pid}/fdinfo/{fd}")
     told = dict(line.split(":", 1) for line in info.split("\n") if ":" in line)
     return Descriptor(
         pid=pid,
         fd=fd,
         target=target,
-        mode=mode,
-        size=size,
-        links=links,
+        mode=status.st_mode if status else 0,
+        size=status.st_size if status else 0,
+        links=status.st_nlink if status else 0,
         flags=int(told.get("flags", "0"), 8),
         pos=int(told.get("pos", "0")),
         info=info,
-        device=device,
+        device=status.st_rdev if status else 0,
+        allocated=_allocated(status) if status else 0,
     )
 
 
-def _status(link: str) -> tuple[int, int, int, int]:
+def _allocated(status: os.stat_result) -> int:
+    return status.st_blocks * 512
+
+
+def _status(link: str) -> os.stat_result | None:
     try:
-        status = os.stat(link)
+        return os.stat(link)
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError:
-        return 0, 0, 0, 0
-    return status.st_mode, status.st_size, status.st_nlink, status.st_rdev
+        return None

@@ -21,32 +21,32 @@ class Writer(Struct, frozen=True):
 
 def writers(paths: Iterable[str]) -> dict[str, Writer]:
     """By path, one of those who can write to it, for those that have any, under whatever name they opened it."""
-    identities = {path: identity for path in paths if (identity := _identity(path))}
+    identities = {path: identity for path in paths if (identity := _identity(Path(path)))}
     wanted = set(identities.values())
     found: dict[tuple[int, int], Writer] = {}
-    for pid in (int(name) for name in os.listdir("/proc") if wanted and name.isdecimal()):
-        for descriptor in _descriptors(pid):
-            identity = _identity(f"/proc/{pid}/fd/{descriptor}")
-            if identity is not None and identity in wanted - found.keys() and _writes(pid, descriptor):
-                found[identity] = Writer(pid, title(pid))
+    for process in Path("/proc").iterdir() if wanted else ():
+        for descriptor in _descriptors(process) if process.name.isdecimal() else ():
+            identity = _identity(descriptor)
+            if identity is not None and identity in wanted - found.keys() and _writes(process, descriptor.name):
+                found[identity] = Writer(int(process.name), title(int(process.name)))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        status = os.stat(path)
+        status = path.stat()
         return status.st_dev, status.st_ino
     return None
 
 
-def _descriptors(pid: int) -> Iterator[str]:
+def _descriptors(process: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from os.listdir(f"/proc/{pid}/fd")
+        yield from (process / "fd").iterdir()
 
 
-def _writes(pid: int, descriptor: str) -> bool:
+def _writes(process: Path, descriptor: str) -> bool:
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        for line in (process / "fdinfo" / descriptor).read_text().splitlines():
             name, _, value = line.partition(":\t")
             if name == "flags":
                 return int(value, 8) & os.O_ACCMODE != os.O_RDONLY

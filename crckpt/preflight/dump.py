@@ -15,7 +15,7 @@ from crckpt.host.proc import Descriptor, Process
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 
-_NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem")
+_NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
 
 class Reason(Struct, frozen=True):
@@ -58,10 +58,11 @@ def plan(
     seen: Observed, tcp: Literal["keep", "close"] | None, *, stop: bool, locks_by_nftables: bool, names: dict[int, str]
 ) -> Plan:
     """Judge a tree. `names` says what the tracers' PIDs are called; `tcp` and `stop` are what the user chose."""
-    reasons = tuple(_reasons(seen, tcp))
+    told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
+    reasons = tuple(_reasons(seen, told))
     picked = {reason.option for reason in reasons}
     options = Options(
-        tcp=tcp if seen.connections else None,
+        tcp=told,
         shell_job="--shell-job" in picked,
         file_locks="--file-locks" in picked,
         link_remap="--link-remap" in picked,
@@ -80,11 +81,23 @@ def plan(
     )
 
 
+def _may_connect(seen: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:
+    """Whether CRIU is to be told what becomes of connections: one may be made between our look and the freeze.
+
+    To keep them it locks the network, which not every host can.
+    """
+    return (
+        bool(seen.connections) or tcp == "close" or (locks_by_nftables and any(found.is_tcp for found in seen.sockets))
+    )
+
+
 def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
     root = seen.tree.root
-    if seen.connections and tcp:
+    if tcp:
+        several = f"{len(seen.connections)} TCP connections"
+        one_may_come = "a TCP connection may be made until the freeze"
         yield Reason(
-            "--tcp-established" if tcp == "keep" else "--tcp-close", f"{len(seen.connections)} TCP connections"
+            "--tcp-established" if tcp == "keep" else "--tcp-close", several if seen.connections else one_may_come
         )
     if root.sid not in seen.tree.pids:
         yield Reason("--shell-job", f"its session leader {root.sid} is outside the tree")
@@ -154,7 +167,7 @@ def ghosts(seen: Observed) -> frozenset[tuple[str, int]]:
 
 
 def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:
-    yield from ((found.target, found.size, found.links) for found in seen.descriptors if _is_deleted_file(found))
+    yield from ((found.target, found.most, found.links) for found in seen.descriptors if _is_deleted_file(found))
     yield from (found for found in seen.deleted_maps if not found[0].startswith(_NO_FILES))
 
 

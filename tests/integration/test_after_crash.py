@@ -1,7 +1,9 @@
 """A tree that was checkpointed while it ran, and was ended by SIGKILL when its files had grown since."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +88,20 @@ def test_two_who_append_to_one_log(crckpt: Crckpt) -> None:
         _goes_on(tree)
         assert _is_consecutive(log, "root")
         assert _is_consecutive(log, "twin")
+
+
+def test_a_log_that_was_truncated_under_one_of_two_who_append(crckpt: Crckpt, tmp_path: Path) -> None:
+    """The one that has written nothing since stands behind the end: its position tells nothing of the size."""
+    log = tmp_path / "log"
+    os.mkfifo(tmp_path / "fifo")
+    words = ["sh", "-c", "exec 3>>log 4>>log; printf %01000d 0 >&3; : >log; echo line >&4; read never <>fifo"]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=tmp_path, stdin=null, stdout=null, stderr=null, start_new_session=True) as shell:
+        wait_for(lambda: log.exists() and log.read_text() == "line\n", READY_S, "the log to be truncated")
+        crckpt.run("dump", str(shell.pid), JOB, "--stop")
+    crckpt.run("restore", JOB, "--detach")
+    os.kill(shell.pid, signal.SIGKILL)
+    os.waitpid(shell.pid, 0)
 
 
 def test_a_tree_of_five(crckpt: Crckpt) -> None:

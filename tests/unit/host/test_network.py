@@ -124,7 +124,9 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     )
 
 
-@pytest.mark.parametrize("name", ["", "\0plain", "\0with a space", "\0line\nfeed", "\0a\n0: 2 0 0 0002 01 nonsense x"])
+@pytest.mark.parametrize(
+    "name", ["", "\0plain", "\0with a space", "\0line\nfeed", "\0a\n0: 2 0 0 0002 01 nonsense x", "\0\nA B C D zz F 7"]
+)
 def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from typing import Literal
 
 import pytest
 from msgspec.structs import replace
 
+from crckpt.host.borrowed import SocketKind
 from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
@@ -141,6 +143,21 @@ def test_connections_need_a_choice() -> None:
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
 
+def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
+    """At the freeze there may be one where we have seen none: then CRIU must know."""
+    listening = replace(PLAIN, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
+    close, keep = planned(PLAIN, "close"), planned(listening, "keep")
+    assert (close.options.tcp, why(close, "--tcp-close")) == ("close", "a TCP connection may be made until the freeze")
+    assert (keep.options.tcp, why(keep, "--tcp-established")) == (
+        "keep",
+        "a TCP connection may be made until the freeze",
+    )
+    # To keep them the network is locked: not for nothing, and not where that would fail.
+    assert planned(PLAIN, "keep").options.tcp is None
+    assert planned(listening, "keep", nftables=False).options.tcp is None
+    assert planned(listening).options.tcp is None
+
+
 def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
     seen = replace(PLAIN, connections=(CONNECTION,))
     assert keys(planned(seen, "keep", nftables=False).blockers) == ["network-lock"]
@@ -208,7 +225,12 @@ def test_all_of_a_network_of_its_own_is_locked() -> None:
     ],
 )
 def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
-    for seen in (with_files(replace(GONE, size=size)), replace(PLAIN, deleted_maps=(("/x (deleted)", size, 0),))):
+    preallocated = with_files(replace(GONE, size=size // 3, allocated=size))
+    for seen in (
+        with_files(replace(GONE, size=size)),
+        preallocated,
+        replace(PLAIN, deleted_maps=(("/x (deleted)", size, 0),)),
+    ):
         found = planned(seen)
         assert found.options.ghost_limit == limit
         assert limit == 0 or limit > size

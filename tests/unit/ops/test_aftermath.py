@@ -1,0 +1,45 @@
+"""What is said of a tree after a dump that failed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import DumpFailed, TreeStopped
+from crckpt.host import proc
+from crckpt.ops.aftermath import tree_state_said
+from crckpt.store import Repository
+
+
+@pytest.fixture
+def tree() -> Iterator[proc.Tree]:
+    """A process that runs."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        root = proc.read_process(process.pid)
+        assert root is not None
+        yield proc.read_tree(root)
+        process.kill()
+
+
+def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_path: Path) -> None:
+    """CRIU's log lies where nothing can be read any more, as do the checkpoints."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    (tmp_path / "store/checkpoints").rmdir()
+    with (
+        pytest.raises(DumpFailed, match=r"no checkpoint was made; the tree runs on$"),
+        tree_state_said(tree, tmp_path, repository),
+    ):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Path) -> None:
+    os.kill(tree.root.pid, 9)
+    os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
+    repository = Repository.open(tmp_path / "store", create=True)
+    with pytest.raises(TreeStopped, match="are gone"), tree_state_said(tree, tmp_path / "none", repository):
+        raise DumpFailed("the dump failed")
