@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from contextlib import suppress
@@ -35,6 +36,9 @@ def _open_standard_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a terminal's encoding lacks is no reason to say nothing; of stderr Python itself sees to that.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _version() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Final
 
 import typer
 
-from crckpt.cli.render import error_document, error_text
+from crckpt.cli.render import error_document, error_text, nobody_reads
 from crckpt.errors import CrckptError, StoreUnusable, UsageError
 from crckpt.host.signals import interrupts_put_off
 
@@ -100,9 +99,8 @@ def run(arguments: Sequence[str]) -> int:
             return UsageError.exit_code  # only `crckpt`: its help has been shown
         hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
         return _failed(command, UsageError(said, hint=hint), as_json=as_json)
-    except (BrokenPipeError, SystemExit):  # rich makes the one into the other
-        # Whoever read our output (head, less) has gone: that is no failure. Nothing more can be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # of a help text
+        nobody_reads(sys.stdout)
         return 0
     except OSError as error:
         from crckpt.ops.failures import as_ours

@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, aligned, count, duration, emit, moment, on_one_line, short, size, summary
+from crckpt.cli.render import Shown, aligned, count, duration, emit, moment, short, size, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,7 +108,7 @@ def collect_garbage(
 
 def _lines(listing: Listing) -> Iterator[str]:
     for bad in listing.unreadable:
-        yield f"damaged {on_one_line(bad.why)}: {on_one_line(bad.remedy)}\n"
+        yield f"damaged {bad.why}: {bad.remedy}\n"
     rows = (*map(_row, listing.entries), *map(_pending_row, listing.pending))
     if rows:
         yield from aligned(_COLUMNS, rows, right=_SIZES)
@@ -127,11 +127,11 @@ def _row(entry: Entry) -> tuple[str, ...]:
         size(numbers.raw_bytes),
         size(numbers.new_bytes),
         size(numbers.stored_bytes),
-        on_one_line(" ".join((*entry.tags, checkpoint.note or ""))),
+        " ".join((*entry.tags, checkpoint.note or "")),
     )
 
 
 def _pending_row(one: Pending) -> tuple[str, ...]:
     state = "lost" if one.lost else "committing"
-    said = f"{on_one_line(one.lost)}; forget it: crckpt gc" if one.lost else f"PID {one.pid} stores it"
+    said = f"{one.lost}; forget it: crckpt gc" if one.lost else f"PID {one.pid} stores it"
     return (state, one.job, moment(one.created), *[""] * len(_SIZES), said)

@@ -11,7 +11,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, count, emit, on_one_line, short, size
+from crckpt.cli.render import Shown, count, emit, short, size
 
 
 def core(
@@ -39,9 +39,9 @@ def core(
 
     def text() -> Iterator[str]:
         yield (
-            f"{short(result.id)}: process {result.pid} {on_one_line(result.comm)}, {count(result.threads, 'thread')}, "
-            f"{size(result.held)} of memory, is in {on_one_line(str(result.path))}\n"
+            f"{short(result.id)}: process {result.pid} {result.comm}, {count(result.threads, 'thread')}, "
+            f"{size(result.held)} of memory, is in {result.path}\n"
         )
-        yield f"look at it with: gdb {on_one_line(shlex.join((result.executable, str(result.path))))}\n"
+        yield f"look at it with: gdb {shlex.join((result.executable, str(result.path)))}\n"
 
     emit("core", Shown(result, text()), as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, aligned, count, emit, moment, on_one_line, short, size, summary
+from crckpt.cli.render import Shown, aligned, count, emit, moment, short, size, summary
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def diff(
 def _lines(result: Difference) -> Iterator[str]:
     yield f"from {_title(result.first)} to {_title(result.second)}\n"
     for sign, processes in (("+", result.come), ("-", result.gone)):
-        yield from (f"{sign} process {one.pid} {on_one_line(one.comm)}, {_pages(one.pages)}\n" for one in processes)
+        yield from (f"{sign} process {one.pid} {one.comm}, {_pages(one.pages)}\n" for one in processes)
     for change in result.changed:
         yield from _process(change)
     if not (result.come or result.gone or result.changed):
@@ -62,11 +62,11 @@ def _title(checkpoint: Checkpoint) -> str:
 
 
 def _process(change: ProcessChange) -> Iterator[str]:
-    yield f"process {change.pid} {on_one_line(change.comm)}\n"
+    yield f"process {change.pid} {change.comm}\n"
     for name in ("comm", "state", "ppid", "exe"):
         before, after = (str(getattr(facts, name)) for facts in (change.before, change.after))
         if before != after:
-            yield f"  {name}: {on_one_line(before)} -> {on_one_line(after)}\n"
+            yield f"  {name}: {before} -> {after}\n"
     yield from (f"  + thread {tid}\n" for tid in change.threads_come)
     yield from (f"  - thread {tid}\n" for tid in change.threads_gone)
     yield from _descriptors("-", change.closed)
@@ -80,18 +80,18 @@ def _process(change: ProcessChange) -> Iterator[str]:
 
 def _descriptors(sign: str, found: Opened) -> Iterator[str]:
     for file in found.files:
-        yield f"  {sign} fd {file.fd} {file.kind} {on_one_line(file.path)}{' (deleted)' if file.deleted else ''}\n"
+        yield f"  {sign} fd {file.fd} {file.kind} {file.path}{' (deleted)' if file.deleted else ''}\n"
     for socket in found.sockets:
         words = (socket.family, socket.type, socket.protocol, socket.state, socket.local, socket.remote)
         fds = ", ".join(f"fd {holder.fd}" for holder in socket.holders)
-        yield f"  {sign} {fds} socket {on_one_line(' '.join(word for word in words if word))}\n"
+        yield f"  {sign} {fds} socket {' '.join(word for word in words if word)}\n"
 
 
 def _row(change: MapChange) -> tuple[str, ...]:
     pages = change.pages
     numbers = (str(number) if number else "" for number in (pages.changed, pages.new, pages.gone))
     where = f"{change.start:x}-{change.end:x}"
-    return (where, change.permissions, *numbers, change.state and f"{change.state} map", on_one_line(change.map))
+    return (where, change.permissions, *numbers, change.state and f"{change.state} map", change.map)
 
 
 def _counts(pages: PageCounts) -> str:

@@ -80,7 +80,11 @@ def _agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         _say(("nothing was changed: nobody can be asked here; --yes answers",))
         return False
-    return typer.confirm("run this?", err=True)
+    try:
+        return typer.confirm("run this?", err=True)
+    except typer.Abort:  # ^C or ^D: that is no answer
+        _say(("", "nothing was changed"))
+        return False
 
 
 def _because(fix: Fix) -> str:

@@ -138,8 +138,8 @@ def dump(
         let_go = continued_in_background()
 
         def running(result: Dumped) -> None:
-            # Who listened may have gone: that must not end what is done in the background.
-            with suppress(OSError, CrckptError):
+            # That it cannot be said must not end what is done in the background.
+            with suppress(CrckptError):
                 say(result)
             let_go()
 

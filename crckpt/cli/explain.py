@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, emit, on_one_line
+from crckpt.cli.render import Shown, emit
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation
@@ -44,14 +44,14 @@ def explain(
 
 def _said(told: Explanation, *, verbose: bool) -> Iterator[str]:
     if told.finding:
-        yield f"{on_one_line(told.finding.what)}\n"
+        yield f"{told.finding.what}\n"
         if told.place:
-            yield f"  where: {on_one_line(str(told.place))}\n"
-        yield f"  hint: {on_one_line(told.finding.remedy)}\n"
+            yield f"  where: {told.place}\n"
+        yield f"  hint: {told.finding.remedy}\n"
     elif told.lines:
         yield "crckpt does not know this failure (crckpt report LOG makes an archive to report it with); CRIU said:\n"
     else:
         yield "the log shows no error\n"
     if verbose or not told.finding:
         for line in dict.fromkeys((told.line, *told.lines) if told.line else told.lines):
-            yield f"  | {on_one_line(line)}\n"
+            yield f"  | {line}\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, copied, emit, on_one_line
+from crckpt.cli.render import Shown, copied, emit, noted
 
 
 def pre_dump(
@@ -36,12 +36,14 @@ def pre_dump(
     result = perform(request, options.context(store, criu=criu, config=config, staging=staging))
 
     def text() -> Iterator[str]:
-        yield f"{on_one_line(result.tracked.why)}\n"
-        yield from (f"copied whole: {on_one_line(why)}\n" for why in result.tracked.whole)
+        yield from noted(result.criu.passed_over)
+        yield f"{result.tracked.why}\n"
+        yield from (f"copied whole: {why}\n" for why in result.tracked.whole)
         yield copied(result.copied)
         yield f"the tree runs on; its next dump counts from here: crckpt dump {result.pid} {result.job}\n"
 
     document = asdict(result)
+    document |= {"criu": result.criu.path, "criu_passed_over": result.criu.passed_over}
     # What a round leaves to the one before is no dump's.
     document["tracked"] = {name: value for name, value in asdict(result.tracked).items() if not name.endswith("_pages")}
     document["copied"] = asdict(result.copied)

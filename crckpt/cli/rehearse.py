@@ -11,7 +11,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, count, duration, emit, moment, noted, on_one_line, short, summary
+from crckpt.cli.render import Shown, count, duration, emit, moment, noted, short, summary
 from crckpt.errors import RehearsalFailed, UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def _told(result: Rehearsed) -> Shown:
         "passed": not result.failures,
         "failures": result.failures,
         "came_up": True,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
         "restore_ms": result.restore_ms,
         "ran_s": result.ran_s,
         "ended": result.ended,
@@ -87,11 +89,11 @@ def _told(result: Rehearsed) -> Shown:
         yield from noted(result.warnings)
         yield from noted(_limits(result))
         for each in result.ended:
-            yield f"process {each.pid} ({on_one_line(each.comm)}) ended early {_how(each)}\n"
+            yield f"process {each.pid} ({each.comm}) ended early {_how(each)}\n"
         for failure in result.failures:
-            yield f"failed: {on_one_line(failure)}\n"
+            yield f"failed: {failure}\n"
         if result.probe is not None and result.probe.status != 0:
-            yield from (f"  {on_one_line(line)}\n" for line in result.probe.output.splitlines())
+            yield from (f"  {line}\n" for line in result.probe.output.splitlines())
         named = f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})"
         yield (
             f"{named} {'failed its rehearsal' if result.failures else 'can be restored'}: came up in "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -37,7 +38,10 @@ _STATES = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[r
 
 
 class Shown(Struct, frozen=True):
-    """A result in both forms, of which one is made: `document` for JSON, `text` as lines or drawn on a console."""
+    """A result in both forms, of which one is made: `document` for JSON, `text` as lines or drawn on a console.
+
+    Lines may hold text of others as it is; what is drawn wants it `escaped`.
+    """
 
     document: object
     text: Iterator[str] | Callable[[Console], None]
@@ -46,15 +50,22 @@ class Shown(Struct, frozen=True):
 def emit(command: str, shown: Shown, *, as_json: bool, to_stderr: bool = False) -> None:
     """Print a result. Raises CrckptError if it cannot be written.
 
-    If nobody reads it any more: BrokenPipeError, or SystemExit, which rich makes of that.
+    That whoever read it (head, less) has gone is no failure: then nothing more is written.
     """
     try:
         _print(command, shown, as_json=as_json, to_stderr=to_stderr)
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, SystemExit):  # rich makes the one into the other
+        nobody_reads(sys.stderr if to_stderr else sys.stdout)
     except OSError as error:
         said = f"crckpt {command} is done, but what it says cannot be written: {error.strerror}"
         raise CrckptError(said, hint="let it be written elsewhere; crckpt list shows what there is") from error
+
+
+def nobody_reads(stream: TextIO) -> None:
+    """What is still written to it goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _print(command: str, shown: Shown, *, as_json: bool, to_stderr: bool) -> None:
@@ -65,7 +76,7 @@ def _print(command: str, shown: Shown, *, as_json: bool, to_stderr: bool) -> Non
         return
     if isinstance(shown.text, Iterator):
         stream = sys.stderr if to_stderr else sys.stdout
-        stream.writelines(shown.text)
+        stream.writelines(map(_line, shown.text))
         stream.flush()
         return
     from rich.console import Console
@@ -74,6 +85,10 @@ def _print(command: str, shown: Shown, *, as_json: bool, to_stderr: bool) -> Non
     if not console.is_terminal:
         console.width = _WIDTH_ELSEWHERE
     shown.text(console)
+
+
+def _line(text: str) -> str:
+    return on_one_line(text.removesuffix("\n")) + "\n"
 
 
 def error_document(command: str, error: CrckptError) -> dict[str, object]:
@@ -145,7 +160,7 @@ def table(
 
 def aligned(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
     """The same as lines, never folded: over thousands of rows `table` takes seconds."""
-    lines = [titles, *rows]
+    lines = [titles, *(tuple(map(on_one_line, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     form = "  ".join(
         f"{{:{'>' if title in right else '<'}{width}}}" for title, width in zip(titles, widths, strict=True)
@@ -158,7 +173,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 def on_one_line(text: str) -> str:
     """Text of others without what would break a line, a terminal or its encoding."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, object]:
@@ -177,7 +192,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, object]:
 
 def noted(findings: Iterable[Finding | str]) -> Iterator[str]:
     """Findings that do not stop the operation, as lines."""
-    return (f"note {on_one_line(str(finding))}\n" for finding in findings)
+    return (f"note {finding}\n" for finding in findings)
 
 
 def escaped(text: str) -> str:
@@ -197,6 +212,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         "committing": result.pending,
         "stopped": result.stop and checkpoint is not None,
         "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
         "command": result.command,
         "reasons": result.plan.reasons,
         "warnings": [str(finding) for finding in result.plan.warnings],
@@ -242,10 +258,10 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
 def _tracked(found: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[str]:
     """What was incremental, or would be; `after_rounds` that are still to be taken."""
     if found.why:
-        yield f"{on_one_line(found.why)}\n"
+        yield f"{found.why}\n"
     if found.base is None and not found.rounds:
         full = "without rounds it would be a full dump" if after_rounds else "full dump"
-        yield f"{full}: {on_one_line(found.why_full)}\n"
+        yield f"{full}: {found.why_full}\n"
         return
     since = f"round {found.rounds}" if found.rounds else short(found.base or "")
     written, left = (size(pages * PAGE_SIZE) for pages in (found.written_pages, found.left_pages))
@@ -253,7 +269,7 @@ def _tracked(found: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[s
         yield f"incremental: what was written since {since}\n"
     else:
         yield f"incremental: {written} written since {since}, {left} as they were there\n"
-    yield from (f"dumped whole: {on_one_line(why)}\n" for why in found.whole)
+    yield from (f"dumped whole: {why}\n" for why in found.whole)
 
 
 def copied(found: Copied) -> str:
@@ -278,6 +294,8 @@ def examined(result: Examined, foreseen: Foreseen) -> Shown:
     document = {
         "pid": result.pid,
         "able": not result.blockers,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
         "blockers": result.blockers,
         "warnings": result.plan.warnings,
         "reasons": result.plan.reasons,
@@ -288,7 +306,8 @@ def examined(result: Examined, foreseen: Foreseen) -> Shown:
 
     def text() -> Iterator[str]:
         for finding in result.blockers:
-            yield f"blocker {on_one_line(str(finding))}\n"
+            yield f"blocker {finding}\n"
+        yield from noted(result.criu.passed_over)
         yield from noted(result.plan.warnings)
         for reason in result.plan.reasons:
             yield f"{reason.option}: {reason.why}\n"
@@ -303,11 +322,11 @@ def examined(result: Examined, foreseen: Foreseen) -> Shown:
 def _predicted(foreseen: Foreseen) -> str:
     cost = foreseen.prediction
     if cost is None:
-        return f"what a dump would cost is not known: {on_one_line(foreseen.why_not)}\n"
+        return f"what a dump would cost is not known: {foreseen.why_not}\n"
     return (
         f"a dump would take about {duration(cost.dump_ms)}, with the tree frozen for {duration(cost.frozen_ms)}, "
         f"and {duration(cost.commit_ms)} more to be durable: {size(cost.raw_bytes)} of images, "
-        f"{size(cost.stored_bytes)} stored, {on_one_line(foreseen.assumes)}\n"
+        f"{size(cost.stored_bytes)} stored, {foreseen.assumes}\n"
     )
 
 
@@ -319,6 +338,8 @@ def restored(result: Restored, *, verbose: bool, program_status: int | None = No
         "dry_run": result.pid is None,
         "pid": result.pid,
         "restore_ms": result.restore_ms,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
         "command": result.command,
         "warnings": [str(finding) for finding in result.verdict.warnings],
         "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.passed_over],
@@ -327,7 +348,7 @@ def restored(result: Restored, *, verbose: bool, program_status: int | None = No
 
     def text() -> Iterator[str]:
         for bad, reason in result.passed_over:
-            yield f"passed over {short(bad)}: {on_one_line(reason)}\n"
+            yield f"passed over {short(bad)}: {reason}\n"
         yield from noted(result.criu.passed_over)
         yield from noted(result.verdict.warnings)
         if verbose:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, emit, on_one_line, size
+from crckpt.cli.render import Shown, emit, size
 
 if TYPE_CHECKING:
     from crckpt.ops.report import Report
@@ -68,8 +68,8 @@ def _stdin() -> bytes:
 
 def _lines(result: Report) -> Iterator[str]:
     for failed in result.failed:
-        yield f"not in it: {failed.part}: {on_one_line(failed.why)}\n"
-    yield f"{on_one_line(str(result.archive))} ({size(result.bytes)})\n"
+        yield f"not in it: {failed.part}: {failed.why}\n"
+    yield f"{result.archive} ({size(result.bytes)})\n"
     inside = ", ".join(member.name for member in result.members)
     secrets = f"{'and' if result.with_secrets else 'without'} command lines, notes and host names"
     yield (

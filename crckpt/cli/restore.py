@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from crckpt.cli import options
 from crckpt.cli.dump import TcpOption
 from crckpt.cli.progress import shown
 from crckpt.cli.render import emit, restored
+from crckpt.errors import CrckptError
 
 
 class Grown(enum.StrEnum):
@@ -30,7 +32,10 @@ def restore(
     tcp: TcpOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look whether it would work; touch nothing.")] = False,
     or_older: Annotated[
-        bool, typer.Option("--or-older", help="If it cannot be restored, take the next older one of its job that can.")
+        bool,
+        typer.Option(
+            "--or-older", help="If it is damaged or does not fit, take the next older one of its job that does."
+        ),
     ] = False,
     new_pid_namespace: Annotated[
         bool, typer.Option("--new-pid-namespace", help="Restore into PIDs of its own, whoever has them on this host.")
@@ -40,7 +45,7 @@ def restore(
         typer.Option(
             "--grown",
             help="Files that grew since: **refuse**, **rewind** (cut back; what came after is kept beside them) or "
-            "**keep** (logs opened for appending only).",
+            "**keep** (logs opened for appending only). None is cut under a process that writes it.",
         ),
     ] = Grown.refuse,
     no_preflight: Annotated[
@@ -73,6 +78,8 @@ def restore(
         grown=grown.value,
         preflight=not no_preflight,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
+        # The document is to be alone on stdout.
+        output=2 if as_json else 1,
     )
     with shown("restoring", as_json=as_json, program_follows=True) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
@@ -80,8 +87,9 @@ def restore(
         emit("restore", restored(result, verbose=verbose), as_json=as_json)
         return
     if not as_json:
-        # stdout belongs to the program now.
-        emit("restore", restored(result, verbose=verbose), as_json=False, to_stderr=True)
+        # stdout belongs to the program now, which needs us even if nothing can be said.
+        with suppress(CrckptError):
+            emit("restore", restored(result, verbose=verbose), as_json=False, to_stderr=True)
     status = wait(result)
     if as_json:
         emit("restore", restored(result, verbose=verbose, program_status=status), as_json=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from crckpt.cli.render import aligned, moment, on_one_line, short, size
+from crckpt.cli.render import aligned, moment, short, size
 
 if TYPE_CHECKING:
     from crckpt.ops.sections import (
@@ -32,10 +32,10 @@ def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
     )
     for title, text in parts:
         if text is not None:
-            yield f"\n{title}\n"
+            yield from ("\n", f"{title}\n")
             yield from _or_none(text)
     if matches is not None:
-        yield "\nstrings\n"
+        yield from ("\n", "strings\n")
         yield from _or_none(map(_match, matches))
 
 
@@ -53,9 +53,9 @@ def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:
         user = "" if row.uid is None else f", uid {row.uid}"
         ended = f", wait status {row.exit_code}" if row.state == "zombie" else ""
         ids = f"group {row.pgid}, session {row.sid}"
-        yield f"{indent}{row.pid} {on_one_line(row.comm)}, {row.state}{ended}{user}, {ids}  {on_one_line(row.exe)}\n"
+        yield f"{indent}{row.pid} {row.comm}, {row.state}{ended}{user}, {ids}  {row.exe}\n"
         for thread in row.threads[1:]:
-            yield f"{indent}  thread {thread.tid} {on_one_line(thread.comm)}\n"
+            yield f"{indent}  thread {thread.tid} {thread.comm}\n"
 
 
 def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
                 _number(row.offset),
                 _number(row.size),
                 row.kind,
-                on_one_line(row.path),
+                row.path,
                 " ".join((*(("deleted",) if row.deleted else ()), *row.flags)),
             )
             for row in rows
@@ -87,8 +87,8 @@ def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
                 row.type,
                 row.protocol,
                 row.state,
-                on_one_line(row.local) + (" (deleted)" if row.deleted else ""),
-                on_one_line(row.remote),
+                row.local + (" (deleted)" if row.deleted else ""),
+                row.remote,
                 ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "nobody",
             )
             for row in rows
@@ -108,7 +108,7 @@ def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
                 size(row.bytes),
                 "" if row.resident_bytes is None else size(row.resident_bytes),
                 size(row.dirty_bytes),
-                on_one_line(row.path or f"[{row.kind}]"),
+                row.path or f"[{row.kind}]",
             )
             for row in rows
         ),
@@ -118,13 +118,13 @@ def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
 
 def _environment(rows: tuple[Environment, ...]) -> Iterator[str]:
     for row in rows:
-        yield f"{row.pid} {on_one_line(row.comm)}\n"
-        yield from (f"  {on_one_line(variable)}\n" for variable in row.variables)
+        yield f"{row.pid} {row.comm}\n"
+        yield from (f"  {variable}\n" for variable in row.variables)
 
 
 def _match(match: Match) -> str:
-    where = f"{match.pid} {on_one_line(match.comm)}  {on_one_line(match.map)}  {match.address:x}"
-    return f"{where}  {on_one_line(match.text)}\n"
+    where = f"{match.pid} {match.comm}  {match.map}  {match.address:x}"
+    return f"{where}  {match.text}\n"
 
 
 def _number(value: int | None) -> str:

@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, aligned, emit, on_one_line, short
+from crckpt.cli.render import Shown, aligned, emit, short
 
 
 def trackers(
@@ -35,7 +35,7 @@ def trackers(
             return
         rows = [(str(one.root), one.comm, str(one.pid), _base(one.base), one.why) for one in result.keepers]
         titles = ("tree", "program", "keeper", "base", "tracker")
-        yield from aligned(titles, [tuple(map(on_one_line, row)) for row in rows], right=frozenset(titles[:1]))
+        yield from aligned(titles, rows, right=frozenset(titles[:1]))
         if result.ended:
             yield "they are tracked no longer\n"
 

@@ -41,6 +41,8 @@ def verify(
     Ends with 13 if anything is damaged, naming what, and which checkpoints it touches. A repair replaces a damaged
     file only by a whole one, never makes anything worse, and ends with 13 if something stays damaged.
     """
+    if everything and ref is not None:
+        raise UsageError(f"--all, or {ref} alone?", hint=f"crckpt verify --all, or crckpt verify {ref}")
     if source is not None and not repair:
         raise UsageError("--from is for --repair", hint=f"crckpt verify --repair --from {source}")
     with shown("verifying", as_json=as_json) as progress:

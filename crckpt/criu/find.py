@@ -44,7 +44,8 @@ def find(option: Path | None, configured: Path | None) -> Criu:
     found = search(option, configured)
     if found.criu is None:
         causes = tuple(f"{candidate.path} ({candidate.origin}): {why}" for candidate, why in found.rejected)
-        raise HostCannot("no CRIU works on this host", hint=_HINT, causes=causes)
+        alone = f": {causes[0]}" if len(causes) == 1 else ""
+        raise HostCannot(f"no CRIU works on this host{alone}", hint=_HINT, causes=causes)
     named = (pair for pair in found.rejected if pair[0].origin in _NAMED)
     return replace(
         found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was passed over: {why}" for bad, why in named)

@@ -73,7 +73,7 @@ def held(directory: Path, step: Step) -> Iterator[Hold]:
     if os.statvfs(directory.parent).f_flag & os.ST_NOEXEC:
         raise HostCannot(
             f"{directory} is mounted noexec, and CRIU must run a script there",
-            hint="use a store on a file system that is mounted exec: crckpt --store DIR ...",
+            hint="use a store on a file system that is mounted exec: --store DIR, or CRCKPT_STORE=DIR",
         )
     hold = Hold(directory)
     try:

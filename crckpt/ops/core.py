@@ -20,6 +20,7 @@ from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops import elf_core
 from crckpt.ops.context import Context, Progress
 from crckpt.ops.elf_core import Ids, Layout, MappedFile, Segment
+from crckpt.ops.failures import written_to
 
 if TYPE_CHECKING:
     from crckpt.ops.memory import Memory, Region
@@ -62,7 +63,8 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
             layout = elf_core.layout(segments, _notes(process, memory, registers))
-            _write(target, segments, layout, memory, context.progress)
+            with written_to(target, "name another place: --output FILE"):
+                _write(target, segments, layout, memory, context.progress)
     return Cored(
         id=checkpoint.id,
         pid=process.pid,

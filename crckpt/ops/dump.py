@@ -114,7 +114,13 @@ def _check(request: Request) -> None:
 
 
 def _dry_run(subject: Subject) -> Dumped:
-    """What would be done; nothing is begun, and no tracker is started."""
+    """What would be done; nothing is begun, no tracker is started, and no store made.
+
+    Raises StoreUnusable if there is one that cannot be used.
+    """
+    store = subject.context.store
+    if store.exists() and not (store.is_dir() and not any(store.iterdir())):
+        subject.context.repository()
     tracked = subject.foreseen(wanted=subject.request.wants_tracker)
     done = _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
     return replace(done, tracked=tracked, copying=Copying(()) if subject.request.pre_copy is not None else None)

@@ -12,6 +12,7 @@ from crckpt.host.files import ensure_directories, sync_files
 from crckpt.host.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
+from crckpt.ops.failures import written_to
 from crckpt.ops.images import unpack
 
 
@@ -26,7 +27,7 @@ class Exported(Struct, frozen=True):
 def export(context: Context, ref: str, directory: Path) -> Exported:
     """Write the images of `ref` into `directory` (0700), which is made, or empty. They are durable once this returns.
 
-    Raises UsageError, IntegrityError, OSError if the disk is full; then nothing is left.
+    Raises UsageError, also if the disk is full, IntegrityError, OSError; then nothing is left.
     """
     repository = context.repository()
     with repository.shared():
@@ -34,9 +35,10 @@ def export(context: Context, ref: str, directory: Path) -> Exported:
         target = directory.absolute()
         made = _prepared(target)
         try:
-            unpack(repository, checkpoint, target, context.progress)
-            # The checkpoint may be removed as soon as we have said that it is here.
-            sync_files(target, "exported")
+            with written_to(target, "give a directory on a larger disk"):
+                unpack(repository, checkpoint, target, context.progress)
+                # The checkpoint may be removed as soon as we have said that it is here.
+                sync_files(target, "exported")
         except BaseException:
             _emptied(target, remove=made)
             raise

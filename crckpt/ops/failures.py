@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
-from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable
+from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable, UsageError
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation, Place
@@ -47,6 +49,17 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
         hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
+
+
+@contextmanager
+def written_to(target: Path, hint: str) -> Iterator[None]:
+    """What the block writes is no part of the store: that there is no room for it is told of where it was to be."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UsageError(f"{_FULL[error.errno]} for {target}; nothing of it is left", hint=hint) from error
 
 
 def explained(

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
 from crckpt.host.signals import interrupts_put_off
 from crckpt.model import JobName
@@ -21,10 +22,11 @@ from crckpt.store import Repository
 
 
 class PreDumped(Struct, frozen=True):
-    """The round that was taken; `tracked` says what it counts from."""
+    """The round that was taken, and by which CRIU; `tracked` says what it counts from."""
 
     job: JobName
     pid: int
+    criu: Criu
     tracked: Tracked
     copied: Copied
 
@@ -66,4 +68,4 @@ def _taken(subject: Subject, repository: Repository, work: Path) -> PreDumped:
         raise as_ours(error, DumpFailed, "the round") from error
     finally:
         found.close()
-    return PreDumped(subject.job, root.pid, found.told, copied)
+    return PreDumped(subject.job, root.pid, subject.criu, found.told, copied)

@@ -251,7 +251,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
     work = subject.work
     with (
         held(work / "hold", "post-restore") as hold,
-        outside_ends(subject.verdict.outside_pipes, detach=True) as kept,
+        outside_ends(subject.verdict.outside_pipes, None) as kept,
     ):
         # There are no peers: a connection that were kept would send into the void.
         options = replace(subject.checkpoint.options, tcp="close" if subject.tree.established else None)

@@ -20,6 +20,7 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, Interrupted, UsageError
 from crckpt.host.files import open_private, removed_on_failure
 from crckpt.ops.context import Context
+from crckpt.ops.failures import written_to
 
 _TOP: Final = "crckpt-report"
 _LOG_BYTES: Final = 16 << 20
@@ -75,7 +76,9 @@ def report(context: Context, request: Request) -> Report:
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
         hide = _unhidden if request.with_secrets else _without(platform.node())
         contents = {name: _encoded(hide(said)) for name, said in (("report.json", about), *found)}
-        file.write(_packed(contents))
+        with written_to(request.output, "give another place: --output FILE"):
+            file.write(_packed(contents))
+            file.flush()
         size = file.tell()
     members = tuple(Member(name, len(content)) for name, content in contents.items())
     return Report(request.output, size, request.with_secrets, members, failed)

@@ -17,7 +17,7 @@ from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import CrckptError, IntegrityError, InUse, Interrupted, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, IntegrityError, Interrupted, InUse, PreflightRefused, RestoreFailed
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class Request(Struct, frozen=True):
     """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any.
 
+    `output` is our descriptor for what the tree writes into pipes whose other end is not in it (in the foreground).
     Without `preflight` CRIU tries what is known to fail.
     """
 
@@ -48,6 +49,7 @@ class Request(Struct, frozen=True):
     grown: Grown = "refuse"
     preflight: bool = True
     terminal: int | None = None
+    output: int = 1
 
 
 class Restored(Struct, frozen=True):
@@ -207,7 +209,8 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         new = None
         if request.new_pid_namespace:
             new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
-        kept = stack.enter_context(outside_ends(outside.pipes, detach=request.detach))
+        output = None if request.detach else request.output
+        kept = stack.enter_context(outside_ends(outside.pipes, output))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
             *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=not as_files),
@@ -300,13 +303,13 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 
 @contextmanager
-def outside_ends(pipes: tuple[OutsidePipe, ...], *, detach: bool) -> Iterator[dict[str, int]]:
-    """Values for --inherit-fd, each with our descriptor: our output for what the tree writes, else /dev/null."""
+def outside_ends(pipes: tuple[OutsidePipe, ...], output: int | None) -> Iterator[dict[str, int]]:
+    """Values for --inherit-fd, each with our descriptor: `output`, if any, for what the tree writes, else /dev/null."""
     ends: dict[str, int] = {}
     try:
         for pipe in pipes:
-            if pipe.writes and not detach:
-                descriptor = os.dup(2 if pipe.errors else 1)
+            if pipe.writes and output is not None:
+                descriptor = os.dup(2 if pipe.errors else output)
             else:
                 descriptor = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor

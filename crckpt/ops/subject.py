@@ -14,7 +14,7 @@ from crckpt.causes import Finding
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome
 from crckpt.criu.find import Criu
-from crckpt.errors import DumpFailed, UsageError
+from crckpt.errors import DumpFailed, HostCannot, UsageError
 from crckpt.host import observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
@@ -154,7 +154,11 @@ def _look(request: Request, memory: int | None) -> tuple[observe.Observed, JobNa
     job = check_name(request.job, "job") if request.job is not None else _job_of(process.comm)
     if request.tag is not None:
         check_name(request.tag, "tag")
-    return observe.observe(process, own, memory), JobName(job)
+    try:
+        return observe.observe(process, own, memory), JobName(job)
+    except PermissionError as error:
+        hint = "give us the capability CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+        raise HostCannot(f"we may not look into the tree: {error.filename or error.strerror}", hint=hint) from error
 
 
 def _job_of(comm: str) -> str:
@@ -188,7 +192,7 @@ def subject_of(request: Request, context: Context, memory: int | None = None) ->
     """
     need_root("to checkpoint a process")
     subject = _looked_at(request, context, memory)
-    if request.preflight and (blockers := _against(subject, memory)):
+    if (request.preflight or request.dry_run) and (blockers := _against(subject, memory)):
         raise refused(blockers)
     return subject
 

@@ -269,11 +269,34 @@ def test_no_criu_that_works(crckpt: Crckpt) -> None:
 
 
 def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
-    """The first that works is taken, and the document names it."""
+    """The first that works is taken, and the document names it, and those before it."""
     with started(COUNTER) as tree:
-        result = crckpt.run("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run", "--json").document["result"]
+        words = ("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run")
+        result = crckpt.run(*words, "--json").document["result"]
         assert result["criu"] != "/bin/false"
         assert result["command"][0] == result["criu"]
+        (why,) = result["criu_passed_over"]
+        assert why.startswith("/bin/false (--criu) was passed over: ")
+        assert f"note {why}\n" in crckpt.run(*words).out
+        assert crckpt.run("doctor", *words[1:-1], "--json").document["result"]["criu_passed_over"] == [why]
+
+
+def test_a_dry_run_looks_at_the_store_and_at_all_else(crckpt: Crckpt, tmp_path: Path) -> None:
+    """What it approves works: --no-preflight is of the real one."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
+    with started(COUNTER) as tree:
+        words = ("dump", str(tree.pid), "--dry-run")
+        _refused(crckpt, 10, *words, "--store", str(tmp_path / "taken"), names=("is not a store of crckpt",))
+        crckpt.run(*words, "--store", str(tmp_path / "none"))
+        assert not (tmp_path / "none").exists()
+    with started(next(case for case in CASES if case.name == "tcp-pair")) as tree:
+        against_advice = ("dump", str(tree.pid), "--dry-run", "--no-preflight")
+        _refused(crckpt, 24, *against_advice, names=("connected over TCP",))
+
+
+def test_all_and_one_checkpoint_are_not_both_verified(crckpt: Crckpt) -> None:
+    _refused(crckpt, 2, "verify", "job", "--all", names=("--all, or job alone?",))
 
 
 def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], both: bool = True) -> Mapping[str, Any]:

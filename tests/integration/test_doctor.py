@@ -111,7 +111,7 @@ def test_the_fix_mends_the_store_for_who_agrees_and_then_has_nothing_to_do(opene
     assert again.err == "nothing here can be fixed safely\n"
 
 
-@pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"y\n", 0o700)])
+@pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])
 def test_at_a_terminal_the_answer_counts(opened: Crckpt, answer: bytes, mode: int) -> None:
     ours, theirs = pty.openpty()
     try:

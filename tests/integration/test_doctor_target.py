@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from stopped import BY_NAME
 from trees import CASES, PROGRAMS, PYTHON, Case, started
 
@@ -57,6 +57,16 @@ def test_what_is_no_tree(crckpt: Crckpt) -> None:
     assert "there is no process" in crckpt.run("doctor", "4194304", status=2).err
     assert "mends this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
     assert "is the system itself" in crckpt.run("doctor", "1", status=REFUSED).err
+
+
+def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
+    """Root without it may not look into the processes of others."""
+    less = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
+    with started(BY_NAME["nobody"]) as tree:
+        for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
+            done = subprocess.run((*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False)
+            assert (done.returncode, "may not look into the tree" in done.stderr) == (20, True), done.stderr
+            assert "CAP_SYS_PTRACE" in done.stderr
 
 
 TIMES = ("frozen_ms", "dump_ms", "commit_ms")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from stopped import foreground, hang_ups_ignored, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
@@ -82,6 +82,28 @@ def test_what_crckpt_says_does_not_mix_with_the_output_of_the_program(crckpt: Cr
     assert f"as PID {tree.pid}" in err
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_program_keeps_its_parent_though_nothing_can_be_said(crckpt: Crckpt, tree: Tree, full: bool) -> None:
+    """Whoever read stderr has gone, or the disk is full on which it lies."""
+    before = tree.counters()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Path("/dev/full").open("w") as disk, os.fdopen(writing, "w") as pipe:
+        front = subprocess.Popen(
+            [str(PROGRAM), "restore", "job"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=disk if full else pipe,
+            env=crckpt.environment,
+            start_new_session=True,
+        )
+    tree.wait_growth(before)
+    front.send_signal(signal.SIGTERM)
+    wait_for(lambda: _heard(tree) == ["SIGTERM"], WITHIN_S, "the signal to be passed on")
+    os.kill(tree.pid, signal.SIGUSR2)
+    assert front.wait(WITHIN_S) == STATUS
+
+
 def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt, tree: Tree) -> None:
     """Its parent dies, and it goes on without."""
     before = tree.counters()
@@ -130,6 +152,17 @@ def test_what_is_written_into_an_outside_pipe_comes_out_of_crckpt(crckpt: Crckpt
     numbers = [int(line.removeprefix("says ")) for line in out.splitlines()]
     assert numbers[0] > 1
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_a_document_is_alone_on_stdout(crckpt: Crckpt) -> None:
+    """What the program says goes to stderr then."""
+    with _talker(crckpt) as (pid, workdir), foreground(crckpt, "--json") as front:
+        _goes_on(workdir)
+        os.kill(pid, signal.SIGTERM)
+        out, err = front.communicate(timeout=WITHIN_S)
+    assert json.loads(out)["result"]["program_status"] == 128 + signal.SIGTERM
+    assert all(line.startswith("says ") for line in err.splitlines())
+    assert err
 
 
 @pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)])

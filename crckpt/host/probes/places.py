@@ -15,7 +15,7 @@ from crckpt.model import MEBIBYTE
 
 _GIBIBYTE = 1 << 30
 _RUN = Path("/run")
-_ANOTHER = "crckpt --store DIR"
+_ANOTHER = "--store DIR, or CRCKPT_STORE=DIR"
 
 
 def run_directory() -> Outcome:

@@ -36,6 +36,29 @@ def test_that_nobody_reads_it_is_no_failure(store: Path, words: tuple[str, ...])
     assert said == (0, "")
 
 
+@pytest.mark.parametrize("words", [("verify", "--all"), ("verify", "--all", "--json")])
+def test_a_verdict_holds_though_nobody_reads_why(store: Path, words: tuple[str, ...]) -> None:
+    """As in `crckpt verify --all | grep -q damaged`."""
+    identity = "0" * 64
+    (store / "checkpoints" / identity).mkdir(0o700)
+    (store / "checkpoints" / identity / "manifest.json").write_text("damaged")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        assert said_to(output.fileno(), *words, "--store", store) == (13, "")
+
+
+def test_what_an_encoding_lacks_is_written_as_its_number(tmp_path: Path) -> None:
+    """A terminal of Latin-1, and a name of which crckpt itself has made a sign that this does not have."""
+    log = tmp_path / "log"
+    log.write_bytes(b"(00.1) Error (criu/x.c:1): bad \001 name\n")
+    words = [sys.executable, "-m", "crckpt", "explain", str(log)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bad \\ufffd name" in done.stdout
+
+
 def test_that_there_is_no_room_for_it_is_one(store: Path) -> None:
     with Path("/dev/full").open("wb") as output:
         code, said = said_to(output.fileno(), "list", "--json", "--store", store)
