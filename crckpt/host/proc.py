@@ -31,7 +31,8 @@ _STATES = {
 
 
 # The lines of smaps_rollup that count what CRIU writes.
-_UNFILED = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:", "Shared_Hugetlb:")
+_UNFILED = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:")
+_SHARED_HUGE = "Shared_Hugetlb:"
 
 # How firmly each holds a number: a PID that also names a group is told as PID.
 _ROLES = ("session", "group", "thread", "PID")
@@ -266,17 +267,20 @@ def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     return tuple(found.values())
 
 
-def memory(pid: int) -> int:
-    """Bytes of a process's memory that are in no file: its own, its part of what is shared, and what is swapped out.
+def memory(*pids: int) -> int:
+    """Bytes of these processes' memory that are in no file: their own, what they share, and what is swapped out.
 
-    0 if it has ended. Source: proc_pid_smaps(5).
+    Of huge pages that are shared the kernel does not say by how many: they count once, as if all shared the same ones.
+    Nothing of processes that have ended. Source: proc_pid_smaps(5).
     """
-    total = 0
-    with suppress(OSError):
-        for line in procfs.lines(f"/proc/{pid}/smaps_rollup")[1:]:
-            name, size, *_ = line.split()
-            total += int(size) << 10 if name in _UNFILED else 0
-    return total
+    own = shared = 0
+    for pid in pids:
+        with suppress(OSError):
+            rows = (line.split() for line in procfs.lines(f"/proc/{pid}/smaps_rollup")[1:])
+            sizes = {name: int(size) << 10 for name, size, *_ in rows}
+            own += sum(sizes.get(name, 0) for name in _UNFILED)
+            shared = max(shared, sizes.get(_SHARED_HUGE, 0))
+    return own + shared
 
 
 def shared_memory(pid: int) -> int:

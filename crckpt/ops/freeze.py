@@ -121,7 +121,7 @@ def _in_memory(path: str) -> bool:
 def _load_of(*pids: int) -> Load:
     threads = [process.threads for pid in pids if (process := proc.read_process(pid))]
     return Load(
-        memory=sum(proc.memory(pid) for pid in pids),
+        memory=proc.memory(*pids),
         maps=sum(resident.maps(pid) for pid in pids),
         descriptors=sum(len(proc.descriptors(pid)) for pid in pids),
         threads=sum(map(len, threads)),

@@ -22,7 +22,7 @@ from crckpt.ops.base import Base
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
 from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
-from crckpt.preflight.dump import Plan, plan, refusal
+from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
 from crckpt.tracking.tracker import untracked, written
@@ -212,7 +212,7 @@ def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
 
 
 def _against(subject: Subject, memory: int | None = None) -> tuple[Finding, ...]:
-    images = _images(subject) if memory is None else memory
+    images = (_images(subject) if memory is None else memory) + deleted_bytes(subject.seen)
     return (*subject.planned.blockers, *shortages(images, _room(subject.context)))
 
 

@@ -166,6 +166,13 @@ def ghosts(seen: Observed) -> frozenset[tuple[str, int]]:
     return frozenset((path, size) for path, size, links in _deleted(seen) if not links)
 
 
+def deleted_bytes(seen: Observed) -> int:
+    """What the open files without a name take on their disks: CRIU copies it. Mapped ones may count as memory."""
+    mapped = {path for path, *_ in seen.deleted_maps}
+    opened = (found for found in seen.descriptors if _is_deleted_file(found) and not found.links)
+    return sum(size for _, size in {(found.target, found.allocated) for found in opened if found.target not in mapped})
+
+
 def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:
     yield from ((found.target, found.most, found.links) for found in seen.descriptors if _is_deleted_file(found))
     yield from (found for found in seen.deleted_maps if not found[0].startswith(_NO_FILES))

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 import psutil
+import pytest
 
-from crckpt.host import proc, room
+from crckpt.host import proc, procfs, room
 
 
 def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
@@ -42,3 +43,16 @@ def test_the_memory_of_a_process_is_what_it_wrote() -> None:
             private[at] = 1
         assert 60 << 20 < proc.memory(os.getpid()) - before < 70 << 20
     assert proc.memory(2**22 + 1) == 0
+
+
+def test_huge_pages_that_are_shared_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred processes of a database have the same ones."""
+    rows = [
+        "0-1 ---p 0 0 0 [rollup]",
+        "Anonymous: 4 kB",
+        "Pss_Shmem: 8 kB",
+        "Shared_Hugetlb: 8388608 kB",
+        "THPeligible: 0",
+    ]
+    monkeypatch.setattr(procfs, "lines", lambda _path: rows)
+    assert proc.memory(*range(1, 101)) == (8 << 30) + 100 * (12 << 10)

@@ -15,7 +15,7 @@ from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.model import MEBIBYTE, Options
-from crckpt.preflight.dump import Plan, plan, refusal
+from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24
@@ -141,6 +141,15 @@ def test_connections_need_a_choice() -> None:
     keep, close = planned(seen, "keep"), planned(seen, "close")
     assert (keep.options.tcp, keep.blockers, why(keep, "--tcp-established")) == ("keep", (), "2 TCP connections")
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
+
+
+def test_what_deleted_files_take() -> None:
+    """Each once, whoever has it open; what is mapped may be in memory, and counts there."""
+    taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
+    seen = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
+    assert deleted_bytes(seen) == 2 * MEBIBYTE
+    assert deleted_bytes(replace(seen, deleted_maps=((taken.target, 5, 0),))) == MEBIBYTE
+    assert deleted_bytes(with_files(replace(taken, links=1))) == 0
 
 
 def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
