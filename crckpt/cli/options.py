@@ -11,6 +11,7 @@ import typer
 
 from crckpt.config import Config, parse
 from crckpt.errors import UsageError
+from crckpt.host.files import user_directory
 from crckpt.ops.context import Context, Progress, silent
 
 Store = Annotated[
@@ -110,4 +111,7 @@ def _configuration(named: Path | None) -> Config:
 
 
 def _home(variable: str, below: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / below)
+    found = user_directory(variable, below)
+    if found is None:
+        raise UsageError(f"the user {os.geteuid()} has no home directory", hint=f"set HOME, or {variable}")
+    return found

@@ -47,8 +47,11 @@ def recall(path: Path, memory: Path | None = None) -> Facts | None:
 
     `memory` is the file where that stands, unless it is to be the user's own.
     """
+    place = memory or _memory()
+    if place is None:
+        return None
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever stands there, it is only memory
-        known = json.loads((memory or _memory()).read_text())[str(path)]
+        known = json.loads(place.read_text())[str(path)]
         if known.pop("identity") == _identity(path):
             return Facts(**known)
     return None
@@ -59,6 +62,8 @@ def remember(path: Path, facts: Facts, memory: Path | None = None) -> None:
     from crckpt.host.files import write_durably
 
     place = memory or _memory()
+    if place is None:
+        return
     known: object = None
     with suppress(OSError, ValueError):
         known = json.loads(place.read_text())
@@ -75,16 +80,24 @@ def _identity(path: Path) -> list[object]:
     return [status.st_size, status.st_mtime_ns, os.uname().release]
 
 
-def _memory() -> Path:
+def _memory() -> Path | None:
     if os.geteuid() == 0:
         return Path("/var/cache/crckpt/criu.json")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crckpt/criu.json"
+    return _below_home("XDG_CACHE_HOME", ".cache", "crckpt/criu.json")
 
 
 def _of_user() -> Path | None:
     if os.geteuid() == 0:
         return None
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "crckpt-criu/criu"
+    return _below_home("XDG_DATA_HOME", ".local/share", "crckpt-criu/criu")
+
+
+def _below_home(variable: str, below: str, name: str) -> Path | None:
+    # Not for root, and not light.
+    from crckpt.host.files import user_directory
+
+    found = user_directory(variable, below)
+    return found / name if found is not None else None
 
 
 def _path(text: str | None) -> Path | None:

@@ -48,6 +48,18 @@ def runtime_directory() -> Path:
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
 
 
+def user_directory(variable: str, below: str) -> Path | None:
+    """Where this user has files of a kind: what `variable` says (XDG base directories), or `below` their home.
+
+    None if they have none, as a container's user without a name.
+    """
+    if named := os.environ.get(variable):
+        return Path(named)
+    with suppress(RuntimeError):
+        return Path.home() / below
+    return None
+
+
 def make_private_directory(path: Path, what: str) -> None:
     """Create `path` with mode 0700, whatever the umask; durable once it returns."""
     _make_private(path, what)

@@ -194,6 +194,18 @@ def test_what_is_appended_while_it_is_copied_is_kept_too(log: Path, tmp_path: Pa
     assert (tmp_path / "kept").read_bytes() == b"new lines, and more"
 
 
+def test_where_a_user_has_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert files.user_directory("XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert files.user_directory("XDG_CACHE_HOME", ".cache") == Path("/elsewhere")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 3)
+    assert files.user_directory("XDG_CACHE_HOME", ".cache") is None
+
+
 def test_status_of(tmp_path: Path) -> None:
     assert files.status_of(str(tmp_path)) is not None
     assert files.status_of(str(tmp_path / "none")) is None
