@@ -147,6 +147,12 @@ PREFLIGHT = (
         "end that program first: it may be the one that was checkpointed",
     ),
     Cause(
+        "file-linked",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and is reached through a symbolic link "
+        "now: it is not cut back",
+        "put the file itself there",
+    ),
+    Cause(
         "program-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
         "put back the file as it was at {created}",

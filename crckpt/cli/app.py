@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
             return UsageError.exit_code  # only `crckpt`: its help has been shown
         hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
         return _failed(command, UsageError(said, hint=hint), as_json=as_json)
-    except (BrokenPipeError, SystemExit):  # of a help text
+    except (BrokenPipeError, SystemExit):  # a help text, which typer writes
         nobody_reads(sys.stdout)
         return 0
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import diagnosed, emit, examined, on_one_line
+from crckpt.cli.render import diagnosed, emit, examined, nobody_reads, on_one_line
 from crckpt.errors import HostCannot, PreflightRefused, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
         return False
     try:
         return typer.confirm("run this?", err=True)
-    except typer.Abort:  # ^C or ^D: that is no answer
+    except typer.Abort:  # ^D: that is no answer
         _say(("", "nothing was changed"))
         return False
 
@@ -93,5 +93,8 @@ def _because(fix: Fix) -> str:
 
 def _say(lines: Iterable[str]) -> None:
     """Beside the result, which may be read by a program."""
-    for line in lines:
-        typer.echo(line, err=True)
+    try:
+        for line in lines:
+            typer.echo(line, err=True)
+    except BrokenPipeError:
+        nobody_reads(sys.stderr)

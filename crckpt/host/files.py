@@ -238,9 +238,9 @@ def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
     with ExitStack() as stack:
         file = _opened(path)
         stack.callback(os.close, file)
+        # Of a link the target is somebody else's choice.
         if Path(f"/proc/self/fd/{file}").readlink() != path or os.fstat(file).st_size < size:
-            hint = f"look at it, and cut it back yourself: truncate -s {size} {path}"
-            raise RestoreFailed(f"{path} was exchanged a moment ago, or is reached through a link", hint=hint)
+            raise RestoreFailed(f"{path} was exchanged a moment ago", hint="see what became of it, and try again")
         kept, tail = _new_beside(kept)
         stack.callback(os.close, tail)
         is_cut = False
@@ -268,8 +268,8 @@ def _make_private(path: Path, what: str) -> None:
 
 
 def _opened(path: Path) -> int:
-    """To be read, and to be appended to. Of a link the target is somebody else's choice."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """To be read, and to be appended to."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
 
 def _new_beside(wanted: Path) -> tuple[Path, int]:

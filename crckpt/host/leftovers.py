@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,7 +17,7 @@ _PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 @contextmanager
-def ended_on_failure(pids: tuple[int, ...]) -> Iterator[None]:
+def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
     """If the block fails, end those of these processes that descend from us.
 
     A PID alone is no proof: one that was free when we looked may be another program's by now. So whoever loses its
@@ -31,7 +31,7 @@ def ended_on_failure(pids: tuple[int, ...]) -> Iterator[None]:
             raise
 
 
-def _end(pids: tuple[int, ...]) -> None:
+def _end(pids: Collection[int]) -> None:
     while ours := [pid for pid in pids if _is_child(pid)]:
         for pid in ours:
             os.kill(pid, signal.SIGKILL)

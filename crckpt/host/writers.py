@@ -1,4 +1,4 @@
-"""Who has files open for writing. Source: proc_pid_fd(5), proc_pid_fdinfo(5)."""
+"""Who can write to files. Source: proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_maps(5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host.proc import title
+from crckpt.host import proc
 
 
 class Writer(Struct, frozen=True):
@@ -20,15 +20,19 @@ class Writer(Struct, frozen=True):
 
 
 def writers(paths: Iterable[str]) -> dict[str, Writer]:
-    """By path, one of those who can write to it, for those that have any, under whatever name they opened it."""
+    """By path, one of those who can write to it, for those that have any, under whatever name they opened it.
+
+    We and our ancestors do not count where we can only append: that is our output, which may well go to that file.
+    """
     identities = {path: identity for path in paths if (identity := _identity(Path(path)))}
     wanted = set(identities.values())
+    us = (os.getpid(), *proc.ancestors(os.getpid()))
     found: dict[tuple[int, int], Writer] = {}
     for process in Path("/proc").iterdir() if wanted else ():
-        for descriptor in _descriptors(process) if process.name.isdecimal() else ():
-            identity = _identity(descriptor)
-            if identity is not None and identity in wanted - found.keys() and _writes(process, descriptor.name):
-                found[identity] = Writer(int(process.name), title(int(process.name)))
+        for place in _writable(process, appends=int(process.name) not in us) if process.name.isdecimal() else ():
+            identity = _identity(place)
+            if identity is not None and identity in wanted - found.keys():
+                found[identity] = Writer(int(process.name), proc.title(int(process.name)))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 
@@ -39,15 +43,25 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _descriptors(process: Path) -> Iterator[Path]:
+def _writable(process: Path, *, appends: bool) -> Iterator[Path]:
+    """What it has open for writing, also by appending alone if `appends`; and mapped so."""
     with suppress(OSError):
-        yield from (process / "fd").iterdir()
+        for descriptor in (process / "fd").iterdir():
+            flags = _flags(process / "fdinfo" / descriptor.name)
+            if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
+                yield descriptor
+    with suppress(OSError):
+        for line in (process / "maps").read_text(errors="replace").split("\n"):
+            where, _, rest = line.partition(" ")
+            if rest[1:4:2] == "ws":
+                start, end = (int(number, 16) for number in where.split("-"))
+                yield process / "map_files" / f"{start:x}-{end:x}"
 
 
-def _writes(process: Path, descriptor: str) -> bool:
+def _flags(info: Path) -> int:
     with suppress(OSError):
-        for line in (process / "fdinfo" / descriptor).read_text().splitlines():
+        for line in info.read_text().splitlines():
             name, _, value = line.partition(":\t")
             if name == "flags":
-                return int(value, 8) & os.O_ACCMODE != os.O_RDONLY
-    return False
+                return int(value, 8)
+    return os.O_RDONLY

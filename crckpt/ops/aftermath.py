@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -76,8 +76,8 @@ def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Itera
             state = state_of(tree)
             name, made = _left_by(log, repository)
             said = as_ours(error, DumpFailed, "the dump")
-            # An ended tree whose checkpoint is there needs the lock until its restore.
-            if name and (state.kind != "lost" or not made):
+            # An ended tree whose checkpoint is there, or may be, needs the lock until its restore.
+            if name and (state.kind != "lost" or made == ""):
                 said = _lifted(name, said)
             raise _with_state(said, made, state) from error
 
@@ -102,16 +102,17 @@ def state_of(tree: proc.Tree) -> TreeState:
     return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
 
 
-def _left_by(log: Path, repository: Repository) -> tuple[str | None, str]:
-    """The id of CRIU's run, and what a failure after the commit leaves: the checkpoint that this run made, if it did.
+def _left_by(log: Path, repository: Repository) -> tuple[str | None, str | None]:
+    """The id of CRIU's run, and what a failure after the commit leaves: the checkpoint that this run made.
 
-    The disk that has them may be what failed.
+    That is empty if it made none, and None where nobody can tell: the disk that has them may be what failed.
     """
     name = None
-    with suppress(CrckptError, OSError):
-        name = run_id(log.read_text(errors="replace"))
+    try:
+        name = run_id(log.read_text(errors="replace")) if log.exists() else None
         return name, next((made.id[:12] for made in repository.checkpoints() if name and made.run_id == name), "")
-    return name, ""
+    except (CrckptError, OSError):
+        return name, None
 
 
 def _lifted(name: str, error: CrckptError) -> CrckptError:
@@ -124,8 +125,11 @@ def _lifted(name: str, error: CrckptError) -> CrckptError:
     return error
 
 
-def _with_state(error: CrckptError, made: str, state: TreeState) -> CrckptError:
-    said = f"{error.message}; {f'checkpoint {made}' if made else 'no checkpoint'} was made; {state.sentence}"
+def _with_state(error: CrckptError, made: str | None, state: TreeState) -> CrckptError:
+    what = f"{f'checkpoint {made}' if made else 'no checkpoint'} was made"
+    if made is None:
+        what = "whether a checkpoint was made cannot be read"
+    said = f"{error.message}; {what}; {state.sentence}"
     if state.kind in ("stopped", "lost"):
         return TreeStopped(said, hint=state.way_out, causes=error.causes)
     again = _AGAIN if isinstance(error, IntegrityError) else ""

@@ -32,7 +32,7 @@ from crckpt.ops.incremental import Tracked, way
 from crckpt.ops.pre_copy import pre_copy
 from crckpt.ops.subject import Copying, Request, Subject, Unfit, looked_at_again, subject_of, succeeded
 from crckpt.preflight.dump import Plan
-from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, ingest, load, staged
+from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, ingest, is_blank, load, staged
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -118,8 +118,7 @@ def _dry_run(subject: Subject) -> Dumped:
 
     Raises StoreUnusable if there is one that cannot be used.
     """
-    store = subject.context.store
-    if store.exists() and not (store.is_dir() and not any(store.iterdir())):
+    if not is_blank(subject.context.store):
         subject.context.repository()
     tracked = subject.foreseen(wanted=subject.request.wants_tracker)
     done = _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))

@@ -110,11 +110,12 @@ def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
 
 def _ghosts(seen: Observed) -> int:
     """Bytes of files without a name, which CRIU copies; mapped ones that lie in memory count as that."""
-    mapped = {path for path, *_ in seen.deleted_maps if _in_memory(path)}
+    mapped = {path for path, *_ in seen.deleted_maps if is_in_memory(path)}
     return sum(size for path, size in ghosts(seen) if path not in mapped)
 
 
-def _in_memory(path: str) -> bool:
+def is_in_memory(path: str) -> bool:
+    """Whether that file, which may have no name any more, lies in memory."""
     return room.is_in_memory(room.existing(Path(path).parent))
 
 

@@ -71,14 +71,13 @@ def report(context: Context, request: Request) -> Report:
     """Write the archive (tar.gz, 0600). Raises UsageError if there is such a file already, or none can be made."""
     # The file comes first: nobody waits for the probes to be told that it cannot be written.
     descriptor = _created(request.output)
-    with removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
+    full = written_to(request.output, "give another place: --output FILE")
+    with full, removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
         found, failed = _collected(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
         hide = _unhidden if request.with_secrets else _without(platform.node())
         contents = {name: _encoded(hide(said)) for name, said in (("report.json", about), *found)}
-        with written_to(request.output, "give another place: --output FILE"):
-            file.write(_packed(contents))
-            file.flush()
+        file.write(_packed(contents))
         size = file.tell()
     members = tuple(Member(name, len(content)) for name, content in contents.items())
     return Report(request.output, size, request.with_secrets, members, failed)

@@ -17,7 +17,7 @@ from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, InUse, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, IntegrityError, Interrupted, InUse, PreflightRefused, RestoreFailed, UsageError
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
@@ -76,6 +76,9 @@ def restore(request: Request, context: Context) -> Restored:
     back to an older one: it may well be the program itself.
     """
     need_root("to restore a checkpoint")
+    if request.or_older and not request.preflight:
+        said = "--or-older goes by what is known beforehand, which --no-preflight passes over"
+        raise UsageError(said, hint="leave one of them out")
     repository = context.repository()
     with repository.shared():
         newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
@@ -85,9 +88,10 @@ def restore(request: Request, context: Context) -> Restored:
         for checkpoint in _candidates(repository, newest, or_older=request.or_older):
             try:
                 done = _restore_one(_Subject(request, context, repository, checkpoint, criu))
-            except InUse:
+            except InUse as error:
                 # An older one would come beside what runs already.
-                raise
+                passed = (*(why for _, why in damaged), *(failure.message for _, failure in failures))
+                raise InUse(error.message, hint=error.hint, causes=(*passed, *error.causes)) from error
             except (IntegrityError, PreflightRefused, RestoreFailed) as error:
                 failures.append((checkpoint, error))
             except (Interrupted, OSError) as error:
@@ -112,7 +116,10 @@ def wait(restored: Restored) -> int:
     Signals that come to us are passed on to it, from the moment on which it was restored.
     """
     assert restored.waits_for is not None
-    _, status = os.waitpid(restored.waits_for, 0)
+    pid = status = 0
+    # Others may be ours as well: whoever lost its parent while the tree was built.
+    while pid != restored.waits_for:
+        pid, status = os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -255,7 +262,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
         all_there(tree, new.init if new else None)
 
     # A namespace of its own ends with its init.
-    ours = () if new else tuple(process.pid for process in tree.processes)
+    ours = frozenset[int]() if new else numbers(tree)
     with interrupts_put_off():
         began.streamer.serve(images)
         with leftovers.ended_on_failure(ours):

@@ -21,6 +21,7 @@ from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.base import Base
 from crckpt.ops.context import Context, as_user, entered, need_root
 from crckpt.ops.failures import explained, refused
+from crckpt.ops.freeze import is_in_memory
 from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
@@ -212,7 +213,7 @@ def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
 
 
 def _against(subject: Subject, memory: int | None = None) -> tuple[Finding, ...]:
-    images = (_images(subject) if memory is None else memory) + deleted_bytes(subject.seen)
+    images = (_images(subject) if memory is None else memory) + deleted_bytes(subject.seen, is_in_memory)
     return (*subject.planned.blockers, *shortages(images, _room(subject.context)))
 
 

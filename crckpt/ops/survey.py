@@ -33,7 +33,11 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
     tree = wanted.tree
     now = Now(
         owners=() if wanted.new_pid_namespace else _owners(tree),
-        files={path: _file(path, file) for file in paths(tree) if (path := required_path(file))},
+        files={
+            path: _file(path, file, may_cut=wanted.grown == "rewind")
+            for file in paths(tree)
+            if (path := required_path(file))
+        },
         refused={
             socket.id: refusal
             for socket, use in bound(wanted)
@@ -65,12 +69,13 @@ def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
     return proc.owners(wanted)
 
 
-def _file(path: str, file: RegularFile) -> FileNow | None:
+def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
     found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
     now = (elf.build_id(path) if file.build_id else None) or b""
-    return FileNow(found.st_size, found.st_mode, epoch(found.st_mtime), epoch(found.st_ctime), now.hex())
+    is_linked = may_cut and os.path.realpath(path) != path
+    return FileNow(found.st_size, found.st_mode, epoch(found.st_mtime), epoch(found.st_ctime), now.hex(), is_linked)
 
 
 def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -166,9 +166,9 @@ def ghosts(seen: Observed) -> frozenset[tuple[str, int]]:
     return frozenset((path, size) for path, size, links in _deleted(seen) if not links)
 
 
-def deleted_bytes(seen: Observed) -> int:
-    """What the open files without a name take on their disks: CRIU copies it. Mapped ones may count as memory."""
-    mapped = {path for path, *_ in seen.deleted_maps}
+def deleted_bytes(seen: Observed, is_in_memory: Callable[[str], bool]) -> int:
+    """What the open files without a name take on their disks: CRIU copies it. Mapped ones in memory count as that."""
+    mapped = {path for path, *_ in seen.deleted_maps if is_in_memory(path)}
     opened = (found for found in seen.descriptors if _is_deleted_file(found) and not found.links)
     return sum(size for _, size in {(found.target, found.allocated) for found in opened if found.target not in mapped})
 

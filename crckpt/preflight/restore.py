@@ -37,7 +37,8 @@ Grown = Literal["refuse", "keep", "rewind"]
 class FileNow(Struct, frozen=True):
     """A file of this host, as it is now: sizes in bytes.
 
-    `written` is when its content changed, `changed` when anything of it did, its name too.
+    `written` is when its content changed, `changed` when anything of it did, its name too. `is_linked`: its path leads
+    through a symbolic link.
     """
 
     size: int
@@ -45,6 +46,7 @@ class FileNow(Struct, frozen=True):
     written: datetime
     changed: datetime
     build_id: str
+    is_linked: bool = False
 
 
 class Now(Struct, frozen=True):
@@ -291,7 +293,7 @@ def _file(
         yield told("file-replaced", build_id=file.build_id), None
     elif size is not None and resized:
         writer = host.writers.get(path)
-        key = _resized(wanted, file, grew=now.size > size, is_program=is_program, is_written=writer is not None)
+        key = _resized(wanted, file, now, size, writer, is_program=is_program)
         who = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield told(key, size=size, now=now.size, **who), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > wanted.created:
@@ -318,14 +320,16 @@ def _appended_size(wanted: Wanted, path: str) -> int | None:
     return max(seen, *ends)
 
 
-def _resized(wanted: Wanted, file: RegularFile, *, grew: bool, is_program: bool, is_written: bool) -> str:
-    """The cause to tell."""
-    if not grew:
+def _resized(
+    wanted: Wanted, file: RegularFile, now: FileNow, size: int, writer: Writer | None, *, is_program: bool
+) -> str:
+    """The cause to tell of a file that had `size` bytes."""
+    if now.size < size:
         return "file-shrunk"
     if is_program:
         return "program-grown"
     if wanted.grown == "rewind":
-        return "file-being-written" if is_written else "file-rewound"
+        return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"
     if not file.is_append_only:
         return "file-grown"
     return "log-kept" if wanted.grown == "keep" else "log-grown"

@@ -70,6 +70,7 @@ manifest may be replaced, by a rename, by the whole file of that name: the one c
 """
 
 from crckpt.store.ingest import NewCheckpoint, ingest, load
+from crckpt.store.layout import is_blank
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
 from crckpt.store.names import check_name
@@ -102,6 +103,7 @@ __all__ = [
     "file_names",
     "handed_over",
     "ingest",
+    "is_blank",
     "load",
     "materialise",
     "materialise_base",

@@ -109,7 +109,7 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
     Raises StoreUnusable if there is none, if its owner or mode lets others at it, or if its format is newer.
     """
     try:
-        if create and _is_blank(root):
+        if create and is_blank(root):
             _create(root)
         _check(root)
         _complete(root)
@@ -123,7 +123,7 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         ) from error
 
 
-def _is_blank(root: Path) -> bool:
+def is_blank(root: Path) -> bool:
     """Whether nothing is there, or only what a creation that was cut short has left."""
     if not root.exists():
         return True

@@ -295,6 +295,10 @@ def test_a_dry_run_looks_at_the_store_and_at_all_else(crckpt: Crckpt, tmp_path: 
         _refused(crckpt, 24, *against_advice, names=("connected over TCP",))
 
 
+def test_older_ones_are_not_tried_against_all_advice(crckpt: Crckpt) -> None:
+    _refused(crckpt, 2, "restore", "job", "--or-older", "--no-preflight", names=("--or-older goes by",))
+
+
 def test_all_and_one_checkpoint_are_not_both_verified(crckpt: Crckpt) -> None:
     _refused(crckpt, 2, "verify", "job", "--all", names=("--all, or job alone?",))
 

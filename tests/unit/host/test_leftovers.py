@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +21,8 @@ def shell() -> Iterator[subprocess.Popen[str]]:
     words = ["sh", "-c", TWO]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     yield process
-    process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
@@ -43,8 +47,9 @@ def test_what_descends_from_us_is_ended_and_reaped(shell: subprocess.Popen[str],
 
 def test_what_has_ended_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
     """By CRIU itself, when it failed: until then its PID is not free."""
-    shell.kill()
-    failed(shell.pid, grandchild)
+    with suppress(ValueError), leftovers.ended_on_failure((shell.pid, grandchild)):
+        shell.kill()
+        raise ValueError
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
 
@@ -53,7 +58,8 @@ def test_anothers_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
     failed(grandchild)
     found = proc.read_process(grandchild)
     assert found is not None
-    assert (found.ppid, found.state) == (shell.pid, "sleeping")
+    assert found.ppid == shell.pid
+    assert found.state != "zombie"
 
 
 def test_without_a_failure_all_stays(shell: subprocess.Popen[str], grandchild: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,27 @@ def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
 def test_a_reader_is_none(file: Path) -> None:
     with opened(file, "r"):
         assert writers([str(file)]) == {}
+
+
+def test_who_has_it_mapped_writes_too(file: Path) -> None:
+    code = (
+        "import mmap, sys, time; file = open(sys.argv[1], 'r+b'); there = mmap.mmap(file.fileno(), 1); file.close(); "
+    )
+    words = [sys.executable, "-c", f"{code}print(flush=True); time.sleep(60)", str(file)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = writers([str(file)])
+        process.kill()
+    assert found[str(file)].pid == process.pid
+
+
+def test_our_own_output_is_nobodys(file: Path) -> None:
+    """As of a unit with StandardOutput=append:."""
+    with file.open("a"):
+        assert writers([str(file)]) == {}
+    with file.open("r+"):
+        assert writers([str(file)])[str(file)].pid == os.getpid()
 
 
 def test_nothing_is_looked_for(file: Path) -> None:

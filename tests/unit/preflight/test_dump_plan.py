@@ -144,12 +144,14 @@ def test_connections_need_a_choice() -> None:
 
 
 def test_what_deleted_files_take() -> None:
-    """Each once, whoever has it open; what is mapped may be in memory, and counts there."""
+    """Each once, whoever has it open; what is mapped and in memory counts there."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     seen = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
-    assert deleted_bytes(seen) == 2 * MEBIBYTE
-    assert deleted_bytes(replace(seen, deleted_maps=((taken.target, 5, 0),))) == MEBIBYTE
-    assert deleted_bytes(with_files(replace(taken, links=1))) == 0
+    assert deleted_bytes(seen, lambda _: True) == 2 * MEBIBYTE
+    mapped = replace(seen, deleted_maps=((taken.target, 5, 0),))
+    assert deleted_bytes(mapped, lambda _: True) == MEBIBYTE
+    assert deleted_bytes(mapped, lambda _: False) == 2 * MEBIBYTE
+    assert deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
 
 
 def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:

@@ -289,6 +289,12 @@ def test_no_file_is_cut_back_under_its_writer(wanted: Wanted, now: Now) -> None:
     assert "nginx (PID 41) has it open for writing" in finding.what
 
 
+def test_no_file_is_cut_back_through_a_link(wanted: Wanted, now: Now) -> None:
+    """Its target is not the file that was meant."""
+    verdict = judge(replace(wanted, grown="rewind"), with_changed(now, PLAIN, size=500, is_linked=True))
+    assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
+
+
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 def test_no_program_is_cut_back(wanted: Wanted, now: Now, grown: str) -> None:
     """A longer one is another build, also if none has an id."""
