@@ -60,6 +60,7 @@ _PRESENT_BIT = 1 << 63
 _SWAPPED_BIT = 1 << 62
 
 _REGION: Final = 24
+_REGION_END: Final = 8
 _REGIONS_AT_ONCE: Final = 8192
 _PIECE: Final = 128 << 20
 """Bytes that are looked at in one call: while the kernel looks, the program cannot map or unmap."""
@@ -234,8 +235,11 @@ def _regions(pagemap: int, found: Map, excluded: int = _PAGE_IS_PFNZERO) -> Iter
     buffer = ctypes.create_string_buffer(_REGIONS_AT_ONCE * _REGION)
     place = found.start
     while place < found.end:
-        count, place = _request(pagemap, place, min(place + _PIECE, found.end), buffer, excluded=excluded)
-        yield buffer.raw[: count * _REGION]
+        count, reached = _request(pagemap, place, min(place + _PIECE, found.end), buffer, excluded=excluded)
+        regions = buffer.raw[: count * _REGION]
+        # The kernel may say that it went less far than its last region: what it tells again would count twice.
+        place = max(reached, struct.unpack_from("<Q", regions, len(regions) - _REGION + _REGION_END)[0] if count else 0)
+        yield regions
 
 
 def _request(

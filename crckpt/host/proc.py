@@ -285,9 +285,18 @@ def memory(*pids: int) -> int:
 
 def shared_memory(pid: int) -> int:
     """Bytes of shared memory that is in no file, and that a process has touched. 0 if it has ended. Source: proc(5)."""
+    return _told_in_status(pid, "RssShmem")
+
+
+def huge_pages(pid: int) -> int:
+    """Bytes of a process's huge pages that were set aside (hugetlb). 0 if it has ended. Source: proc_pid_status(5)."""
+    return _told_in_status(pid, "HugetlbPages")
+
+
+def _told_in_status(pid: int, name: str) -> int:
     with suppress(OSError):
-        told = dict(line.split(":", 1) for line in procfs.lines(f"/proc/{pid}/status"))
-        return int(told.get("RssShmem", "0").split()[0]) << 10
+        told = dict(line.split(":", 1) for line in procfs.lines(f"/proc/{pid}/status") if ":" in line)
+        return int(told.get(name, "0").split()[0]) << 10
     return 0
 
 

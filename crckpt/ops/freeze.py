@@ -81,7 +81,9 @@ class Forecast(Struct, frozen=True):
         tracked, whole = left_to_freeze(self.root, tracker)
         # Nearly all of the round came after its reset of the bits.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
-        memory = min(tracked * growth + last.fixed_bytes + whole, self.load.memory)
+        # Not more than all of it, which may have grown since it was looked at.
+        most = max(self.load.memory, tracked + last.fixed_bytes + whole)
+        memory = min(tracked * growth + last.fixed_bytes + whole, most)
         return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
 
     def _else_ms(self) -> float:

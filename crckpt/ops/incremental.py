@@ -59,7 +59,10 @@ class Tracked(Struct, frozen=True):
 
 
 class Way:
-    """How a dump is made, and the rounds before it: each begins, is `frozen` and `committed`. `close` it."""
+    """How a dump is made, and the rounds before it: each begins, is `frozen` and `committed`. `close` it.
+
+    Once its keeper `is_late`, or has ended, it is told nothing more.
+    """
 
     def __init__(self, told: Tracked, followed: Session | None = None) -> None:
         """Without `followed` it is full, and changes nothing for the next one."""
@@ -68,6 +71,7 @@ class Way:
         self.environment: tuple[str, ...] = ()
         self.tracks = False
         self.followed = followed
+        self.is_late = False
         self._unfit = ""
         self._was_looked_at = False
 
@@ -78,7 +82,7 @@ class Way:
         another dump of the tree is going on. All else only makes the dump full.
         """
         self.base, self.tracks, self._was_looked_at = None, False, False
-        if self.followed is None:
+        if self.followed is None or self.is_late:
             return
         try:
             keeper = self.followed.tell()
@@ -150,13 +154,15 @@ class Way:
             self.told = replace(self.told, base=self.base.checkpoint, rounds=self.base.rounds, whole=whole)
 
     def _say(self, what: Callable[[Session], None]) -> None:
-        """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full."""
-        if self.followed is not None:
+        """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full.
+
+        That it hears when this one is over, which may need the rounds that it keeps.
+        """
+        if self.followed is not None and not self.is_late:
             try:
                 what(self.followed)
             except HostCannot:
-                self.close()
-                self.followed = None
+                self.is_late = True
 
 
 def _left_out(base: Base, began: Round, root: int) -> Iterator[str]:

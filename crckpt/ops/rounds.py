@@ -91,8 +91,8 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     root, criu = subject.seen.tree.root, subject.criu
     words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
     outcome = gated((*way.environment, *words), work / "pre-dump.log", way)
-    if way.followed is None and outcome.status >= 0:
-        # It was late, and has removed the set that CRIU was writing.
+    if way.is_late and outcome.status >= 0:
+        # It will not say that anything counts from here.
         raise HostCannot(ENDED)
     succeeded(subject, outcome)
     if way.base:

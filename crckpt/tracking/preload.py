@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt import __version__
+from crckpt.errors import HostCannot
 from crckpt.host import run
+from crckpt.model import release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 """Compiled from preload.c when the package is built."""
@@ -37,6 +41,14 @@ def refusal(criu: Path, tracker: str) -> str:
 def _asked(criu: Path, tracker: str) -> run.Finished:
     words = (f"{name}={value}" for name, value in environment(criu, tracker).items())
     return run.run(["env", *words, criu, "check", "--feature", "mem_dirty_track"])
+
+
+def release_of(criu: Path) -> tuple[int, int] | None:
+    """Which release of CRIU it says that it is; None if it says none."""
+    with suppress(HostCannot):
+        found = re.search(r"Version: (\S+)", run.run([criu, "--version"]).output)
+        return release(found[1]) if found else None
+    return None
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crckpt.host import pagemap
+from crckpt.host import pagemap, proc
 from crckpt.tracking import preload
 
 if TYPE_CHECKING:
@@ -19,16 +19,25 @@ if TYPE_CHECKING:
 
 NAME: Final = "soft-dirty"
 _REPLACED: Final = "the program was replaced (exec)"
+_HUGE: Final = "it has huge pages that were set aside (hugetlb), of which a CRIU before 3.18 misses what is written"
 
 
 class SoftDirty:
-    """The method for kernels with CONFIG_MEM_SOFT_DIRTY."""
+    """The method for kernels with CONFIG_MEM_SOFT_DIRTY.
+
+    Of hugetlb pages they lose the bits. `misses_huge`: the CRIU that reads them does not know, and would leave out what
+    was written there.
+    """
 
     name = NAME
 
+    def __init__(self, *, misses_huge: bool = False) -> None:
+        """Nothing is done yet."""
+        self._misses_huge = misses_huge
+
     def attach(self, pids: Iterable[int]) -> dict[int, Watched | str]:
         """What each process is held by, or why it is not."""
-        return {pid: _attached(pid) for pid in pids}
+        return {pid: self._attached(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library, which stops it before its first reset, and sees what has no bit (frames.c)."""
@@ -39,12 +48,23 @@ class SoftDirty:
         """As `pagemap.soft_dirty`."""
         return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))
 
+    def _attached(self, pid: int) -> Watched | str:
+        try:
+            held = Watched(pid, misses_huge=self._misses_huge)
+        except (OSError, IndexError):
+            return "it has ended"
+        why = held.follow()
+        if why:
+            held.close()
+        return why or held
+
 
 class Watched:
     """A process, and the memory that it had when we came."""
 
-    def __init__(self, pid: int) -> None:
-        """Raises OSError if it has ended."""
+    def __init__(self, pid: int, *, misses_huge: bool = False) -> None:
+        """Raises OSError if it has ended. `misses_huge` as of `SoftDirty`."""
+        self._pid, self._misses_huge = pid, misses_huge
         place = pagemap.private_anonymous(pid)[0].start
         self._pagemap = Path(f"/proc/{pid}/pagemap").open("rb", buffering=0)  # noqa: SIM115
         self._pagemap.seek(place // mmap.PAGESIZE * 8)
@@ -55,15 +75,10 @@ class Watched:
         told = self._pagemap.read(8)
         self._pagemap.seek(here)
         # Of memory that has gone there is nothing to read.
-        return "" if told else _REPLACED
+        if not told:
+            return _REPLACED
+        return _HUGE if self._misses_huge and proc.huge_pages(self._pid) else ""
 
     def close(self) -> None:
         """Let it go."""
         self._pagemap.close()
-
-
-def _attached(pid: int) -> Watched | str:
-    try:
-        return Watched(pid)
-    except (OSError, IndexError):
-        return "it has ended"

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_UNKNOWN: Final = (0, 0)
+_COPIES_HUGE: Final = (3, 18)
+"""The first release of CRIU that copies all huge pages that were set aside, whatever their bits say."""
+
 _CLAIMED: Final = "it is tracked by another crckpt"
 
 
@@ -279,7 +283,8 @@ def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
         why = "this kernel's soft-dirty bits miss what is written where maps have joined"
         yield *_write_protection(criu, why), False
     refusal = preload.refusal(criu, SoftDirty.name)
-    yield None if refusal else SoftDirty(), refusal or "the kernel has soft-dirty bits", True
+    method = None if refusal else SoftDirty(misses_huge=(preload.release_of(criu) or _UNKNOWN) < _COPIES_HUGE)
+    yield method, refusal or "the kernel has soft-dirty bits", True
 
 
 def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:

@@ -27,6 +27,7 @@ from rounds import PAGE, PAGES, PROGRAM, Target
 
 from crckpt.host import pagemap, room
 from crckpt.images.mm import MAP_HUGETLB
+from crckpt.tracking.soft_dirty import SoftDirty, Watched
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
@@ -258,6 +259,18 @@ def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> 
             memory.seek(held)
             assert memory.read(2 * MIB) == b"written since".ljust(2 * MIB, b"\x44")
         assert list((crckpt.store / "tmp").iterdir()) == []
+
+
+def test_huge_pages_of_which_the_bits_are_lost(program: Path, tmp_path: Path) -> None:
+    """An old CRIU believes the bits, and they say nothing of huge pages: such a process is dumped whole."""
+    with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
+        held = SoftDirty(misses_huge=True).attach((target.pid, os.getpid()))
+        assert "a CRIU before 3.18 misses" in str(held[target.pid])
+        others = (held[os.getpid()], *SoftDirty().attach((target.pid,)).values())
+        for other in others:
+            assert isinstance(other, Watched)
+            assert other.follow() == ""
+            other.close()
 
 
 def every_free_huge_page() -> mmap.mmap:

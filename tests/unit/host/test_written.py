@@ -90,6 +90,18 @@ def test_more_regions_than_fit_in_one_answer(target: Told, monkeypatch: pytest.M
     with_it.close()
 
 
+@pytest.mark.parametrize("count", [300, 700, 1500])
+def test_no_page_is_told_twice(target: Told, count: int) -> None:
+    """The kernel answers in passes, and may say that it went less far than it did."""
+    place = target.do(f"told = area({2 * count}); write(told, range({2 * count}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do(f"write(told, range(0, {2 * count}, 2))")
+    found = written(target.pid, (Map(place, place + 2 * count * PAGE),))
+    assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
+    with_it.close()
+
+
 def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protected(target.pid)
