@@ -1,0 +1,39 @@
+"""How long a freeze is foreseen to be after a round."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from crckpt.host import proc
+from crckpt.ops import freeze
+from crckpt.ops.freeze import Forecast
+from crckpt.ops.incremental import Copied
+from crckpt.preflight.cost import DumpSpeed, Load
+
+MIB = 1 << 20
+ROUND = Copied(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)
+
+
+@pytest.fixture
+def forecast() -> Forecast:
+    """Of a tree that had 100 MiB when it was looked at, where a MiB takes a millisecond and nothing else any."""
+    us = proc.read_process(os.getpid())
+    assert us is not None
+    return Forecast(DumpSpeed(byte_ms=1 / MIB, slowness=0.0, around_ms=50.0), Load(memory=100 * MIB), us)
+
+
+@pytest.mark.parametrize(
+    ("tracked", "memory_ms"),
+    [
+        (10 * MIB, 19.0),  # half as much again until CRIU has started
+        (90 * MIB, 100.0),  # no more than all of it
+        (2000 * MIB, 2004.0),  # unless it has grown since
+    ],
+)
+def test_what_is_left_to_the_freeze(
+    forecast: Forecast, monkeypatch: pytest.MonkeyPatch, tracked: int, memory_ms: float
+) -> None:
+    monkeypatch.setattr(freeze, "left_to_freeze", lambda _root, _tracker: (tracked, 0))
+    assert forecast.after_ms(ROUND, "uffd-wp") == pytest.approx(ROUND.frozen_ms + memory_ms)
