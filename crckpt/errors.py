@@ -11,7 +11,6 @@
     │   └── TreeStopped        22   no checkpoint was made; the tree is stopped or lost
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   known beforehand to fail or to lose something
-    │   └── InUse              24   what it needs is another's at this moment
     ├── RehearsalFailed        25   the checkpoint would not be restored, or the tree did not run on
     └── Interrupted           130   ^C or SIGTERM
 
@@ -89,13 +88,13 @@ class RestoreFailed(CrckptError):
 
 
 class PreflightRefused(CrckptError):
-    """Known beforehand to fail, or to lose something that was not agreed to."""
+    """Known beforehand to fail, or to lose something that was not agreed to.
+
+    `is_in_use`: what is needed (a PID, a port, a lock) is another's at this moment; the program may run already.
+    """
 
     exit_code = 24
-
-
-class InUse(PreflightRefused):
-    """What a restore needs (a PID, a port, a lock) is another's at this moment: the program may run already."""
+    is_in_use = False
 
 
 class RehearsalFailed(CrckptError):

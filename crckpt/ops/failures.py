@@ -33,11 +33,11 @@ _TELLS_LESS = {
 Failure = TypeVar("Failure", bound=CrckptError)
 
 
-def refused(blockers: Sequence[Finding], kind: type[PreflightRefused] = PreflightRefused) -> PreflightRefused:
+def refused(blockers: Sequence[Finding]) -> PreflightRefused:
     """The error for what is known beforehand; the first blocker speaks for all."""
     first, more = blockers[0], len(blockers) - 1
     said = f"{first.what} (and {more} more)" if more else first.what
-    return kind(said, hint=first.remedy, causes=tuple(str(finding) for finding in blockers))
+    return PreflightRefused(said, hint=first.remedy, causes=tuple(str(finding) for finding in blockers))
 
 
 def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:

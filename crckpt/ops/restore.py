@@ -17,7 +17,7 @@ from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, InUse, PreflightRefused, RestoreFailed, UsageError
+from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed, UsageError
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
@@ -88,11 +88,11 @@ def restore(request: Request, context: Context) -> Restored:
         for checkpoint in _candidates(repository, newest, or_older=request.or_older):
             try:
                 done = _restore_one(_Subject(request, context, repository, checkpoint, criu))
-            except InUse as error:
-                # An older one would come beside what runs already.
-                passed = (*(why for _, why in damaged), *(failure.message for _, failure in failures))
-                raise InUse(error.message, hint=error.hint, causes=(*passed, *error.causes)) from error
             except (IntegrityError, PreflightRefused, RestoreFailed) as error:
+                if isinstance(error, PreflightRefused) and error.is_in_use:
+                    # An older one would come beside what runs already.
+                    error.causes = (*(why for _, why in damaged), *_told(failures), *error.causes)
+                    raise
                 failures.append((checkpoint, error))
             except (Interrupted, OSError) as error:
                 ours = as_ours(error, RestoreFailed, "the restore")
@@ -102,12 +102,16 @@ def restore(request: Request, context: Context) -> Restored:
                 return replace(done, passed_over=(*damaged, *failed))
     if len(failures) == 1:
         raise failures[0][1]
-    causes = tuple(f"{bad.id[:12]}: {error.message}" for bad, error in failures)
+    causes = tuple(_told(failures))
     raise RestoreFailed(
         f"none of the {len(failures)} checkpoints of {newest.job} can be restored",
         hint=failures[0][1].hint,
         causes=causes,
     )
+
+
+def _told(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
+    return (f"{bad.id[:12]}: {error.message}" for bad, error in failures)
 
 
 def wait(restored: Restored) -> int:
@@ -164,7 +168,9 @@ def _restore_one(subject: _Subject) -> Restored:
             began = None
         verdict = _verdict(subject, tree, reading.files)
         if verdict.blockers and (request.preflight or request.dry_run):
-            raise refused(verdict.blockers, InUse if verdict.is_in_use else PreflightRefused)
+            refusal = refused(verdict.blockers)
+            refusal.is_in_use = verdict.is_in_use
+            raise refusal
         if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), (), stream=not tree.is_read_by_position)
             return Restored(subject.checkpoint, verdict, command, subject.criu)

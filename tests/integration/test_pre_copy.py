@@ -50,7 +50,7 @@ def staged(place: Path) -> list[Path]:
 
 def test_a_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None:
     first = copied(crckpt, target)
-    assert set(first) == {"job", "pid", "tracked", "copied"}
+    assert set(first) == {"job", "pid", "criu", "criu_passed_over", "tracked", "copied"}
     assert (first["copied"]["number"], first["tracked"]["base"]) == (1, None)
     assert PAGES <= first["copied"]["pages"] <= PAGES + FEW
     for number in (2, 3):

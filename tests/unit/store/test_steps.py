@@ -21,8 +21,8 @@ PRIMITIVES = CODE / "host/files.py"
 
 @pytest.mark.parametrize("path", [*STORE, PRIMITIVES], ids=lambda path: str(path.relative_to(CODE)))
 def test_every_change_is_a_step(path: Path) -> None:
-    # The way back of a restore that failed opens the program's own log, to write to it in steps.
-    ours = {"os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)"} if path == PRIMITIVES else set()
+    # A restore that cuts a program's own log opens it, to cut it and to write to it in steps.
+    ours = {"os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)"} if path == PRIMITIVES else set()
     assert set(unannounced(path.read_text())) == ours
 
 
