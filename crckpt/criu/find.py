@@ -70,7 +70,8 @@ def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candi
         rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
         return None
     # What a trial needs is not loaded where nothing is tried.
-    from crckpt.criu.trial import digest_of, locks_by_nftables, trial, version_of
+    from crckpt.criu.trial import digest_of, locks_by_nftables, trial
+    from crckpt.host.versions import version_of
 
     try:
         version = version_of(candidate.path)

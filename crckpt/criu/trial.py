@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from pathlib import Path
 from crckpt.criu.command import Paths, dump_command, restore_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.explain import explain
-from crckpt.errors import HostCannot
 from crckpt.host import proc, run
 from crckpt.model import Options
 
@@ -43,16 +41,6 @@ def trial(criu: Path) -> str | None:
         return _reason(checked.output, "criu check fails")
     with tempfile.TemporaryDirectory(prefix="crckpt-trial-") as name:
         return _dump_and_restore(criu, Path(name))
-
-
-def version_of(criu: Path) -> str:
-    """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
-    said = run.run([criu, "--version"])
-    found = re.search(r"Version: (\S+)", said.output)
-    if not found:
-        last = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
-        raise HostCannot(f"{criu} does not start: {last}")
-    return found[1]
 
 
 def locks_by_nftables(criu: Path) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from typing import Final
 
 _AT_ONCE: Final = 1 << 16
+_FLAGS: Final = re.compile(r"^flags:\s*(\d+)", re.MULTILINE)
 
 
 def text(path: str) -> str:
@@ -26,6 +29,14 @@ def text(path: str) -> str:
 def behind_the_name(stat: str) -> list[str]:
     """The fields of a task's `stat` from the third on. The name may hold anything, but ends at the last parenthesis."""
     return stat[stat.rindex(")") + 2 :].split()
+
+
+def open_flags(pid: int, descriptor: int) -> int:
+    """The flags with which a process has a file open, as of open(2); 0 if that has gone. Source: proc_pid_fdinfo(5)."""
+    with suppress(OSError):
+        found = _FLAGS.search(text(f"/proc/{pid}/fdinfo/{descriptor}"))
+        return int(found[1], 8) if found else 0
+    return 0
 
 
 def lines(path: str) -> list[str]:

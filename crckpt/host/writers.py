@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host import proc
+from crckpt.host import proc, procfs
 
 
 class Writer(Struct, frozen=True):
@@ -47,7 +47,7 @@ def _writable(process: Path, *, appends: bool) -> Iterator[Path]:
     """What it has open for writing, also by appending alone if `appends`; and mapped so."""
     with suppress(OSError):
         for descriptor in (process / "fd").iterdir():
-            flags = _flags(process / "fdinfo" / descriptor.name)
+            flags = procfs.open_flags(int(process.name), int(descriptor.name))
             if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
                 yield descriptor
     with suppress(OSError):
@@ -56,12 +56,3 @@ def _writable(process: Path, *, appends: bool) -> Iterator[Path]:
             if rest[1:4:2] == "ws":
                 start, end = (int(number, 16) for number in where.split("-"))
                 yield process / "map_files" / f"{start:x}-{end:x}"
-
-
-def _flags(info: Path) -> int:
-    with suppress(OSError):
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":\t")
-            if name == "flags":
-                return int(value, 8)
-    return os.O_RDONLY

@@ -21,7 +21,7 @@ def version() -> str:
         if facts:
             return "\n".join([*lines, f"CRIU {facts.version} ({path})"])
     # Only where none is remembered: what starts programs takes its time to load.
-    from crckpt.criu.trial import version_of
+    from crckpt.host.versions import version_of
 
     for candidate in present:
         try:

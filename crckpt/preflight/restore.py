@@ -188,15 +188,14 @@ def changed(wanted: Wanted, now: Now) -> tuple[str, ...]:
 
 def judge(wanted: Wanted, now: Now) -> Verdict:
     """Compare what the checkpoint needs with what is."""
-    used, programs = uses(wanted.tree), _programs(wanted.tree)
+    used = uses(wanted.tree)
     blockers: list[Finding] = []
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
         blockers.extend(_taken(owner, now.us) for owner in _distinct(now.owners))
     for file in paths(wanted.tree):
-        is_program = required_path(file) in programs
-        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened"), is_program=is_program):
+        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
             if rewind is not None:
                 rewinds.append(rewind)
             (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
@@ -257,9 +256,7 @@ def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
     )
 
 
-def _file(
-    wanted: Wanted, file: RegularFile, host: Now, use: str, *, is_program: bool = False
-) -> Iterator[tuple[Finding, Rewind | None]]:
+def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
     path = required_path(file)
     now, package = host.files.get(path), host.packages.get(path)
 
@@ -293,7 +290,7 @@ def _file(
         yield told("file-replaced", build_id=file.build_id), None
     elif size is not None and resized:
         writer = host.writers.get(path)
-        key = _resized(wanted, file, now, size, writer, is_program=is_program)
+        key = _resized(wanted, file, now, size, writer)
         who = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield told(key, size=size, now=now.size, **who), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > wanted.created:
@@ -320,13 +317,11 @@ def _appended_size(wanted: Wanted, path: str) -> int | None:
     return max(seen, *ends)
 
 
-def _resized(
-    wanted: Wanted, file: RegularFile, now: FileNow, size: int, writer: Writer | None, *, is_program: bool
-) -> str:
+def _resized(wanted: Wanted, file: RegularFile, now: FileNow, size: int, writer: Writer | None) -> str:
     """The cause to tell of a file that had `size` bytes."""
     if now.size < size:
         return "file-shrunk"
-    if is_program:
+    if required_path(file) in _programs(wanted.tree):
         return "program-grown"
     if wanted.grown == "rewind":
         return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"

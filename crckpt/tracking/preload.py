@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 from crckpt import __version__
 from crckpt.errors import HostCannot
 from crckpt.host import run
+from crckpt.host.versions import version_of
 from crckpt.model import release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
@@ -46,8 +46,7 @@ def _asked(criu: Path, tracker: str) -> run.Finished:
 def release_of(criu: Path) -> tuple[int, int] | None:
     """Which release of CRIU it says that it is; None if it says none."""
     with suppress(HostCannot):
-        found = re.search(r"Version: (\S+)", run.run([criu, "--version"]).output)
-        return release(found[1]) if found else None
+        return release(version_of(criu))
     return None
 
 

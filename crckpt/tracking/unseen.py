@@ -51,7 +51,7 @@ def _of_descriptors(pid: int) -> Iterator[str]:
             yield "an io_uring"
         elif target.startswith(_DEVICES):
             yield f"{target} open"
-        elif target.startswith("/") and _flags(pid, number) & os.O_DIRECT:
+        elif target.startswith("/") and procfs.open_flags(pid, number) & os.O_DIRECT:
             yield f"an O_DIRECT descriptor ({number}: {target})"
 
 
@@ -69,10 +69,3 @@ def _opened(pid: int) -> Iterator[tuple[int, str]]:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 yield int(entry.name), str(entry.readlink())
-
-
-def _flags(pid: int, number: int) -> int:
-    with suppress(OSError):
-        found = re.search(r"^flags:\s*(\d+)", procfs.text(f"/proc/{pid}/fdinfo/{number}"), re.MULTILINE)
-        return int(found[1], 8) if found else 0
-    return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmark.setting import MEBIBYTE, Setting
-from crckpt.criu.trial import version_of
+from crckpt.host.versions import version_of
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 _NO_ORDER: Final = 11

@@ -13,8 +13,9 @@ import pytest
 from crckpt.criu import find
 from crckpt.criu import memory as memory_of_criu
 from crckpt.criu.memory import Candidate, Facts, candidates, recall
-from crckpt.criu.trial import trial, version_of
+from crckpt.criu.trial import trial
 from crckpt.errors import HostCannot
+from crckpt.host.versions import version_of
 
 VERSION = '[ "$1" = --version ] && { echo "Version: 9.9"; exit 0; }\n'
 

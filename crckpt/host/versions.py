@@ -1,0 +1,19 @@
+"""What programs say of themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from crckpt.errors import HostCannot
+from crckpt.host import run
+
+
+def version_of(criu: Path) -> str:
+    """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
+    said = run.run([criu, "--version"])
+    found = re.search(r"Version: (\S+)", said.output)
+    if not found:
+        last = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
+        raise HostCannot(f"{criu} does not start: {last}")
+    return found[1]
