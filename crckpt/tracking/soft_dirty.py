@@ -44,6 +44,10 @@ class SoftDirty:
         joined = {} if pagemap.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
         return {**preload.environment(criu, NAME), **joined}
 
+    def is_left_in(self, _pid: int) -> bool:
+        """Nothing of ours is in any process."""
+        return False
+
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.soft_dirty`."""
         return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))

@@ -56,6 +56,9 @@ class Method(Protocol):
     def attach(self, pids: Iterable[int]) -> Mapping[int, Hold | str]:
         """What each process is held by, or why it is not."""
 
+    def is_left_in(self, pid: int) -> bool:
+        """Whether a process that is not attached to holds something of ours that it is to be rid of: by attaching."""
+
     def written(self, pid: int) -> NDArray[np.uint64]:
         """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
 
@@ -139,9 +142,14 @@ class Tracker:
         for pid in [pid for pid, member in self._members.items() if not _is(member, living.get(pid))]:
             self._forget(pid)
         lost = {pid: why for pid, member in self._members.items() if (why := member.follow())}
-        new = dict.fromkeys((pid for pid in living if pid not in self._members), "the process is new")
-        refused = self._attach([living[pid] for pid in (*lost, *new)])
-        self._whole |= lost | new | refused
+        self._whole |= lost
+        wanted = [one for pid, one in living.items() if pid in lost or pid not in self._members]
+        while wanted:
+            self._whole |= dict.fromkeys((one.pid for one in wanted if one.pid not in lost), "the process is new")
+            self._whole |= self._attach(wanted)
+            # Who was forked while its parent was attached to may hold what that was held by: CRIU would refuse it.
+            came = (one for one in self._living() if one.pid not in self._members)
+            wanted = [one for one in came if self._method.is_left_in(one.pid)]
 
     def begin(self) -> Round:
         """Before CRIU is started. From now on the bits are lost unless `committed` follows. Raises HostCannot."""

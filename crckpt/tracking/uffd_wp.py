@@ -47,14 +47,15 @@ class UffdWp:
 
     def _close_inherited(self, pids: Iterable[int]) -> None:
         """A child that was forked by another thread at the moment when its parent held ours has it too."""
-        close_in(
-            {
-                pid: descriptor
-                for pid in pids
-                for descriptor in unseen.userfaultfds_of(pid)
-                if any(one.is_held_by(pid, descriptor) for one in self._made)
-            }
-        )
+        close_in({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
+
+    def is_left_in(self, pid: int) -> bool:
+        """Whether it is such a child."""
+        return bool(self._ours_in(pid))
+
+    def _ours_in(self, pid: int) -> tuple[int, ...]:
+        found = unseen.userfaultfds_of(pid)
+        return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
     def _attached(self, taken: Taken) -> Protected | str:
         if taken.descriptor < 0:
