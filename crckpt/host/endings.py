@@ -61,25 +61,14 @@ class Watch:
 @contextmanager
 def watched(init: int, wanted: Iterable[int]) -> Iterator[Watch]:
     """Watch those of the wanted PIDs that there are in the pid namespace of the process `init`."""
-    pids = frozenset(wanted)
     found: list[_Watched] = []
     try:
-        for process in _in_namespace(proc.namespace(init, "pid")):
-            if process.ns_pids[-1] in pids:
-                found.append(_Watched(process.ns_pids[-1], process.pid, os.pidfd_open(process.pid)))
+        for inside, outside in proc.seen_from_here(wanted, init).items():
+            found.append(_Watched(inside, outside, os.pidfd_open(outside)))
         yield Watch(found)
     finally:
         for each in found:
             os.close(each.pidfd)
-
-
-def _in_namespace(namespace: int) -> Iterator[proc.Process]:
-    for path in Path("/proc").iterdir():
-        with suppress(OSError):
-            if path.name.isdigit() and proc.namespace(path.name, "pid") == namespace:
-                process = proc.read_process(int(path.name))
-                if process is not None:
-                    yield process
 
 
 def _status(each: _Watched) -> int | None:

@@ -232,6 +232,22 @@ def missing_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) -> 
     return tuple(tid for pid, tid in tasks if not (base / str(pid) / "task" / str(tid)).exists())
 
 
+def seen_from_here(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
+    """What we call processes: PID in our pid namespace, or in that of the process `init`, -> the PID that we see.
+
+    Those that there are not are left out.
+    """
+    if init is None:
+        return {pid: pid for pid in pids}
+    wanted, inside = frozenset(pids), namespace(init, "pid")
+    found = {}
+    for pid in _pids():
+        with suppress(OSError):
+            if namespace(pid, "pid") == inside and (process := read_process(pid)) and process.ns_pids[-1] in wanted:
+                found[process.ns_pids[-1]] = pid
+    return found
+
+
 def ancestors(pid: int) -> tuple[int, ...]:
     """PIDs of the parent, its parent, and so on up to 1."""
     found: list[int] = []

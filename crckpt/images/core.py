@@ -39,7 +39,8 @@ class Core(Struct, frozen=True):
     `state` is one of ALIVE, STOPPED, ZOMBIE, UNKNOWN. `exit_code` is a wait status (exit status times 256, or a
     signal), of interest for zombies. `blocked` are signal numbers; `pending` those waiting for the thread,
     `pending_shared` those waiting for the whole process, one entry for each queued signal. `security_profile` is
-    that of AppArmor or SELinux, empty if it had none.
+    that of AppArmor or SELinux, empty if it had none. `rseq` is where the kernel tells it which core it runs on: an
+    address and a number of bytes, 0 if it never asked for that (rseq(2)).
     """
 
     is_leader: bool
@@ -54,6 +55,7 @@ class Core(Struct, frozen=True):
     posix_timers: int
     has_seccomp_filter: bool
     security_profile: str = ""
+    rseq: tuple[int, int] = (0, 0)
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
@@ -73,6 +75,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         posix_timers=len(task.message(7).messages(4)),
         has_seccomp_filter=thread.uint(11) == _SECCOMP_FILTER,
         security_profile=thread.message(10).text(15) if 10 in thread else "",
+        rseq=(thread.message(15).uint(1), thread.message(15).uint(2)),
     )
 
 

@@ -11,6 +11,7 @@ from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
+REGULAR: Final = 1 << 0
 STACK: Final = 1 << 1
 VSYSCALL: Final = 1 << 2
 VDSO: Final = 1 << 3
@@ -39,6 +40,9 @@ MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
 MAP_HUGETLB: Final = 0x40000
 """Bits of `Vma.flags`: the mapping is private, a stack, or of huge pages that were set aside."""
+
+_HUGE_ADVICE: Final = 1 << 14
+"""The bit of MADV_HUGEPAGE (madvise(2)) in what CRIU keeps of a mapping's advice."""
 
 _HUGE_SHIFT: Final = 26
 _HUGE_MASK: Final = 0x3F
@@ -69,8 +73,9 @@ class Vma(Struct, frozen=True):
     """One mapping: addresses `start` to `end` (not included), `pgoff` bytes into what is mapped.
 
     `shmid` is a file id where a file or memfd is mapped, else the number of a `pagemap-shmem-N.img`, a System V id or
-    0. `prot` and `flags` are those of mmap(2), `status` CRIU's bits. Anonymous memory shared with children is dumped
-    as a memfd called `/dev/zero` by CRIU 4 (seen).
+    0. `prot` and `flags` are those of mmap(2), `status` CRIU's bits. `wants_huge_pages` says whether the program has
+    asked for transparent ones, by madvise(2). Anonymous memory shared with children is dumped as a memfd called
+    `/dev/zero` by CRIU 4 (seen).
     """
 
     start: int
@@ -80,6 +85,7 @@ class Vma(Struct, frozen=True):
     prot: int
     flags: int
     status: int
+    wants_huge_pages: bool = False
 
     @property
     def size(self) -> int:
@@ -146,7 +152,8 @@ def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
 
 
 def _vma(message: Message) -> Vma:
-    vma = Vma(*(message.required(number) for number in range(1, 8)))
+    start, end, pgoff, shmid, prot, flags, status = (message.required(number) for number in range(1, 8))
+    vma = Vma(start, end, pgoff, shmid, prot, flags, status, wants_huge_pages=bool(message.uint(9) & _HUGE_ADVICE))
     if vma.end <= vma.start:
         raise IntegrityError(f"{message.where}: a mapping ends at {vma.end:#x} before its start {vma.start:#x}")
     return vma

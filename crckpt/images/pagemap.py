@@ -105,6 +105,42 @@ class PageMap(Struct, frozen=True, eq=False):
             joined[:, 1] = np.add.reduceat(self.table[:, 1], starts)
         return PageMap(self.pages_id, joined)
 
+    def without(self, edges: NDArray[np.uint64]) -> PageMap:
+        """What is left of it without the pages in the ranges that have these `edges`: see `cut`."""
+        table = self.table
+        row, first, count, is_between = cut(table[:, 0] // PAGE_SIZE, table[:, 1], edges)
+        left = table[row]
+        left[:, 0], left[:, 1] = first * PAGE_SIZE, count
+        return PageMap(self.pages_id, left[~is_between])
+
+
+def cut(
+    first: NDArray[np.uint64], count: NDArray[np.uint64], edges: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]:
+    """Runs of `count` pages from page `first` on, cut at the edges.
+
+    The edges are numbers of pages in ascending order: at which a range begins, before which it ends, at which the next
+    one begins. For each piece, in order: the row it is of, its first page, how many it has, whether it is in a range.
+    """
+    import numpy as np
+
+    end = first + count
+    low = np.searchsorted(edges, first, side="right")
+    pieces = np.maximum(np.searchsorted(edges, end, side="left") - low, 0) + 1
+    row = np.repeat(np.arange(len(first)), pieces)
+    nth = np.arange(len(row)) - (np.cumsum(pieces) - pieces)[row]
+    at = low[row] + nth
+    bounds = np.append(edges, np.uint64(0))
+    begins = np.where(nth == 0, first[row], bounds[np.maximum(at, 1) - 1])
+    ends = np.where(nth == pieces[row] - 1, end[row], bounds[at])
+    some = np.flatnonzero(ends > begins)
+    return row[some], begins[some], (ends - begins)[some], at[some] % 2 == 1
+
+
+def pagemap_name(pid: int) -> str:
+    """The page map of a process."""
+    return f"pagemap-{pid}.img"
+
 
 def is_pagemap(name: str) -> bool:
     """Whether an image file of that name is a page map."""

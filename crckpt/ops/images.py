@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crckpt.host import proc
+from crckpt.host.other_memory import can_write_memory
+from crckpt.images.own_memory import own_memory
+from crckpt.images.pagemap import pagemap_name
 from crckpt.images.timers import rearm_timers
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Progress
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from crckpt.store.reading import Reader
 
 _FILES = "files.img"
+_NOBODY = 0
+"""No process has this PID."""
 
 
 def tree_of(repository: Repository, checkpoint: Checkpoint) -> ImageTree:
@@ -42,12 +48,34 @@ def laid_out(repository: Repository, checkpoint: Checkpoint, work: Path, progres
 class Streamed:
     """The images as streams, which may be read in several threads. Whoever reads one meets IntegrityError."""
 
-    def __init__(self, reading: Reader, progress: Progress) -> None:
-        """`progress` is told (bytes read, bytes in all)."""
+    def __init__(self, reading: Reader, tree: ImageTree, progress: Progress) -> None:
+        """`progress` is told (bytes read or placed, bytes in all)."""
         self._reading = reading
         self._progress = progress
         self._done = 0
         self._one_at_a_time = threading.Lock()
+        own = own_memory(tree) if can_write_memory() else {}
+        self._owners = {pid: pagemap_name(pid) for pid in own}
+        self._placement = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
+
+    def begin(self) -> None:
+        """Begin to unpack, until CRIU asks for images."""
+        self._reading.begin()
+        self._placement.begin()
+
+    def place(self, init: int | None) -> None:
+        """In the hold: put the memory into place that CRIU was not given; then nothing is missing any more.
+
+        The processes are in our pid namespace, or in that of the process `init`. Raises IntegrityError, OSError.
+        """
+        pids = proc.seen_from_here(self._owners, init)
+        try:
+            self._placement.place({name: pids.get(pid, _NOBODY) for pid, name in self._owners.items()}, self._tell)
+        except OSError as error:
+            said = f"the tree's memory cannot be filled ({error.strerror}): it has ended, or there is no memory left"
+            raise OSError(error.errno, said) from error
+        # Whatever was not asked for.
+        self._tell(self._reading.total)
 
     def __call__(self, name: str) -> Iterator[memoryview] | None:
         """The image of that name, in parts as `Reader.image` gives them; None if there is none."""
@@ -57,10 +85,6 @@ class Streamed:
         if name == _FILES:
             image = iter([memoryview(rearm_timers(b"".join(bytes(part) for part in image)))])
         return self._counted(image)
-
-    def finished(self) -> None:
-        """Whoever watches the progress is told that it has ended, whatever was not asked for."""
-        self._tell(self._reading.total)
 
     def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
         for content in image:

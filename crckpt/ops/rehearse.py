@@ -102,7 +102,7 @@ class _Subject(Struct, frozen=True):
     criu: Criu
     tree: ImageTree
     verdict: Verdict
-    images: Streamed
+    images: Streamed | None
     files: Path | None
     work: Path
     group: limited_group.Group | None
@@ -140,7 +140,10 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     with ExitStack() as stack:
         reading = stack.enter_context(reader(repository, checkpoint))
         tree = tree_of(repository, checkpoint)
-        reading.begin()
+        images = None
+        if not tree.is_read_by_position:
+            images = Streamed(reading, tree, context.progress)
+            images.begin()
         wanted = _wanted(repository, checkpoint, tree, criu)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
         now = replace(survey(wanted, reading.files, context.store), refused={}, locks={}, writers={})
@@ -148,9 +151,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         limit = _memory(tree, now)
         work = stack.enter_context(repository.transaction()).path.resolve()
         group = stack.enter_context(limited_group.limited(limit))
-        images = Streamed(reading, context.progress)
         files = None
-        if tree.is_read_by_position:
+        if images is None:
             files = laid_out(repository, checkpoint, work, context.progress)
         subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group)
         done = _run(subject, limit)
@@ -220,15 +222,17 @@ def _run(subject: _Subject, limit: int) -> _Run:
         # First, to be closed last: a CRIU that was cut short has left children who listen, until the namespaces end.
         streamer = stack.enter_context(serving(work))
         once_ended = stack.enter_context(ExitStack())
-        streamer.serve(subject.images)
+        if subject.images is not None:
+            streamer.serve(subject.images)
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
         inside = (*joining, *entered(new.init, KINDS))
         watches: list[Watch] = []
 
         def look() -> None:
-            subject.images.finished()
             streamer.check()
             all_there(tree, new.init)
+            if subject.images is not None:
+                subject.images.place(new.init)
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched(new.init, living)))
 
@@ -258,19 +262,27 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
         paths = Paths(subject.files or streamer.directory, work, hold.script)
         stream = subject.files is None
         command = restore_command(subject.criu.path, paths, options, sibling=False, inherit=tuple(kept), stream=stream)
-        outcome = follow(
-            (*inside, *command),
-            work / "restore.log",
-            hold=hold,
-            in_hold=look,
-            keep=(streamer.descriptor, *kept.values()),
-        )
+        try:
+            outcome = follow(
+                (*inside, *command),
+                work / "restore.log",
+                hold=hold,
+                in_hold=look,
+                keep=(streamer.descriptor, *kept.values()),
+            )
+        except OSError:
+            _check_memory(subject)
+            raise
     if not outcome.ok:
         streamer.check()
-        if subject.group is not None and subject.group.ran_out:
-            raise RehearsalFailed(f"the rehearsal failed: {_NO_MEMORY}{_NOTHING_LEFT}")
+        _check_memory(subject)
         raise explained(outcome, RehearsalFailed, "the rehearsal", in_images(subject.tree), _NOTHING_LEFT)
     return outcome
+
+
+def _check_memory(subject: _Subject) -> None:
+    if subject.group is not None and subject.group.ran_out:
+        raise RehearsalFailed(f"the rehearsal failed: {_NO_MEMORY}{_NOTHING_LEFT}")
 
 
 def _probed(subject: _Subject, inside: tuple[str, ...], once_ended: ExitStack) -> Probed | None:

@@ -159,9 +159,11 @@ def _restore_one(subject: _Subject) -> Restored:
             # CRIU takes long to start. Meanwhile we look whether anything stands against the restore.
             began = early.enter_context(_begun(subject, _Outside()))
         reading = stack.enter_context(reader(subject.repository, subject.checkpoint))
-        if not request.dry_run:
-            reading.begin()
         tree = tree_of(subject.repository, subject.checkpoint)
+        images = None
+        if not request.dry_run and not tree.is_read_by_position:
+            images = Streamed(reading, tree, subject.context.progress)
+            images.begin()
         if began is not None and began.criu.pid in numbers(tree):
             # It has by chance a number that the tree had: its next one is another.
             early.close()
@@ -181,7 +183,7 @@ def _restore_one(subject: _Subject) -> Restored:
             began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, began, Streamed(reading, subject.context.progress))
+            return _run(subject, tree, verdict, began, images)
 
 
 class _Outside(Struct, frozen=True):
@@ -258,19 +260,21 @@ def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, strea
     return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=stream)
 
 
-def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed) -> Restored:
+def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed | None) -> Restored:
     """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
     new, root = began.new, tree.root.pid
 
     def look() -> None:
-        images.finished()
         began.streamer.check()
         all_there(tree, new.init if new else None)
+        if images is not None:
+            images.place(new.init if new else None)
 
     # A namespace of its own ends with its init.
     ours = frozenset[int]() if new else numbers(tree)
     with interrupts_put_off():
-        began.streamer.serve(images)
+        if images is not None:
+            began.streamer.serve(images)
         with leftovers.ended_on_failure(ours):
             outcome = began.criu.follow(began.hold, look)
             if not outcome.ok:

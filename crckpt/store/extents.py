@@ -7,6 +7,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from crckpt.images.pagemap import cut
+
 Extents: TypeAlias = npt.NDArray[np.void]
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -71,6 +73,15 @@ def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
         found["count"][-1] -= int(ends[last]) - end
         found["count"][0] -= before
     return found
+
+
+def divided(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
+    """Of extents, what lies at the addresses (`first`) between each pair of `edges`, and the rest: see `cut`."""
+    row, first, count, is_between = cut(extents["first"], extents["count"].astype(np.uint64), edges)
+    pieces = extents[row]
+    pieces["page"] += np.where(pieces["pack"] == ZERO, 0, first - pieces["first"]).astype(np.uint64)
+    pieces["first"], pieces["count"] = first, count
+    return pieces[is_between], pieces[~is_between]
 
 
 def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:

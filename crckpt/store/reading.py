@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from itertools import groupby
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.pipes import PIPE_SIZE
+from crckpt.images.own_memory import Range, edges
+from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
-from crckpt.store.extents import ZERO, Bytes, Places, different, ends_of, spread
-from crckpt.store.index import DETAILS, StoredFile
+from crckpt.store.extents import Bytes, Extents, Numbers, Places, count_of, different, divided, ends_of, spread
+from crckpt.store.index import DETAILS, PAGES, StoredFile
 from crckpt.store.pack import FRAME_PAGES
-from crckpt.store.workers import result_of
+from crckpt.store.pieces import Pieces, pieces_of, unpack
+from crckpt.store.placement import Placement
+from crckpt.store.workers import Workers, result_of
 
 _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
@@ -45,8 +48,6 @@ _MOST_FRAMES: Final = 1024
 _FEWEST_FRAMES: Final = 8
 """But so many, 2 MiB, for each file; as much again is for pages that pipes refer to."""
 
-_PACK_SHIFT: Final = 40
-
 _NOWHERE: Final = -1
 _ASKED_FOR: Final = -2
 
@@ -62,19 +63,6 @@ _ZEROS: Final = memoryview(bytearray(1 << 20))
 """Writable, so that a pipe can refer to it; nobody does write."""
 
 
-class _Pieces(Struct, frozen=True):
-    """`count` pages from page `start` on of the frame `frames[which]` are pages `to` and following of a file.
-
-    All but `frames` are arrays of as many; a frame's number is its pack's, shifted, and its own there.
-    """
-
-    frames: Places
-    which: Places
-    start: Places
-    count: Places
-    to: Places
-
-
 class Reader:
     """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
 
@@ -83,7 +71,7 @@ class Reader:
     damage.
     """
 
-    def __init__(self, contents: Contents, pool: Executor) -> None:
+    def __init__(self, contents: Contents, pool: Workers) -> None:
         """Reads the index. Frames are unpacked in the `pool`."""
         self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
         self.total = sum(file.bytes for file in self.files)
@@ -91,11 +79,29 @@ class Reader:
         self._pool = pool
         self._one_at_a_time = threading.Lock()
         self._begun: tuple[str, _Plan] | None = None
+        self._left: dict[str, StoredFile] = {}
+        self._bounds: dict[str, Numbers] = {}
+
+    def set_apart(self, own: Mapping[str, Sequence[Range]]) -> Placement:
+        """Take pages out of the images, to be put into place without CRIU.
+
+        `own` has, by the names of page maps, the memory in which they are. Those of a page map in which a page could
+        stand twice stay. To be called before an image is asked for.
+        """
+        apart: dict[str, Extents] = {}
+        for file in self.files:
+            if file.kind == PAGES and file.pagemap in own and _is_in_order(file.extents):
+                bounds = edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
+                self._bounds[file.pagemap] = bounds
+                apart[file.pagemap], left = divided(file.extents, bounds)
+                self._left[file.name] = replace(file, bytes=count_of(left) * PAGE_SIZE, extents=left)
+        with self._contents.named():
+            return Placement(self._contents, apart, self._pool)
 
     def begin(self) -> None:
-        """Begin to unpack the largest file, which will be asked for: until then the cores have nothing to do."""
+        """Begin to unpack the largest image, which will be asked for: until then the cores have nothing to do."""
         with self._contents.named():
-            largest = max(self.files, key=lambda file: file.bytes)
+            largest = max((self._left.get(file.name, file) for file in self.files), key=lambda file: file.bytes)
             if largest.bytes > _SMALL:
                 plan = self._plan(largest)
                 plan.begin()
@@ -108,8 +114,10 @@ class Reader:
         it. The last PIPE_SIZE bytes are zeros, which stay for ever, or read-only copies: memory is used again once a
         file was read to its end.
         """
-        file = self._contents.index.find(name)
-        return None if file is None else self._filled(file)
+        file = self._left.get(name) or self._contents.index.find(name)
+        if file is None:
+            return None
+        return self._cut(file) if name in self._bounds else self._filled(file)
 
     def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
         """(offset, content) of all that is not zero, in order; each is good until the next is asked for."""
@@ -133,6 +141,17 @@ class Reader:
                 plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES), self._pool)
         return plan
 
+    def _cut(self, file: StoredFile) -> Iterator[memoryview]:
+        """A page map, without the pages that are set apart."""
+        with self._one_at_a_time:
+            content = self._contents.read(file)
+        with self._contents.named():
+            pagemap = read_pagemap(content, file.name).without(self._bounds[file.name])
+            pages = self._left.get(pagemap.pages_name)
+            if pages is None or pages.bytes != pagemap.present * PAGE_SIZE:
+                raise IntegrityError(f"{file.name} and {pagemap.pages_name} do not fit together")
+        yield memoryview(write_pagemap(pagemap))
+
     def _filled(self, file: StoredFile) -> Iterator[memoryview]:
         done = 0
         for offset, content in self.parts(file):
@@ -146,6 +165,11 @@ class Reader:
         yield from _zeros(file.bytes - done)
 
 
+def _is_in_order(extents: Extents) -> bool:
+    first = extents["first"]
+    return bool((first[1:] >= first[:-1] + extents["count"][:-1]).all())
+
+
 class _Plan:
     """Which frames each part of a file needs, and which of them are unpacked, where."""
 
@@ -154,7 +178,8 @@ class _Plan:
         self._contents = contents
         self._pool = pool
         self._asked: deque[list[Future[None]]] = deque()
-        self._pieces = pieces = _pieces(contents, file)
+        to = ends_of(file.extents) - file.extents["count"]
+        self._pieces = pieces = pieces_of(contents, file.name, file.extents, to)
         frames = len(pieces.frames)
         slots = min(frames, most)
         self._ends = _ends(pieces, frames if slots == frames else max(1, slots // _SHARE_OF_PART))
@@ -257,12 +282,7 @@ class _Plan:
         # Only now: what was let go of meanwhile is taken first, and is memory that was touched before. In order: what
         # follows each other in the file then does so in memory, and need not be copied together.
         slots = sorted(self._free.pop() for _ in range(len(missing)))
-        frames = self._pieces.frames[missing].tolist()
-        memory = [self._pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots]
-        for number, some in groupby(range(len(frames)), lambda at: frames[at] >> _PACK_SHIFT):
-            of_pack = list(some)
-            in_pack = [frames[at] - (number << _PACK_SHIFT) for at in of_pack]
-            self._contents.pack(number).unpack(in_pack, [memory[at] for at in of_pack])
+        unpack(self._contents, self._pieces.frames[missing], self._pages, slots)
         self._slot_of[missing], self._frame_in[slots] = slots, missing
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
@@ -308,7 +328,7 @@ def _zeros(count: int) -> Iterator[memoryview]:
         yield _ZEROS[: count - done]
 
 
-def _ends(pieces: _Pieces, most: int) -> list[int]:
+def _ends(pieces: Pieces, most: int) -> list[int]:
     """Where the parts end, in pieces: each has about so many pages as are read at once, in up to `most` frames."""
     by_pages = np.cumsum(pieces.count) // _PAGES_IN_PART
     cuts = np.diff(by_pages, prepend=by_pages[:1]) != 0
@@ -320,46 +340,3 @@ def _ends(pieces: _Pieces, most: int) -> list[int]:
         ends += [*range(begin + most, end, most), end] if frames > most else [end]
         begin = end
     return ends
-
-
-def _pieces(contents: Contents, file: StoredFile) -> _Pieces:
-    """A file's extents, cut where frames end."""
-    stored = file.extents["pack"] != ZERO
-    extents, to = file.extents[stored], (ends_of(file.extents) - file.extents["count"])[stored]
-    page, count, pack = (extents[name].astype(np.int64) for name in ("page", "count", "pack"))
-    starts = _starts(contents, file.name, pack, page, page + count)
-    first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
-    frame = spread(first, last - first + 1).view(np.int64)
-    of = np.repeat(np.arange(len(extents)), last - first + 1)
-    start = np.maximum(page[of], frame * FRAME_PAGES)
-    frames, which = _needed(starts, starts[pack][of] + frame)
-    return _Pieces(
-        frames=frames,
-        which=which,
-        start=start - frame * FRAME_PAGES,
-        count=np.minimum((page + count)[of], (frame + 1) * FRAME_PAGES) - start,
-        to=to[of] + start - page[of],
-    )
-
-
-def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Places) -> Places:
-    """Where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have none.
-
-    Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
-    """
-    pages = np.zeros(len(contents.checkpoint.packs), np.int64)
-    for number in np.flatnonzero(np.bincount(pack)).tolist():
-        pages[number] = contents.pack(number).pages
-    beyond = np.flatnonzero((page < 0) | (end > pages[pack]))
-    if len(beyond):
-        raise IntegrityError(f"{name} refers to pages that {contents.pack(int(pack[beyond[0]])).name} does not have")
-    return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
-
-
-def _needed(starts: Places, numbers: Places) -> tuple[Places, Places]:
-    """Of frames by their numbers in the row: all that there are, as `_Pieces` has them, and which of those each is."""
-    are_needed = np.zeros(int(starts[-1]), np.bool_)
-    are_needed[numbers] = True
-    needed = np.flatnonzero(are_needed)
-    pack = np.searchsorted(starts, needed, side="right") - 1
-    return pack << _PACK_SHIFT | needed - starts[pack], (np.cumsum(are_needed) - 1)[numbers]

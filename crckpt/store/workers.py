@@ -20,6 +20,11 @@ class Workers(ThreadPoolExecutor):
     It comes after a call: amid one it would leave a lock taken for which they wait for ever, and we for them.
     """
 
+    def __init__(self, size: int) -> None:
+        """So many threads."""
+        super().__init__(size)
+        self.size = size
+
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a thread do this; ask `result_of` for what it returns."""
         with interrupts_put_off():

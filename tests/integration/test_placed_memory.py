@@ -1,0 +1,131 @@
+"""Memory that crckpt itself puts into place: every byte as it was, no more of it than there was, and all or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import Crckpt
+from stopped import JOB, foreground, program, staging, stopped
+from trees import Tree, runs, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+WITHIN_S = 20
+RSEQ_BYTES = 32
+"""What the kernel writes for each thread whenever it runs somewhere else (rseq(2))."""
+_KERNELS = (["[vvar]"], ["[vvar_vclock]"], ["[vsyscall]"])
+
+
+@pytest.fixture
+def no_pages_added() -> Iterator[None]:
+    """The kernel makes no huge page of a few small ones by itself, which would look as if crckpt had."""
+    most = Path("/sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none")
+    before = most.read_text() if most.exists() else ""
+    if before:
+        most.write_text("0")
+    yield
+    if before:
+        most.write_text(before)
+
+
+@pytest.mark.usefixtures("no_pages_added")
+def test_every_byte_is_where_it_was_and_no_page_more(crckpt: Crckpt) -> None:
+    """Two processes that stand still: what is in their memory, and how much of it."""
+    with started(program("resident", "--own", "4")) as tree:
+        before = tree.counters()
+        _stand_still(tree)
+        contents, sizes = _contents(tree), _sizes(tree)
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        restored = _contents(tree)
+        assert restored.keys() == contents.keys()
+        different = {place: _different(contents[place], restored[place]) for place in contents}
+        assert {place for place, count in different.items() if count > RSEQ_BYTES} == set()
+        assert sum(count > 0 for count in different.values()) <= 2 * len(tree.pids())
+        for what, size in _sizes(tree).items():
+            assert size <= sizes[what] * 1.02 + 200, what
+        for pid in tree.pids():
+            os.kill(pid, signal.SIGCONT)
+        tree.wait_growth(before)
+        tree.wait_verified()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
+    """crckpt is ended when some of the memory is there: the tree is not, and can be brought back as if nothing was."""
+    with stopped(crckpt, program("resident", "--own", "96")) as tree:
+        before = tree.counters()
+        with foreground(crckpt) as front:
+            wait_for(lambda: _resident_mib(tree.pid) > 30, WITHIN_S, "memory to be filled")
+            front.send_signal(signal.SIGSTOP)
+            wait_for(lambda: _state(front.pid) == "T", WITHIN_S, "crckpt to stand still")
+            filled = _resident_mib(tree.pid)
+            front.send_signal(number)
+            front.send_signal(signal.SIGCONT)
+            front.wait(WITHIN_S)
+        assert filled < 96
+        assert front.returncode == status
+        wait_for(lambda: not runs(tree.pid), WITHIN_S, "CRIU to undo what it has built")
+        assert tree.counters() == before
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        tree.wait_verified()
+        crckpt.run("gc")
+        assert staging(crckpt) == ()
+
+
+def _stand_still(tree: Tree) -> None:
+    pids = tree.pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: {_state(pid) for pid in pids} == {"T"}, WITHIN_S, "the tree to stand still")
+
+
+def _contents(tree: Tree) -> dict[tuple[int, int], bytes]:
+    """By PID and address, what lies in private memory; mappings that follow each other in one, as the kernel may."""
+    found: dict[tuple[int, int], bytearray] = {}
+    for pid in tree.pids():
+        area = bytearray()
+        reached = 0
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                span, permissions, _, _, _, *name = line.split(maxsplit=5)
+                if permissions[0] != "r" or permissions[3] != "p" or name in _KERNELS:
+                    continue
+                start, end = (int(part, 16) for part in span.split("-"))
+                if start != reached:
+                    area = found[pid, start] = bytearray()
+                memory.seek(start)
+                area += memory.read(end - start)
+                reached = end
+    return {place: bytes(area) for place, area in found.items()}
+
+
+def _different(one: bytes, other: bytes) -> int:
+    return 0 if one == other else sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def _sizes(tree: Tree) -> dict[str, int]:
+    """In KiB: the memory of each process, and of all what they take together."""
+    sizes = {}
+    for pid in tree.pids():
+        told = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        sizes[f"Rss of {pid}"] = int(told["Rss"].split()[0])
+        sizes["Pss"] = sizes.get("Pss", 0) + int(told["Pss_Anon"].split()[0])
+    return sizes
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def _resident_mib(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) / 256
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

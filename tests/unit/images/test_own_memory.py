@@ -1,0 +1,155 @@
+"""What of a process's memory crckpt may put into place itself: nothing of which CRIU or the kernel knows more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from crckpt.images import mm
+from crckpt.images.mm import Vma
+from crckpt.images.own_memory import Range, edges, own_memory
+from crckpt.images.pagemap import PRESENT, Entry, PageMap, cut
+from crckpt.images.tree import ImageTree, Process
+from crckpt.model import PAGE_SIZE
+
+START = 0x7F00_0000_0000
+HUGE = 512
+ORDINARY = Vma(
+    START, START + 64 * PAGE_SIZE, 0, 0, 3, mm.MAP_PRIVATE | 0x20, mm.REGULAR | mm.ANON_PRIVATE, wants_huge_pages=False
+)
+
+
+def alone(tree: ImageTree, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageTree:
+    """A tree of one process with this memory, and one thread."""
+    return replace(tree, processes=(process(tree, tree.root.pid, *vmas, rseq=rseq),))
+
+
+def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> Process:
+    """A process with this memory."""
+    root = tree.root
+    assert root.memory is not None
+    thread = replace(root.threads[0], core=replace(root.core, rseq=rseq))
+    return replace(root, pid=pid, threads=(thread,), memory=replace(root.memory, vmas=vmas))
+
+
+def test_ordinary_memory_is_its_own(tree: ImageTree) -> None:
+    heap = replace(ORDINARY, start=START - PAGE_SIZE, end=START, status=ORDINARY.status | mm.HEAP)
+    assert own_memory(alone(tree, heap, ORDINARY)) == {
+        tree.root.pid: (Range(heap.start, heap.end, False), Range(ORDINARY.start, ORDINARY.end, False))
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prot": mm.PROT_READ},
+        {"prot": mm.PROT_READ | mm.PROT_WRITE | mm.PROT_EXEC},
+        {"flags": 0x21},
+        {"flags": ORDINARY.flags | mm.MAP_GROWSDOWN},
+        {"flags": ORDINARY.flags | mm.MAP_HUGETLB},
+        *({"status": ORDINARY.status | bit} for bit in (mm.VDSO, mm.AIO_RING, mm.SHADOW_STACK, mm.PLUGIN, mm.GUARD)),
+        {"status": mm.REGULAR | mm.FILE_PRIVATE},
+        {"status": mm.REGULAR | mm.ANON_SHARED},
+    ],
+)
+def test_all_else_is_left_to_criu(tree: ImageTree, other: dict[str, int]) -> None:
+    assert own_memory(alone(tree, replace(ORDINARY, **other))) == {}
+
+
+def test_where_processes_may_have_pages_in_common_criu_decides(tree: ImageTree) -> None:
+    """A child has what its parent had when it was born; what it has mapped since is its own."""
+    shorter = replace(ORDINARY, end=ORDINARY.end - PAGE_SIZE)
+    moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
+    parent = process(tree, 10, ORDINARY)
+    assert own_memory(replace(tree, processes=(parent, process(tree, 11, ORDINARY, moved)))) == {
+        11: (Range(moved.start, moved.end, False),)
+    }
+    assert own_memory(replace(tree, processes=(parent, process(tree, 11, shorter)))).keys() == {10, 11}
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "left_out"), [(0, 32, (0,)), (2 * PAGE_SIZE + 64, 32, (2,)), (PAGE_SIZE - 16, 32, (0, 1))]
+)
+def test_where_the_kernel_writes_is_left_out(
+    tree: ImageTree, offset: int, size: int, left_out: tuple[int, ...]
+) -> None:
+    (ranges,) = own_memory(alone(tree, ORDINARY, rseq=(START + offset, size))).values()
+    pages = [page for each in ranges for page in range(each.start, each.end, PAGE_SIZE)]
+    assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
+
+
+def test_a_zombie_has_none(tree: ImageTree) -> None:
+    assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
+
+
+def test_a_real_process_has_its_heap(tree: ImageTree) -> None:
+    """Alone; as it is, its children have all in common with it."""
+    (ranges,) = own_memory(replace(tree, processes=(tree.root,))).values()
+    assert tree.root.memory is not None
+    assert any(each.start == vma.start for each in ranges for vma in tree.root.memory.vmas if vma.kind == "heap")
+    assert tree.root.pid not in own_memory(tree)
+
+
+runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=20)
+"""(pages left out, pages there are), one after the other."""
+
+
+def of_runs(given_runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first page, pages), in order."""
+    found, at = [], 0
+    for gap, count in given_runs:
+        found.append((at + gap, count))
+        at += gap + count
+    return found
+
+
+@given(entries=runs, ranges=runs)
+def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
+    """Every page is in one piece, in order, and in a range if one has it."""
+    there, between = of_runs(entries), of_runs(ranges)
+    bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)
+    first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))
+    pieces = list(zip(*(column.tolist() for column in cut(first, count, bounds)), strict=True))
+    inside = {page for start, length in between for page in range(start, start + length)}
+    expected = [
+        (row, page, page in inside)
+        for row, (start, length) in enumerate(there)
+        for page in range(start, start + length)
+    ]
+    assert [(row, start + nth, is_in) for row, start, length, is_in in pieces for nth in range(length)] == expected
+    pagemap = PageMap.of(1, (Entry(start * PAGE_SIZE, length, PRESENT) for start, length in there))
+    left = [entry.vaddr // PAGE_SIZE + nth for entry in pagemap.without(bounds).entries for nth in range(entry.pages)]
+    assert left == [page for _, page, is_in in expected if not is_in]
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 900)), max_size=8),
+    start=st.integers(0, 1500),
+    size=st.integers(1, 3000),
+)
+def test_of_each_huge_page_one_page_is_left_to_criu(entries: list[tuple[int, int]], start: int, size: int) -> None:
+    """The first that there is, wherever the kernel could have a huge page; without huge pages none."""
+    there = of_runs(entries)
+    first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))
+    pages = [page for begin, length in there for page in range(begin, begin + length) if start <= page < start + size]
+    wants = Range(start * PAGE_SIZE, (start + size) * PAGE_SIZE, True)
+    for each in (wants, replace(wants, wants_huge_pages=False)):
+        _, begins, lengths, is_in = cut(first, count, edges([each], first, count))
+        placed = {
+            page
+            for begin, length, placed in zip(begins.tolist(), lengths.tolist(), is_in.tolist(), strict=True)
+            for page in range(begin, begin + length)
+            if placed
+        }
+        whole = {
+            region
+            for region in range((start + size) // HUGE)
+            if each.wants_huge_pages and region * HUGE >= start and (region + 1) * HUGE <= start + size
+        }
+        leaders = {
+            min(page for page in pages if page // HUGE == region) for region in {page // HUGE for page in pages} & whole
+        }
+        assert placed == set(pages) - leaders

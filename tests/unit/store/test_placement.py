@@ -1,0 +1,193 @@
+"""Pages that are set apart come to the processes they belong to, and all others are still in the images."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import Area, ImageSet, area, flip, opened, packs, page, store
+
+from crckpt.errors import IntegrityError
+from crckpt.host.other_memory import can_write_memory
+from crckpt.images.own_memory import Range
+from crckpt.images.pagemap import PageMap, read_pagemap
+from crckpt.model import PAGE_SIZE
+from crckpt.store import Checkpoint, Repository, placement, reader
+from crckpt.store.reading import Reader
+
+PAGES = 600
+NAME = "pagemap-1.img"
+
+
+class Memory:
+    """Pages of another process."""
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, PAGES * PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.first = ctypes.addressof(ctypes.c_char.from_buffer(memory)) // PAGE_SIZE
+        self.pid = os.fork()
+        if not self.pid:
+            signal.pause()
+            os._exit(0)
+
+    def read(self) -> list[bytes]:
+        """What lies there."""
+        with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(self.first * PAGE_SIZE)
+            content = memory.read(PAGES * PAGE_SIZE)
+        return [content[at : at + PAGE_SIZE] for at in range(0, len(content), PAGE_SIZE)]
+
+    def end(self) -> None:
+        """It is gone afterwards; may be called twice."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+
+@contextmanager
+def processes(count: int) -> Iterator[list[Memory]]:
+    """So many."""
+    memories = [Memory() for _ in range(count)]
+    try:
+        yield memories
+    finally:
+        for memory in memories:
+            memory.end()
+
+
+def areas(first: int, numbers: list[int | None]) -> list[Area]:
+    """An area for each page that there is."""
+    return [area(first + at, number) for at, number in enumerate(numbers) if number is not None]
+
+
+def apart(first: int, ranges: list[tuple[int, int]]) -> tuple[Range, ...]:
+    """Pages (from, to) that are set apart."""
+    return tuple(Range((first + low) * PAGE_SIZE, (first + high) * PAGE_SIZE, False) for low, high in ranges)
+
+
+def image(reading: Reader, name: str) -> bytes:
+    """What CRIU would read."""
+    parts = reading.image(name)
+    assert parts is not None
+    return b"".join(bytes(part) for part in parts)
+
+
+def left(reading: Reader, name: str, pages: str) -> dict[int, bytes]:
+    """The pages that CRIU would read, by their numbers."""
+    pagemap: PageMap = read_pagemap(image(reading, name))
+    content = image(reading, pages)
+    assert len(content) == pagemap.present * PAGE_SIZE
+    numbers = [entry.vaddr // PAGE_SIZE + nth for entry in pagemap.entries for nth in range(entry.pages)]
+    return {number: content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at, number in enumerate(numbers)}
+
+
+def test_this_kernel_can() -> None:
+    assert can_write_memory()
+
+
+numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_size=1, max_size=PAGES)
+bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(contents=st.lists(st.tuples(numbers, bounds), min_size=1, max_size=3), ahead=st.integers(0, 3))
+def test_every_page_is_placed_or_left(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[list[int | None], list[int]]], ahead: int
+) -> None:
+    """Of several processes, whose pages are the same or lie in older packs, with little room to unpack ahead."""
+    base = tmp_path_factory.mktemp("placed")
+    repository = opened(base)
+    store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
+    with processes(len(contents)) as memories, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(placement, "_MOST_AHEAD", ahead)
+        patched.setattr(placement, "_FRAMES_AT_ONCE", 1)
+        patched.setattr(placement, "_PAGES_AT_ONCE", 64)
+        names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
+        checkpoint = store(
+            repository,
+            base,
+            ImageSet(
+                {
+                    name: areas(memory.first, pages)
+                    for name, memory, (pages, _) in zip(names, memories, contents, strict=True)
+                }
+            ),
+        )
+        own = {
+            name: list(zip(edges[::2], edges[1::2], strict=False))
+            for name, (_, edges) in zip(names, contents, strict=True)
+        }
+        done: list[int] = []
+        with reader(repository, checkpoint) as reading:
+            placed = reading.set_apart(
+                {name: apart(memory.first, own[name]) for name, memory in zip(names, memories, strict=True)}
+            )
+            placed.begin()
+            placed.place({name: memory.pid for name, memory in zip(names, memories, strict=True)}, done.append)
+            for number, (name, memory) in enumerate(zip(names, memories, strict=True), 1):
+                pages = contents[number - 1][0]
+                there = {at: page(which) for at, which in enumerate(pages) if which is not None}
+                is_apart = {at for low, high in own[name] for at in range(low, high)}
+                expected = {memory.first + at: content for at, content in there.items() if at not in is_apart}
+                assert left(reading, name, f"pages-{number}.img") == expected
+                assert memory.read() == [there.get(at, page(0)) if at in is_apart else page(0) for at in range(PAGES)]
+        assert sum(done) <= placed.bytes
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Iterator[tuple[Repository, Checkpoint, Memory]]:
+    """Many pages, all of one process."""
+    with processes(1) as (memory,):
+        repository = opened(tmp_path)
+        yield repository, store(repository, tmp_path, ImageSet({NAME: [area(memory.first, *range(1, PAGES))]})), memory
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_damage_is_found(checkpoint: tuple[Repository, Checkpoint, Memory], ahead: bool) -> None:
+    repository, stored, memory = checkpoint
+    (pack,) = packs(repository)
+    with reader(repository, stored) as reading:
+        placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
+        flip(pack, pack.stat().st_size // 3)
+        if ahead:
+            placed.begin()
+        with pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id}: pack .*frame .*SHA-256"):
+            placed.place({NAME: memory.pid}, lambda _more: None)
+
+
+def test_a_process_that_has_ended_is_told(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+    repository, stored, memory = checkpoint
+    with reader(repository, stored) as reading:
+        placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
+        pid = memory.pid
+        memory.end()
+        with pytest.raises(ProcessLookupError):
+            placed.place({NAME: pid}, lambda _more: None)
+
+
+def test_memory_that_is_not_there_is_told(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
+    repository, _, memory = checkpoint
+    beyond = store(repository, tmp_path, ImageSet({NAME: [area(1, *range(1, 20))]}))
+    with reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as told:
+        reading.set_apart({NAME: apart(1, [(0, 20)])}).place({NAME: memory.pid}, lambda _more: None)
+    assert told.value.errno == errno.EFAULT
+
+
+def test_pages_out_of_order_are_left_to_criu(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
+    """One could stand there twice, and only CRIU knows which of them counts."""
+    repository, _, memory = checkpoint
+    twice = store(repository, tmp_path, ImageSet({NAME: [area(memory.first, 1, 2), area(memory.first, 3)]}))
+    with reader(repository, twice) as reading:
+        placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
+        assert placed.bytes == 0
+        assert image(reading, "pages-1.img") == page(1) + page(2) + page(3)
