@@ -26,7 +26,8 @@ _SCRIPT = """#!/bin/sh
 here=${0%/*}
 [ "$CRTOOLS_SCRIPT_ACTION" = @STEP@ ] || exit 0
 echo . 1<>"$here/reached"
-flock "$here/owner" true
+exec 9<"$here/owner"
+flock 9
 [ -e "$here/commit" ]
 """
 

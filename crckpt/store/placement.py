@@ -30,8 +30,8 @@ _FRAMES_AT_ONCE: Final = 8
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
 
-_MOST_AHEAD: Final = 16
-"""Batches of as many that may be unpacked before the memory is there: 32 MiB."""
+_MOST_AHEAD: Final = 64
+"""Batches of as many that may be unpacked before the memory is there: 128 MiB."""
 
 
 class _Runs(Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Batch(NamedTuple):
 
 
 class Placement:
-    """Pages, and where they belong. They may be placed once. Takes up to 36 MiB of memory on two cores."""
+    """Pages, and where they belong. They may be placed once. Takes up to 132 MiB of memory on two cores."""
 
     def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
         """`parts` has the pages of each owner, by any name; `first` of the extents is an address / PAGE_SIZE."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.commands import run
+from benchmark.memory_of import ADDRESS
 from benchmark.report import Row
 from benchmark.setting import MEBIBYTE, Setting
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, write_pagemap
@@ -22,16 +23,17 @@ _FILLED_EVERY = 32
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for images of each kind, and for each of storing them and reading them back."""
+    """A row for images of each kind, and for each of storing them, reading them back, and filling memory with them."""
     for what, fill, mebibytes in (("real pages", _real, _REAL_MIB), ("sparse pages", _sparse, _SPARSE_MIB)):
         with setting.fresh() as directory:
             images = directory / "images"
             images.mkdir()
             pages = mebibytes * MEBIBYTE // _PAGE
-            (images / "pagemap-1.img").write_bytes(write_pagemap(PageMap.of(1, (Entry(1 << 32, pages, PRESENT),))))
+            (images / "pagemap-1.img").write_bytes(write_pagemap(PageMap.of(1, (Entry(ADDRESS, pages, PRESENT),))))
             fill(images / "pages-1.img", pages)
-            for act in ("ingest", "read"):
-                found = run([sys.executable, "-m", "benchmark.memory_of", act, directory / "store", images])
+            for act in ("ingest", "read", "place"):
+                size = str(mebibytes * MEBIBYTE)
+                found = run([sys.executable, "-m", "benchmark.memory_of", act, directory / "store", images, size])
                 what_else = f"{act} {mebibytes >> 10} GiB of {what}: memory beside the images"
                 yield Row("memory", what_else, "B", (float(found),), bound=float(BOUND_BYTES))
 

@@ -1,14 +1,29 @@
-"""Store an image directory, or read it back, and say how many bytes of memory that took at most: see `memory.py`."""
+"""Store an image directory, read it back, or put its pages into the memory of a process.
+
+And say how many bytes of memory that took at most: see `memory.py`.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import crckpt.store.packing
 import crckpt.store.reading  # noqa: F401 - what modules take is not to be counted
 from benchmark.one_way import new
+from crckpt.images.own_memory import Range
 from crckpt.store import Repository, ingest, reader
+
+ADDRESS = 1 << 32
+"""Of the first page in the image directory."""
+
+_MAP_FIXED_NOREPLACE = 0x100000  # asm-generic/mman-common.h
 
 
 def main() -> None:
@@ -19,6 +34,13 @@ def main() -> None:
     before = _most()
     if act == "ingest":
         ingest(repository, images, new())
+    elif act == "place":
+        (checkpoint,) = repository.checkpoints()
+        with reader(repository, checkpoint) as reading, _process(int(sys.argv[4])) as pid:
+            size = int(sys.argv[4])
+            placed = reading.set_apart({"pagemap-1.img": (Range(ADDRESS, ADDRESS + size, wants_huge_pages=False),)})
+            placed.begin()
+            placed.place({"pagemap-1.img": pid}, lambda _more: None)
     else:
         (checkpoint,) = repository.checkpoints()
         with reader(repository, checkpoint) as reading:
@@ -26,6 +48,27 @@ def main() -> None:
                 for _ in reading.parts(file):
                     pass
     sys.stdout.write(str(_most() - before))
+
+
+@contextmanager
+def _process(size: int) -> Iterator[int]:
+    """Another process with so many bytes of memory from ADDRESS on."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        libc.mmap(ctypes.c_void_p(ADDRESS), ctypes.c_size_t(size), prot, flags, -1, ctypes.c_long(0))
+        os.write(told, b".")
+        signal.pause()
+    try:
+        os.read(ready, 1)
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _most() -> int:

@@ -6,7 +6,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -279,8 +279,9 @@ def _nothing_is_left(crckpt: Crckpt, tree: Tree, *, staged: bool = False) -> Non
 
 def _waits_for_the_word(store: Path) -> bool:
     """Whether CRIU's script waits for the lock of the crckpt that restores from this store."""
-    return any(
-        process.info["cmdline"][:1] == ["flock"] and process.info["cmdline"][1].startswith(str(store))
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"]
-    )
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] == ["flock", "9"]:
+            with suppress(FileNotFoundError):
+                if Path(f"/proc/{process.pid}/fd/9").readlink().is_relative_to(store):
+                    return True
+    return False
