@@ -44,7 +44,7 @@ Made = TypeVar("Made", bound=Struct)
 def criu() -> Path:
     """The CRIU in use."""
     said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"CRIU \S+ \((.+)\)", said)
+    found = re.search(r"CRIU \S+ \((.+?)(?:, not tried yet)?\)", said)
     assert found
     return Path(found[1])
 
@@ -154,6 +154,7 @@ def thread(records: list[Record]) -> tuple[object, ...]:
         credentials=owner and made(core.Credentials, owner, "uid gid euid egid", groups=tuple(owner.get("groups", ()))),
         posix_timers=len(task.get("timers", {}).get("posix", ())),
         has_seccomp_filter=own.get("seccomp_mode") in ("filter", 2),
+        rseq=tuple(own.get("rseq_entry", {}).get(f"rseq_abi_{name}", 0) for name in ("pointer", "size")),
     )
     return state, *(registers(record["thread_info"]) if "thread_info" in record else ())
 
