@@ -121,13 +121,15 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
     sockets = tuple(_kinds(descriptors))
     passing = _passing(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
+    # The kernel takes milliseconds for its table of TCP, and each time anew. Sockets that we may not see may be of it.
+    may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _same(process, own, "mnt"))
     reached = tuple(found for found in descriptors if found.pid in here)
     return Observed(
         tree=tree,
         descriptors=descriptors,
         deleted_maps=tuple(found for pid in tree.pids for found in proc.mapped_deleted_files(pid)),
-        connections=network.tcp_connections(sorted(with_sockets)) if with_sockets else (),
+        connections=network.tcp_connections(sorted(with_sockets)) if may_have_tcp else (),
         datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
@@ -148,7 +150,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
         ),
         strangers=frozenset(_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
-        passing=passing.stayed(_passing(tree, sockets)),
+        passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
     )
 
 

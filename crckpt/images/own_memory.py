@@ -63,29 +63,29 @@ def own_memory(tree: ImageTree) -> dict[int, tuple[Range, ...]]:
 
 
 def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
-    """The ranges as `cut` takes them, but for one page of each that would be a huge page: that is left to CRIU.
+    """The ranges as `cut` takes them, but for one page of each huge page that there would be of fewer pages.
 
-    `count` pages from page `first` on are what there is to be put into place. CRIU fills a mapping before it asks for
-    huge pages, so that they stay single ones (and the kernel joins them later, if it does). Of what it has not filled,
-    the first page that is written would take as much memory as 512, and may take the kernel long to find.
+    `count` pages from page `first` on are what there is to be put into place. Where the program has asked for huge
+    pages, the kernel takes one as soon as the first page of it is written. That is quick where all of it is there.
+    Where some is not, it would take memory that the program did not have: there the first page is left to CRIU, which
+    fills a mapping before it asks for huge pages, so that they stay single ones (and the kernel joins them later, if it
+    does).
     """
     import numpy as np
 
-    huge = [whole for each in ranges if each.wants_huge_pages and (whole := _whole_regions(each))]
+    huge = [(each.start // PAGE_SIZE, each.end // PAGE_SIZE) for each in ranges if each.wants_huge_pages]
     _, first, count, is_huge = cut(first, count, np.array(list(chain(*huge)), np.uint64))
-    boundaries = [np.arange(start, end, _REGION, dtype=np.uint64) for start, end in huge]
-    _, page, _, _ = cut(first[is_huge], count[is_huge], np.concatenate((np.empty(0, np.uint64), *boundaries)))
-    page = np.sort(page)
-    is_first = np.diff(page // _REGION, prepend=~np.uint64(0)) != 0
-    left_out = page[is_first]
+    # A huge page may reach beyond the mapping: the kernel joins those that are next to each other.
+    starts = [np.arange(start // _REGION, -(-end // _REGION), dtype=np.uint64) * _REGION for start, end in huge]
+    starts.append(np.empty(0, np.uint64))
+    _, page, pages, _ = cut(first[is_huge], count[is_huge], np.sort(np.concatenate(starts)))
+    order = np.argsort(page, kind="stable")
+    page, pages = page[order], pages[order]
+    begins = np.flatnonzero(np.diff(page // _REGION, prepend=~np.uint64(0)) != 0)
+    there = np.add.reduceat(pages, begins)
+    left_out = page[begins[there < _REGION]]
     bounds = np.array([edge // PAGE_SIZE for each in ranges for edge in (each.start, each.end)], np.uint64)
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
-
-
-def _whole_regions(each: Range) -> tuple[int, int] | None:
-    """In pages, from where to where the range could have huge pages."""
-    start, end = -(-each.start // PAGE_SIZE // _REGION) * _REGION, each.end // PAGE_SIZE // _REGION * _REGION
-    return (start, end) if start < end else None
 
 
 def _of(process: Process, in_common: frozenset[tuple[int, int]]) -> Iterator[Range]:

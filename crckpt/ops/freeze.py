@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.criu.speed import subject
 from crckpt.host import proc, resident, room
 from crckpt.host.observe import Observed
 from crckpt.model import PAGE_SIZE
@@ -33,6 +31,11 @@ class Trial(Struct, frozen=True):
 
 def trial(criu: Path, staging: Path) -> Trial:
     """Dump a small tree of ours with this CRIU into the private directory `staging`. Raises HostCannot."""
+    # Loaded only for a trial: most dumps need none.
+    from statistics import fmean
+
+    from crckpt.criu.speed import subject
+
     loads: list[Load] = []
     with subject(criu, staging) as tried:
 

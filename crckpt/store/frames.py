@@ -18,17 +18,21 @@ from crckpt.store.extents import Bytes, Places
 from crckpt.store.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.workers import result_of
 
-_WAITING: Final = 32
-"""Frames that may wait for their turn: 8 MiB of memory keep all threads busy while the next pages are looked at."""
+_TOGETHER: Final = 4
+"""Frames that are compressed by one thread, at one level. One by one, threads wait more for each other."""
+
+_PAGES_TOGETHER: Final = _TOGETHER * FRAME_PAGES
+
+_WAITING: Final = 6
+"""As many may wait for their turn: 8 MiB of memory in all keep threads busy while the next pages are looked at."""
 
 _PLAIN: Final = -1
 _DENSE: Final = 1
 """This level codes what repeats nowhere by how often each byte comes. That takes a core a third longer, to compress and
 to unpack, and gives a third fewer bytes of a redis, but a twentieth of a Python or a JVM: `scripts/bench choices`."""
 
-_SAMPLE_EVERY: Final = 32
-"""Of every so many pages of a frame one is compressed at both levels. What suits them suits the frame: with two samples
-of 64 pages it takes a tenth longer, with four a fifth, and comes within a percent of the best in bytes and time."""
+_SAMPLE_EVERY: Final = 64
+"""Of every so many pages one is compressed at both levels. What suits these suits all that are compressed together."""
 
 _DENSE_PAYS: Final = 7 / 8
 """What is left of the stored bytes, at most, where the denser level is worth its time."""
@@ -51,42 +55,51 @@ class Frames:
     """Each page is copied once, into its frame."""
 
     def __init__(self, pool: Executor, level: int | None) -> None:
-        """`level` is zstd's. None is for -1 or 1, whichever suits a frame."""
+        """`level` is zstd's. None is for -1 or 1, whichever suits the frames that are compressed together."""
         self._pool = pool
         self._level = level
-        self._open: Bytes = _empty()
+        # Memory that is used again costs no page faults; until it is used it is none.
+        self._spare = deque(np.empty((_PAGES_TOGETHER, PAGE_SIZE), np.uint8) for _ in range(_WAITING + 2))
+        self._open: Bytes = self._spare.popleft()
         self._filled = 0
-        self._waiting: deque[Future[Frame]] = deque()
+        self._waiting: deque[Future[list[Frame]]] = deque()
         self._local = threading.local()
 
     def add(self, pages: Bytes, rows: Places) -> Iterator[Frame]:
         """Append those rows of pages (n by page size); frames that are ready to be written."""
         while len(rows):
-            some, rows = np.split(rows, [FRAME_PAGES - self._filled])
+            some, rows = np.split(rows, [_PAGES_TOGETHER - self._filled])
             end = self._filled + len(some)
             # Only with a mode other than the default does numpy copy straight into `out`.
             np.take(pages, some, axis=0, out=self._open[self._filled : end], mode="clip")
             self._filled = end
-            if end == FRAME_PAGES:
+            if end == _PAGES_TOGETHER:
                 self._close()
             while len(self._waiting) > _WAITING:
-                yield result_of(self._waiting.popleft())
+                yield from result_of(self._waiting.popleft())
 
     def finish(self) -> Iterator[Frame]:
         """The frames that are left; the last may be a short one."""
         if self._filled:
             self._close()
         while self._waiting:
-            yield result_of(self._waiting.popleft())
+            yield from result_of(self._waiting.popleft())
 
     def _close(self) -> None:
-        self._waiting.append(self._pool.submit(self._compressed, self._open[: self._filled]))
-        self._open, self._filled = _empty(), 0
+        self._waiting.append(self._pool.submit(self._compressed, self._open, self._filled))
+        self._open, self._filled = self._spare.popleft(), 0
 
-    def _compressed(self, pages: Bytes) -> Frame:
+    def _compressed(self, memory: Bytes, filled: int) -> list[Frame]:
+        pages = memory[:filled]
         level = self._suitable(pages) if self._level is None else self._level
-        stored: bytes = self._compressor(level).compress(pages.reshape(-1).data)
-        return Frame(stored, hashlib.sha256(stored).digest(), pages.size)
+        compressor = self._compressor(level)
+        made = []
+        for start in range(0, filled, FRAME_PAGES):
+            content = pages[start : start + FRAME_PAGES].reshape(-1).data
+            stored: bytes = compressor.compress(content)
+            made.append(Frame(stored, hashlib.sha256(stored).digest(), len(content)))
+        self._spare.append(memory)
+        return made
 
     def _suitable(self, pages: Bytes) -> int:
         sample = np.ascontiguousarray(pages[::_SAMPLE_EVERY]).reshape(-1).data
@@ -105,7 +118,3 @@ class Frames:
             setattr(self._local, name, zstandard.ZstdCompressor(compression_params=parameters))
         found: zstandard.ZstdCompressor = getattr(self._local, name)
         return found
-
-
-def _empty() -> Bytes:
-    return np.empty((FRAME_PAGES, PAGE_SIZE), np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -128,28 +130,28 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
 @given(
     entries=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 900)), max_size=8),
     start=st.integers(0, 1500),
-    size=st.integers(1, 3000),
+    sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=3),
 )
-def test_of_each_huge_page_one_page_is_left_to_criu(entries: list[tuple[int, int]], start: int, size: int) -> None:
-    """The first that there is, wherever the kernel could have a huge page; without huge pages none."""
-    there = of_runs(entries)
-    first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))
-    pages = [page for begin, length in there for page in range(begin, begin + length) if start <= page < start + size]
-    wants = Range(start * PAGE_SIZE, (start + size) * PAGE_SIZE, True)
-    for each in (wants, replace(wants, wants_huge_pages=False)):
-        _, begins, lengths, is_in = cut(first, count, edges([each], first, count))
+def test_of_a_huge_page_one_page_is_left_to_criu(entries: list[tuple[int, int]], start: int, sizes: list[int]) -> None:
+    """The first that there is, unless all of it is there, in mappings next to each other, too.
+
+    Where no huge pages are wanted none is.
+    """
+    stored = of_runs(entries)
+    first, count = (np.array([entry[column] for entry in stored], np.uint64) for column in (0, 1))
+    end = start + sum(sizes)
+    pages = [page for begin, length in stored for page in range(begin, begin + length) if start <= page < end]
+    places = [at * PAGE_SIZE for at in accumulate(sizes, initial=start)]
+    for wants_huge_pages in (True, False):
+        ranges = [Range(begin, end, wants_huge_pages) for begin, end in pairwise(places)]
+        _, begins, lengths, is_in = cut(first, count, edges(ranges, first, count))
         placed = {
             page
             for begin, length, placed in zip(begins.tolist(), lengths.tolist(), is_in.tolist(), strict=True)
             for page in range(begin, begin + length)
             if placed
         }
-        whole = {
-            region
-            for region in range((start + size) // HUGE)
-            if each.wants_huge_pages and region * HUGE >= start and (region + 1) * HUGE <= start + size
-        }
-        leaders = {
-            min(page for page in pages if page // HUGE == region) for region in {page // HUGE for page in pages} & whole
-        }
+        regions = {page // HUGE for page in pages if wants_huge_pages}
+        there = {region: [page for page in pages if page // HUGE == region] for region in regions}
+        leaders = {min(some) for some in there.values() if len(some) < HUGE}
         assert placed == set(pages) - leaders
