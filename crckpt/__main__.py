@@ -51,6 +51,8 @@ def _version() -> int:
 
 
 def _command() -> int:
+    from crckpt.cli import command_in
+    from crckpt.host.cold_start import read_ahead
     from crckpt.host.signals import interruptible, interrupts_put_off
 
     # Before the imports that take their time: an interruption always ends in a sentence.
@@ -58,6 +60,7 @@ def _command() -> int:
     try:
         # Amid an import it might be swallowed there: some modules try for others, whatever that raises.
         with interrupts_put_off():
+            read_ahead(command_in(sys.argv[1:]))
             from crckpt.cli.app import run
 
         return run(sys.argv[1:])

@@ -12,8 +12,10 @@ from typing import Final
 
 import typer
 
+from crckpt.cli import command_in
 from crckpt.cli.render import error_document, error_text, nobody_reads
 from crckpt.errors import CrckptError, StoreUnusable, UsageError
+from crckpt.host import cold_start
 from crckpt.host.signals import interrupts_put_off
 
 _COMMANDS: Final = {
@@ -85,12 +87,14 @@ _TYPED_WRONGLY: type[Exception] = typer.BadParameter.__bases__[0]
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
     as_json = "--json" in arguments
-    command = next((word for word in arguments if not word.startswith("-")), "")
+    command = command_in(arguments)
     try:
         with interrupts_put_off():
             app = _app(command)
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
         sys.stdout.flush()
+        if command in _COMMANDS:
+            cold_start.note(command)
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
     except _TYPED_WRONGLY as error:

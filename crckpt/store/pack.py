@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -88,17 +88,25 @@ class Pack(Struct, frozen=True):
             if done != raw:
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
 
+    def read_ahead(self, frames: Sequence[int]) -> None:
+        """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
+        with suppress(IntegrityError, OSError), _opened(self.path, self.name) as descriptor:
+            for first, last in _neighbours(frames):
+                start = int(self.table["offset"][first])
+                end = int(self.table["offset"][last]) + int(self.table["stored"][last])
+                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
         """The stored bytes of frames, one after the other; good until this thread reads others."""
         content = _buffer(sum(sizes))
-        bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
         with _opened(self.path, f"{self.name}, frame {frames[0]} or one after it") as descriptor:
-            done = 0
-            for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True):
-                length = sum(sizes[start:end])
-                if os.preadv(descriptor, [content[done : done + length]], offsets[start]) != length:
-                    raise self._cut_short(frames[start])
-                done += length
+            at = done = 0
+            for first, last in _neighbours(frames):
+                count = last + 1 - first
+                length = sum(sizes[at : at + count])
+                if os.preadv(descriptor, [content[done : done + length]], offsets[at]) != length:
+                    raise self._cut_short(first)
+                at, done = at + count, done + length
         return content
 
     def _cut_short(self, frame: int) -> IntegrityError:
@@ -157,6 +165,12 @@ def _opened(path: Path, name: str) -> Iterator[int]:
         if error.errno in LOST:
             raise IntegrityError(f"{name}: {error.strerror}") from error
         raise
+
+
+def _neighbours(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of frames that follow each other, of frames in order."""
+    bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
+    return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
 
 
 def _buffer(size: int) -> memoryview:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.store.contents import Contents
 from crckpt.store.extents import ZERO, Bytes, Extents, Places, spread
-from crckpt.store.pack import FRAME_PAGES
+from crckpt.store.pack import FRAME_PAGES, Pack
 
 _PACK_SHIFT: Final = 40
 
@@ -60,12 +60,20 @@ def unpack(contents: Contents, frames: Places, pages: Bytes, slots: Sequence[int
 
     Raises IntegrityError.
     """
-    numbers = frames.tolist()
-    memory = [pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots]
-    for number, some in groupby(range(len(numbers)), lambda at: numbers[at] >> _PACK_SHIFT):
-        of_pack = list(some)
-        in_pack = [numbers[at] - (number << _PACK_SHIFT) for at in of_pack]
-        contents.pack(number).unpack(in_pack, [memory[at] for at in of_pack])
+    memory = iter([pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots])
+    for pack, numbers in _by_pack(contents, frames):
+        pack.unpack(numbers, list(islice(memory, len(numbers))))
+
+
+def read_ahead(contents: Contents, frames: Places) -> None:
+    """Have the disk read frames, numbered as in `Pieces` and in order, before they are to be unpacked."""
+    for pack, numbers in _by_pack(contents, frames):
+        pack.read_ahead(numbers)
+
+
+def _by_pack(contents: Contents, frames: Places) -> Iterator[tuple[Pack, list[int]]]:
+    for number, some in groupby(frames.tolist(), lambda frame: frame >> _PACK_SHIFT):
+        yield contents.pack(number), [frame - (number << _PACK_SHIFT) for frame in some]
 
 
 def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Places) -> Places:

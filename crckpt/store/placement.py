@@ -22,13 +22,16 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.contents import Contents
 from crckpt.store.extents import EXTENT, Extents, Numbers, Places, count_of
 from crckpt.store.pack import FRAME_PAGES
-from crckpt.store.pieces import Pieces, pieces_of, unpack
+from crckpt.store.pieces import Pieces, pieces_of, read_ahead, unpack
 from crckpt.store.workers import Workers, result_of
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that are unpacked, and then written, by one thread: 2 MiB."""
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
+
+_READ_AHEAD: Final = 16
+"""Batches of as many that the disk reads while others are unpacked: at most 32 MiB, which are the kernel's."""
 
 _MOST_AHEAD: Final = 64
 """Batches of as many that may be unpacked before the memory is there: 128 MiB."""
@@ -77,6 +80,7 @@ class Placement:
         self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
         # The pool's threads take from these and add to them.
         self._left = deque(range(batches))
+        self._asked_for = 0
         self._free = deque(range(slots))
         self._unpacked: deque[_Batch] = deque()
         self._ahead: list[Future[Any]] = []
@@ -142,9 +146,13 @@ class Placement:
     def _next(self) -> _Batch | None:
         """The next batch to be unpacked, and where; there is room."""
         try:
-            return _Batch(self._left.popleft(), self._free.popleft())
+            batch = _Batch(self._left.popleft(), self._free.popleft())
         except IndexError:
             return None
+        # Of two threads here at once both may ask for some: no harm.
+        first, self._asked_for = self._asked_for, batch.number + 1 + _READ_AHEAD
+        read_ahead(self._contents, self._frames[first * _FRAMES_AT_ONCE : self._asked_for * _FRAMES_AT_ONCE])
+        return batch
 
     def _unpack(self, batch: _Batch) -> None:
         first = batch.number * _FRAMES_AT_ONCE

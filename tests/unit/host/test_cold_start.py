@@ -1,0 +1,110 @@
+"""What a command has loaded is read ahead when the disk has to be asked for it, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import cold_start
+
+COMMAND = "restore"
+WITHIN_S = 20
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where notes are made."""
+    monkeypatch.setattr(cold_start, "_PLACE", tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    return tmp_path
+
+
+@pytest.fixture
+def compiled(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The compiled file of a module that is loaded."""
+    path = place / "module.pyc"
+    path.write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(cold_start, "__cached__", str(path))
+    return path
+
+
+def noted(place: Path) -> Path:
+    (path,) = place.glob(f"{COMMAND}-*")
+    return path
+
+
+def forget(*paths: Path) -> None:
+    """Take files out of the kernel's memory."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_in_memory(path):
+            pytest.skip(f"{path} lies on a file system that is memory")
+
+
+def is_in_memory(path: Path) -> bool:
+    """Some of it; to read it, also without waiting, would have it read."""
+    told = subprocess.run(["fincore", "--bytes", "--noheadings", path], capture_output=True, text=True, check=True)
+    return int(told.stdout.split()[0]) > 0
+
+
+def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
+    cold_start.note(COMMAND)
+    assert str(compiled) in noted(place).read_text().split("\n")
+    forget(compiled, noted(place))
+    cold_start.read_ahead(COMMAND)
+    until = time.monotonic() + WITHIN_S
+    while not is_in_memory(compiled):
+        assert time.monotonic() < until, "it was not read"
+        time.sleep(0.002)
+
+
+def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path) -> None:
+    cold_start.note(COMMAND)
+    forget(compiled)
+    assert is_in_memory(noted(place))
+    before = threading.enumerate()
+    cold_start.read_ahead(COMMAND)
+    assert threading.enumerate() == before
+    assert not is_in_memory(compiled)
+
+
+@pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
+def test_a_note_of_fewer_modules_is_replaced(place: Path, count: int, *, stays: bool) -> None:
+    cold_start.note(COMMAND)
+    path = noted(place)
+    before = b"\n".join([b"/gone/module.pyc"] * count)
+    path.write_bytes(before)
+    cold_start.note(COMMAND)
+    assert (path.read_bytes() == before) == stays
+    assert [*place.iterdir()] == [path]
+
+
+def test_where_python_leaves_no_files_nothing_is_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    cold_start.note(COMMAND)
+    assert [*place.iterdir()] == []
+
+
+def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
+    cold_start.note(COMMAND)
+    path = noted(place)
+    path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
+    forget(path)
+    cold_start.read_ahead(COMMAND)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon:
+            thread.join(WITHIN_S)
+
+
+def test_without_a_place_nothing_is_noted_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_start, "_PLACE", Path("/proc/1/nowhere"))
+    cold_start.note(COMMAND)
+    cold_start.read_ahead(COMMAND)
