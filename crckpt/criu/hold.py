@@ -21,12 +21,13 @@ from crckpt.host.files import remove_tree
 
 Step = Literal["post-dump", "post-restore"]
 
-# `<>` opens the pipe without waiting for a reader: a dead crckpt must not keep the tree frozen.
+# `<>` opens the pipe without waiting for a reader: a dead crckpt must not keep the tree frozen. And of the files that
+# NFS is to lock alone it wants those that are open for writing.
 _SCRIPT = """#!/bin/sh
 here=${0%/*}
 [ "$CRTOOLS_SCRIPT_ACTION" = @STEP@ ] || exit 0
 echo . 1<>"$here/reached"
-exec 9<"$here/owner"
+exec 9<>"$here/owner"
 flock 9
 [ -e "$here/commit" ]
 """

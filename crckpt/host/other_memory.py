@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_AT_ONCE: Final = 1024
-"""IOV_MAX, linux/uio.h."""
+MOST_ROWS: Final = 1024
+"""That can be written at once (IOV_MAX, linux/uio.h)."""
+
+MOST_BYTES: Final = (1 << 31) - (1 << 12)
+"""That can be written at once (MAX_RW_COUNT, linux/fs.h)."""
 
 _process_vm_writev = ctypes.CDLL(None, use_errno=True).process_vm_writev
 _process_vm_writev.argtypes = (
@@ -31,11 +34,11 @@ def can_write_memory() -> bool:
 def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
     """Copy from our memory to that of the process: row by row an address and as many bytes on both sides.
 
-    Raises OSError if some of it is not there, cannot be written, or if the process has ended.
+    These are MOST_ROWS and MOST_BYTES at the most. Raises OSError, which names the process, if some of it is not there,
+    cannot be written, or if the process has ended.
     """
-    for at in range(0, len(ours), _AT_ONCE):
-        here, there = (side[at : at + _AT_ONCE] for side in (ours, theirs))
-        done = _process_vm_writev(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
-        if done != int(here[:, 1].sum()):
-            error = ctypes.get_errno() if done < 0 else errno.EFAULT
-            raise OSError(error, os.strerror(error))
+    done = _process_vm_writev(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
+    if done != int(ours[:, 1].sum()):
+        error = ctypes.get_errno() if done < 0 else errno.EFAULT
+        why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (is there no memory left?)"
+        raise OSError(error, f"the memory of process {pid} cannot be filled: {why}")

@@ -226,10 +226,21 @@ def children(pid: int) -> tuple[int, ...]:
     return tuple(child for child, parent in _parents() if parent == pid)
 
 
-def missing_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) -> tuple[int, ...]:
-    """Which of these (PID, thread id) do not exist, in our pid namespace or that of the process `init`."""
+def ended_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) -> tuple[int, ...]:
+    """Which of these (PID, thread id) do not live, in our pid namespace or that of the process `init`.
+
+    They may be there still, as zombies.
+    """
     base = _PROC if init is None else _PROC / str(init) / "root/proc"
-    return tuple(tid for pid, tid in tasks if not (base / str(pid) / "task" / str(tid)).exists())
+    return tuple(tid for pid, tid in tasks if not _lives(base / str(pid) / "task" / str(tid)))
+
+
+def _lives(task: Path) -> bool:
+    try:
+        stat = (task / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 def seen_from_here(pids: Iterable[int], init: int | None = None) -> dict[int, int]:

@@ -102,6 +102,12 @@ class ImageTree(Struct, frozen=True):
         """TCP, UDP and the like."""
         return tuple(file for file in self.files if isinstance(file, InetSocket))
 
+    def is_apart(self, namespace: str) -> bool:
+        """Whether the root is not in the namespace of that kind in which CRIU was that dumped it."""
+        ids = self.root.ids
+        outside = self.inventory.root_ids.namespaces
+        return ids is not None and getattr(ids.namespaces, namespace) != getattr(outside, namespace)
+
     @property
     def is_read_by_position(self) -> bool:
         """Whether CRIU must have the images as files, and cannot have them as streams."""

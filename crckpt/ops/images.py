@@ -54,7 +54,8 @@ class Streamed:
         self._progress = progress
         self._done = 0
         self._one_at_a_time = threading.Lock()
-        own = own_memory(tree) if can_write_memory() else {}
+        # In a pid namespace that is the tree's own, and that CRIU makes, we do not know what processes are called.
+        own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
         self._placement = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
 
@@ -69,11 +70,7 @@ class Streamed:
         The processes are in our pid namespace, or in that of the process `init`. Raises IntegrityError, OSError.
         """
         pids = proc.seen_from_here(self._owners, init)
-        try:
-            self._placement.place({name: pids.get(pid, _NOBODY) for pid, name in self._owners.items()}, self._tell)
-        except OSError as error:
-            said = f"the tree's memory cannot be filled ({error.strerror}): it has ended, or there is no memory left"
-            raise OSError(error.errno, said) from error
+        self._placement.place({name: pids.get(pid, _NOBODY) for pid, name in self._owners.items()}, self._tell)
         # Whatever was not asked for.
         self._tell(self._reading.total)
 

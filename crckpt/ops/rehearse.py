@@ -30,7 +30,7 @@ from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.resources import in_images
-from crckpt.ops.restore import all_there, outside_ends
+from crckpt.ops.restore import complete, outside_ends
 from crckpt.ops.survey import survey
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
@@ -230,9 +230,7 @@ def _run(subject: _Subject, limit: int) -> _Run:
 
         def look() -> None:
             streamer.check()
-            all_there(tree, new.init)
-            if subject.images is not None:
-                subject.images.place(new.init)
+            complete(tree, new.init, subject.images)
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched(new.init, living)))
 

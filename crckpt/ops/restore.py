@@ -21,6 +21,7 @@ from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRef
 from crckpt.host import leftovers, namespace, proc
 from crckpt.host.files import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
+from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
@@ -266,9 +267,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
 
     def look() -> None:
         began.streamer.check()
-        all_there(tree, new.init if new else None)
-        if images is not None:
-            images.place(new.init if new else None)
+        complete(tree, new.init if new else None, images)
 
     # A namespace of its own ends with its init.
     ours = frozenset[int]() if new else numbers(tree)
@@ -300,13 +299,31 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
     )
 
 
-def all_there(tree: ImageTree, init: int | None) -> None:
-    """Raises RestoreFailed unless every task of the tree exists, in our pid namespace or that of `init`."""
-    tasks = [(process.pid, thread.tid) for process in tree.processes for thread in process.threads]
-    missing = proc.missing_tasks(tasks, init)
-    if missing:
-        shown = ", ".join(str(tid) for tid in missing)
-        raise RestoreFailed(f"CRIU did not bring back all of the tree: {shown} missing; nothing is left behind")
+def complete(tree: ImageTree, init: int | None, images: Streamed | None) -> None:
+    """In the hold: put memory into place that is not. Every task is to live before and afterwards.
+
+    The tree is in our pid namespace, or that of the process `init`. Raises RestoreFailed, IntegrityError, OSError.
+    """
+    # Of a tree with PIDs of its own we do not know what its tasks are called.
+    living = [] if tree.is_apart("pid") else [process for process in tree.processes if process.state != ZOMBIE]
+    if missing := proc.ended_tasks(
+        ((process.pid, thread.tid) for process in living for thread in process.threads), init
+    ):
+        said = f"CRIU did not bring back all of the tree: {_listed(missing)} missing"
+        raise RestoreFailed(f"{said}; nothing is left behind")
+    if images is None:
+        return
+    images.place(init)
+    # That takes its time. For who is killed meanwhile CRIU would wait without end, or crash.
+    if ended := proc.ended_tasks(((process.pid, process.pid) for process in living), init):
+        raise RestoreFailed(
+            f"PID {_listed(ended)} ended while memory was filled; nothing is left behind",
+            hint="see whether memory ran out (journalctl -k -g oom); then try again",
+        )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in numbers)
 
 
 @contextmanager

@@ -17,10 +17,8 @@ _NOT_TWICE: Final = ("mnt", "pid", "user")
 
 def unrehearsable(tree: ImageTree, *, needs_terminal: bool) -> Iterator[Finding]:
     """What throwaway namespaces cannot give."""
-    outside = tree.inventory.root_ids.namespaces
-    own = outside if tree.root.ids is None else tree.root.ids.namespaces
     for kind in _NOT_TWICE:
-        if getattr(own, kind) != getattr(outside, kind):
+        if tree.is_apart(kind):
             yield cause("namespace-rehearsed").told(kind=kind)
     for socket in tree.inet_sockets:
         if socket.interface not in ("", "lo"):

@@ -131,8 +131,7 @@ def numbers(tree: ImageTree) -> frozenset[int]:
 
 def paths(tree: ImageTree) -> tuple[RegularFile, ...]:
     """The files that must be there, each path once. None for a tree that brings its own mount namespace."""
-    ids = tree.root.ids
-    if ids is not None and ids.namespaces.mnt != tree.inventory.root_ids.namespaces.mnt:
+    if tree.is_apart("mnt"):
         return ()
     wanted: dict[str, RegularFile] = {}
     for file in tree.regular_files:
@@ -165,8 +164,7 @@ def locked(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
 
 def bound(wanted: Wanted) -> Iterator[tuple[InetSocket, Binding]]:
     """The sockets whose addresses a restore must have, and what for. None if the tree brings its own network."""
-    ids = wanted.tree.root.ids
-    if ids is not None and ids.namespaces.net != wanted.tree.inventory.root_ids.namespaces.net:
+    if wanted.tree.is_apart("net"):
         return
     for socket in wanted.tree.inet_sockets:
         if socket.is_listening:

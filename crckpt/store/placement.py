@@ -7,14 +7,14 @@ addresses nor in how many packs the pages lie makes a difference, and little mem
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import pairwise
 from mmap import MAP_PRIVATE, mmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import Struct
+import numpy.typing as npt
 
 from crckpt.host.other_memory import write_memory
 from crckpt.host.signals import interrupt_is_waiting, interrupts_put_off
@@ -30,6 +30,9 @@ _FRAMES_AT_ONCE: Final = 8
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
 
+_RUNS_AT_ONCE: Final = 256
+"""Runs that are written at once, which are 2 MiB each at most: then it is seen whether to go on."""
+
 _READ_AHEAD: Final = 16
 """Batches of as many that the disk reads while others are unpacked: at most 32 MiB, which are the kernel's."""
 
@@ -37,18 +40,21 @@ _MOST_AHEAD: Final = 64
 """Batches of as many that may be unpacked before the memory is there: 128 MiB."""
 
 
-class _Runs(Struct, frozen=True):
+_EXTENTS_AT_ONCE: Final = 1 << 18
+"""Extents that are planned at once, or all of one pack: that takes some 200 bytes each."""
+
+
+class _Runs(NamedTuple):
     """Pages that follow each other both where they are unpacked and where they belong, in the order of batches.
 
-    All are arrays of as many: the number of the batch, the number of the owner, and in bytes where in the unpacked
-    batch they begin, at which address they belong, and how many they are.
+    All are arrays of as many: the number of the owner, and in bytes where in the unpacked batch they begin, how many
+    they are, and at which address they belong.
     """
 
-    batch: Places
-    owner: Places
-    start: Numbers
+    owner: npt.NDArray[np.uint32]
+    start: npt.NDArray[np.uint32]
+    length: npt.NDArray[np.uint32]
     address: Numbers
-    length: Numbers
 
 
 class _Batch(NamedTuple):
@@ -59,7 +65,10 @@ class _Batch(NamedTuple):
 
 
 class Placement:
-    """Pages, and where they belong. They may be placed once. Takes up to 132 MiB of memory on two cores."""
+    """Pages, and where they belong. They may be placed once.
+
+    Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; to plan them, 50 MiB for a while.
+    """
 
     def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
         """`parts` has the pages of each owner, by any name; `first` of the extents is an address / PAGE_SIZE."""
@@ -69,17 +78,25 @@ class Placement:
         self._owners = tuple(parts)
         extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
         owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
-        pieces = pieces_of(contents, "memory", extents, extents["first"].astype(np.int64))
-        self._batches = batches = -(-len(pieces.frames) // _FRAMES_AT_ONCE)
-        slots = min(batches, _MOST_AHEAD + pool.size)
-        self._frames = pieces.frames
-        self._runs = runs = _runs(pieces, owner[pieces.of])
-        self._begins: list[int] = np.searchsorted(runs.batch, np.arange(batches + 1)).tolist()
+        self._frames: list[Places] = []
+        # Where the runs of each batch begin, and at last their number.
+        self._begins = [0]
+        runs = []
+        for rows in _by_packs(extents):
+            some = extents[rows]
+            pieces = pieces_of(contents, "memory", some, some["first"].astype(np.int64))
+            frames = [pieces.frames[at : at + _FRAMES_AT_ONCE] for at in range(0, len(pieces.frames), _FRAMES_AT_ONCE)]
+            found, ends = _runs(pieces, owner[rows][pieces.of], len(frames))
+            runs.append(found)
+            self._begins += (self._begins[-1] + ends).tolist()
+            self._frames += frames
+        self._runs = _Runs(*map(np.concatenate, zip(*runs, strict=True)))
+        slots = min(len(self._frames), _MOST_AHEAD + pool.size)
         # Not numpy's own memory, which asks for huge pages: where few are free, the kernel takes long to find them.
         memory = mmap(-1, max(slots, 1) * _PAGES_AT_ONCE * PAGE_SIZE, MAP_PRIVATE)
         self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
         # The pool's threads take from these and add to them.
-        self._left = deque(range(batches))
+        self._left = deque(range(len(self._frames)))
         self._asked_for = 0
         self._free = deque(range(slots))
         self._unpacked: deque[_Batch] = deque()
@@ -108,7 +125,7 @@ class Placement:
                         following = result_of(following)
                 with interrupts_put_off():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
-                if sum(result_of(work) for work in works) != self._batches:
+                if sum(result_of(work) for work in works) != len(self._frames):
                     raise RuntimeError("not all pages were placed")
         finally:
             with interrupts_put_off():
@@ -127,12 +144,18 @@ class Placement:
     def _work(self, owners: list[int], progress: Callable[[int], None]) -> int:
         """Place batches until none is left, or who waits for it is to be interrupted; how many."""
         placed = 0
-        while not (self._has_ended or interrupt_is_waiting()) and (batch := self._next_unpacked()) is not None:
-            progress(self._write(batch, owners))
+        while self._goes_on() and (batch := self._next_unpacked()) is not None:
+            for begin, end in self._slices(batch):
+                if not self._goes_on():
+                    return placed
+                progress(self._write(batch, begin, end, owners))
             # Taken next: what was touched a moment ago is still in the core's cache.
             self._free.appendleft(batch.slot)
             placed += 1
         return placed
+
+    def _goes_on(self) -> bool:
+        return not (self._has_ended or interrupt_is_waiting())
 
     def _next_unpacked(self) -> _Batch | None:
         try:
@@ -151,30 +174,47 @@ class Placement:
             return None
         # Of two threads here at once both may ask for some: no harm.
         first, self._asked_for = self._asked_for, batch.number + 1 + _READ_AHEAD
-        read_ahead(self._contents, self._frames[first * _FRAMES_AT_ONCE : self._asked_for * _FRAMES_AT_ONCE])
+        for frames in self._frames[first : self._asked_for]:
+            read_ahead(self._contents, frames)
         return batch
 
     def _unpack(self, batch: _Batch) -> None:
-        first = batch.number * _FRAMES_AT_ONCE
-        frames = self._frames[first : first + _FRAMES_AT_ONCE]
+        frames = self._frames[batch.number]
         unpack(self._contents, frames, self._pages[batch.slot * _PAGES_AT_ONCE :], range(len(frames)))
 
-    def _write(self, batch: _Batch, owners: list[int]) -> int:
-        """Write what the batch holds; how many bytes."""
-        of = slice(*self._begins[batch.number : batch.number + 2])
-        runs, memory = self._runs, self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data
-        lengths = runs.length[of]
-        ours = np.stack((runs.start[of] + np.uint64(memory), lengths), axis=1)
-        theirs = np.stack((runs.address[of], lengths), axis=1)
-        owner = runs.owner[of]
-        bounds = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(owner)]
+    def _slices(self, batch: _Batch) -> Iterator[tuple[int, int]]:
+        """From where to where in the runs the batch's ones are, each time of one owner and no more than a few."""
+        first, last = self._begins[batch.number : batch.number + 2]
+        owner = self._runs.owner[first:last]
+        bounds = [first, *(np.flatnonzero(np.diff(owner)) + 1 + first).tolist(), last]
         for begin, end in pairwise(bounds):
-            write_memory(owners[int(owner[begin])], ours[begin:end], theirs[begin:end])
+            yield from ((at, min(at + _RUNS_AT_ONCE, end)) for at in range(begin, end, _RUNS_AT_ONCE))
+
+    def _write(self, batch: _Batch, begin: int, end: int, owners: list[int]) -> int:
+        """Write the runs from `begin` to before `end`, which lie in the batch; how many bytes."""
+        runs, memory = self._runs, self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data
+        lengths = runs.length[begin:end].astype(np.uint64)
+        ours = np.stack((runs.start[begin:end] + np.uint64(memory), lengths), axis=1)
+        theirs = np.stack((runs.address[begin:end], lengths), axis=1)
+        write_memory(owners[int(runs.owner[begin])], ours, theirs)
         return int(lengths.sum())
 
 
-def _runs(pieces: Pieces, owner: Places) -> _Runs:
-    """The runs of some pieces, each with an owner."""
+def _by_packs(extents: Extents) -> Iterator[Places]:
+    """Which extents are to be planned at once: all of some packs."""
+    if len(extents) <= _EXTENTS_AT_ONCE:
+        yield np.arange(len(extents))
+        return
+    in_order = np.argsort(extents["pack"], kind="stable")
+    begin = 0
+    for end in [*(np.flatnonzero(np.diff(extents["pack"][in_order])) + 1).tolist(), len(extents)]:
+        if end - begin >= _EXTENTS_AT_ONCE or end == len(extents):
+            yield in_order[begin:end]
+            begin = end
+
+
+def _runs(pieces: Pieces, owner: Places, batches: int) -> tuple[_Runs, Places]:
+    """The runs of some pieces, each with an owner; and where those of each batch end."""
     batch = pieces.which // _FRAMES_AT_ONCE
     order = np.lexsort((owner, batch))
     batch, owner, to, count = batch[order], owner[order], pieces.to[order], pieces.count[order]
@@ -183,8 +223,10 @@ def _runs(pieces: Pieces, owner: Places) -> _Runs:
     goes_on &= (start[1:] == start[:-1] + count[:-1]) & (to[1:] == to[:-1] + count[:-1])
     first = np.flatnonzero(np.concatenate((np.ones(len(batch[:1]), np.bool_), ~goes_on)))
     length = np.diff(np.concatenate(([0], np.cumsum(count)))[np.append(first, len(count))])
-    return _Runs(batch[first], owner[first], *(_in_bytes(pages) for pages in (start[first], to[first], length)))
-
-
-def _in_bytes(pages: Places) -> Numbers:
-    return (pages * PAGE_SIZE).view(np.uint64)
+    runs = _Runs(
+        owner=owner[first].astype(np.uint32),
+        start=(start[first] * PAGE_SIZE).astype(np.uint32),
+        length=(length * PAGE_SIZE).astype(np.uint32),
+        address=(to[first] * PAGE_SIZE).view(np.uint64),
+    )
+    return runs, np.searchsorted(batch[first], np.arange(batches), side="right")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,9 @@ from stopped import (
     stopped,
     taken,
 )
-from trees import runs, wait_for
+from trees import PYTHON, Case, runs, started, wait_for
+
+from crckpt.criu.find import find
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -54,6 +57,23 @@ def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Cr
         tree.wait_verified()
         assert tree.facts() == facts
         assert staging(crckpt) == ()
+
+
+def test_a_tree_that_had_pids_of_its_own(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Dumped by CRIU alone: its first process has PID 1, which is none of ours."""
+    apart = Case("apart", ("unshare", "--pid", "--fork", "setsid", PYTHON, "{programs}/counter.py", "{workdir}"))
+    with started(apart) as tree:
+        before = tree.counters()
+        (root,) = psutil.Process(tree.pid).children()
+        images = tmp_path / "images"
+        images.mkdir()
+        dumped = (find(None, None).path, "dump", "--tree", str(root.pid), "--images-dir", images)
+        subprocess.run(dumped, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        wait_for(lambda: not runs(root.pid), WITHIN_S, "the tree to end")
+        crckpt.run("import", str(images), JOB)
+        with detached_in_namespace(crckpt):
+            tree.wait_growth(before)
+            tree.wait_verified()
 
 
 def test_a_tree_goes_on_while_it_is_checkpointed_in_its_namespace(crckpt: Crckpt) -> None:

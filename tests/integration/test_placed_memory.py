@@ -14,6 +14,7 @@ from trees import Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+FAILED = 23
 WITHIN_S = 20
 RSEQ_BYTES = 32
 """What the kernel writes for each thread whenever it runs somewhere else (rseq(2))."""
@@ -77,6 +78,24 @@ def test_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, s
         tree.wait_verified()
         crckpt.run("gc")
         assert staging(crckpt) == ()
+
+
+@pytest.mark.parametrize("killed", ["", "child-0", "child-1"])
+def test_who_is_killed_while_memory_is_filled_is_missed(crckpt: Crckpt, killed: str) -> None:
+    """Also who has all of its memory by then, as the first of the children: CRIU would wait for it without end."""
+    with stopped(crckpt, program("resident", "--children", "1", "128")) as tree:
+        before = tree.counters()
+        filled, ended = (tree.parts()[part].pid for part in ("child-1", killed))
+        with foreground(crckpt) as front:
+            wait_for(lambda: _resident_mib(filled) > 80, WITHIN_S, "memory to be filled")
+            os.kill(ended, signal.SIGKILL)
+            _, said = front.communicate(timeout=WITHIN_S)
+        assert (front.returncode, "nothing is left behind" in said) == (FAILED, True), said
+        assert "ended while memory was filled" in said or f"{ended} cannot be filled: it has ended" in said
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        tree.wait_verified()
 
 
 def _stand_still(tree: Tree) -> None:

@@ -122,6 +122,24 @@ def test_a_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu
 
 
 @pytest.mark.parametrize("where", [(), ("--detach",)])
+def test_a_tree_of_which_a_process_was_killed_does_not_run(
+    crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
+) -> None:
+    """As by a system that is out of memory: CRIU would wait for it without end."""
+    with stopped(crckpt, BY_NAME["family"]) as tree:
+        before, words = tree.counters(), (*where, "--criu", str(obstructed.path))
+        with obstructed.waits(committed=False) as obstacle, foreground(crckpt, *words) as front:
+            obstacle.wait_reached()
+            os.kill(tree.parts()["younger"].pid, signal.SIGKILL)
+            obstacle.let_go()
+            _, said = front.communicate(timeout=WITHIN_S)
+        assert (front.returncode, "nothing is left behind" in said) == (FAILED, True), said
+        _nothing_is_left(crckpt, tree)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("where", [(), ("--detach",)])
 def test_who_got_a_pid_of_the_tree_meanwhile_is_left_alone(
     crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
 ) -> None:

@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import mmap
 import threading
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,21 +14,24 @@ HUGE = 512 * PAGE
 
 
 def main() -> None:
-    """Root and child have the same memory since the fork, and each some for itself, of different sizes."""
+    """Root and children have the same memory since the fork, and each some for itself, of different sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--own", type=int, default=1, help="MiB of memory that the root has for itself")
+    parser.add_argument("--children", type=int, nargs="+", default=[3], help="MiB that each of these has")
     options = parser.parse_args()
     common = _filled("common", 8 << 20)
-    fork(lambda: run(options.workdir, "child", 3 << 20, common))
-    run(options.workdir, "", options.own << 20, common)
+    parts = tuple(f"child-{number}" for number in range(len(options.children)))
+    for part, own in zip(parts, options.children, strict=True):
+        fork(partial(run, options.workdir, (part,), own << 20, common))
+    run(options.workdir, ("", *parts), options.own << 20, common)
 
 
-def run(workdir: Path, part: str, size: int, common: mmap.mmap) -> NoReturn:
-    """Fill memory of one's own, and look at all of it at every tick."""
+def run(workdir: Path, parts: tuple[str, ...], size: int, common: mmap.mmap) -> NoReturn:
+    """Be the first of the parts. Fill memory of one's own, and look at all of it at every tick."""
     # What it allocates by the way lies in memory that it has in common, but for what a thread of its own has.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-    program = Program(workdir, part, () if part else ("child",), size)
+    program = Program(workdir, parts[0], parts[1:], size)
     areas = {
         "common": common,
         "locked": _locked(),

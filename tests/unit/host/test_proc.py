@@ -227,11 +227,12 @@ def test_nobody_owns_a_free_number() -> None:
     assert proc.owners([free_pid()]) == ()
 
 
-def test_missing_tasks(waiting: subprocess.Popen[bytes]) -> None:
+def test_ended_tasks(waiting: subprocess.Popen[bytes], ended: int) -> None:
+    """Those that are not there, and zombies."""
     gone = free_pid()
-    tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone)]
-    assert proc.missing_tasks(tasks) == (gone, gone)
-    assert proc.missing_tasks(tasks, os.getpid()) == (gone, gone)
+    tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone), (ended, ended)]
+    assert proc.ended_tasks(tasks) == (gone, gone, ended)
+    assert proc.ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
 
 
 def test_open_files(tmp_path: Path) -> None:

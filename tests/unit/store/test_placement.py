@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from image_sets import Area, ImageSet, area, flip, opened, packs, page, store
 
 from crckpt.errors import IntegrityError
-from crckpt.host.other_memory import can_write_memory
+from crckpt.host.other_memory import MOST_BYTES, MOST_ROWS, can_write_memory
 from crckpt.images.own_memory import Range
 from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
@@ -95,6 +95,11 @@ def test_this_kernel_can() -> None:
     assert can_write_memory()
 
 
+def test_no_more_is_written_at_once_than_the_kernel_takes() -> None:
+    assert placement._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
+    assert placement._RUNS_AT_ONCE * placement._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
+
+
 numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_size=1, max_size=PAGES)
 bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
 
@@ -112,6 +117,8 @@ def test_every_page_is_placed_or_left(
         patched.setattr(placement, "_MOST_AHEAD", ahead)
         patched.setattr(placement, "_FRAMES_AT_ONCE", 1)
         patched.setattr(placement, "_PAGES_AT_ONCE", 64)
+        patched.setattr(placement, "_RUNS_AT_ONCE", 3)
+        patched.setattr(placement, "_EXTENTS_AT_ONCE", 5)
         names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
         checkpoint = store(
             repository,
