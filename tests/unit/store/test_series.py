@@ -55,6 +55,21 @@ def test_ten_checkpoints_under_light_load_copy_nothing(tmp_path: Path) -> None:
     assert [checkpoint.statistics.copied_bytes for checkpoint in kept] == [0] * 10
 
 
+def test_a_pack_that_is_little_used_does_no_harm_beside_others(tmp_path: Path) -> None:
+    """Where a program writes to one place again and again, packs die of themselves, and nothing is to be copied."""
+    repository = opened(tmp_path)
+    program = started(tmp_path / "images", 4 * pages_in_a_pack(0))
+    first = last = ingest(repository, program.directory, described())
+    tenth = pages_in_a_pack(0) // 10
+    for number in range(9):
+        with (program.directory / "pages-1.img").open("r+b") as file:
+            file.seek(number % 5 * tenth * PAGE_SIZE)
+            file.write(b"".join(some_pages(program.rng, tenth)))
+        last = ingest(repository, program.directory, described())
+        assert last.statistics.copied_bytes == 0
+    assert cost(repository, last).raw < 1.2 * cost(repository, first).raw
+
+
 def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     kept = list(series(repository, started(tmp_path / "images", 2000), 40, 0.05))
@@ -163,11 +178,13 @@ def test_much_that_is_new_is_not_made_more_by_copying() -> None:
 
 
 def test_nothing_is_copied_without_need() -> None:
-    just_enough = int(1000 * USED_BELOW)
-    used, starts = _used((1000, just_enough), (1000, 0), (64, 64))
+    just_enough = int(2000 * USED_BELOW) - 900
+    used, starts = _used((1000, just_enough), (1000, 0), (1000, 900))
     assert not worth_copying(used, starts, 1000).any()
-    used, starts = _used((1000, just_enough - 1))
+    used, starts = _used((1000, just_enough - 1), (1000, 900))
     assert worth_copying(used, starts, 1).sum() == int(PER_NEW)
+    used, starts = _used((100, 20), (20, 20))
+    assert worth_copying(used, starts, 1000).sum() == 20, "what is used as a whole stays where it is"
     assert not worth_copying(used, starts, 0).any()
     assert not worth_copying(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
 
