@@ -110,6 +110,10 @@ def dump(
     from contextlib import suppress
 
     from crckpt.host.background import continued_in_background
+
+    # Before much is loaded: of what the child changes, if it is only a count of references, the kernel copies the page.
+    let_go = continued_in_background() if asynchronous and not dry_run else None
+
     from crckpt.ops.dump import Dumped
     from crckpt.ops.dump import dump as perform
     from crckpt.ops.subject import Request
@@ -134,8 +138,7 @@ def dump(
     context = options.context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
-    if asynchronous and not dry_run:
-        let_go = continued_in_background()
+    if let_go is not None:
 
         def running(result: Dumped) -> None:
             # That it cannot be said must not end what is done in the background.

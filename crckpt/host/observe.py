@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -117,6 +118,8 @@ class Observed(Struct, frozen=True):
 def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
     """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known."""
     tree = proc.read_tree(root)
+    # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.
+    measured = _meanwhile(lambda: proc.memory(*tree.pids) if memory is None else memory)
     descriptors = _descriptors(tree)
     sockets = tuple(_kinds(descriptors))
     passing = _passing(tree, sockets)
@@ -133,7 +136,6 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
         datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
-        memory=proc.memory(*tree.pids) if memory is None else memory,
         outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
         sockets=sockets,
         unread=tuple(_unread(descriptors, sockets)),
@@ -151,7 +153,21 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
         strangers=frozenset(_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
         passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
+        memory=measured(),
     )
+
+
+def _meanwhile(work: Callable[[], int]) -> Callable[[], int]:
+    """Have a thread do it; what is returned waits for the result."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+
+    def result() -> int:
+        thread.join()
+        return found[0]
+
+    return result
 
 
 def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:

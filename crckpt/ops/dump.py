@@ -209,7 +209,9 @@ def _left_running(subject: Subject, repository: Repository, paths: Paths, runnin
 def _followed(subject: Subject, paths: Paths) -> Outcome:
     command, log = subject.command(paths), paths.work / "dump.log"
     if subject.way is None or not subject.way.tracks:
-        return follow(command, log, meanwhile=load)
+        # What is loaded beside CRIU makes it a little slower: whoever is only waiting for the tree waits less without.
+        meanwhile = (lambda: None) if subject.request.asynchronous else load
+        return follow(command, log, meanwhile=meanwhile)
     return gated(command, log, subject.way)
 
 

@@ -3,8 +3,8 @@
 A pack dies when no checkpoint names it. Programs that rewrite pages here and there would keep every pack alive for
 its last few pages, and a restore would read all of them. So when too little is used of all the packs that a checkpoint
 needs, pages of the least used ones are stored again, at a price in bytes written. The figures are a trade, simulated on
-series in which 1 % of the pages, anywhere, is rewritten from one checkpoint to the next. After 100 of them (in brackets:
-at the worst time):
+series in which 1 % of the pages, anywhere, is rewritten from one checkpoint to the next. After 100 of them, and at the
+worst time:
 
     USED_BELOW  PER_NEW   written / new   bytes in frames read / needed   packs of the last 5 / one checkpoint
     none                  1.0             2.00                            2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from contextlib import suppress
@@ -67,7 +66,14 @@ class Checkpoint(Struct, frozen=True):
 def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
     """The checkpoint with its id, and its manifest, of which the id is the SHA-256."""
     manifest = _encode(draft)
-    return replace(draft, id=CheckpointId(hashlib.sha256(manifest).hexdigest())), manifest
+    return replace(draft, id=_id_of(manifest)), manifest
+
+
+def _id_of(manifest: bytes) -> CheckpointId:
+    # Loaded only where it is used: OpenSSL takes its time, and a dump has none until the tree runs again.
+    import hashlib
+
+    return CheckpointId(hashlib.sha256(manifest).hexdigest())
 
 
 def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
@@ -76,7 +82,7 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     Raises IntegrityError if `checkpoint_id` is not its SHA-256, StoreUnusable if a newer crckpt wrote it.
     """
     short = checkpoint_id[:SHORT]
-    if hashlib.sha256(manifest).hexdigest() != checkpoint_id:
+    if _id_of(manifest) != checkpoint_id:
         raise IntegrityError(f"the manifest of checkpoint {short} is damaged: its SHA-256 is not its id")
     try:
         # Only json reads the lone surrogates of a note in no encoding, and says what schema it is if it is another.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +59,9 @@ def environment(criu: Path, tracker: str) -> Mapping[str, str]:
 
 def identity(criu: Path) -> str:
     """What stands for this crckpt, its library, and this CRIU: it differs when one of them was exchanged."""
+    # OpenSSL takes its time: not every dump needs it before the tree runs again.
+    import hashlib
+
     found = criu.stat()
     told = (__version__, str(LIBRARY), str(criu), str(found.st_ino), str(found.st_mtime_ns), str(found.st_size))
     library = LIBRARY.read_bytes() if LIBRARY.exists() else b""

@@ -250,10 +250,10 @@ def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
 def test_pages_are_copied_forward_wherever_they_lie_in_a_process(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     content = [number.to_bytes(8, "little") * 512 for number in range(1, 20_001)]
-    # The last of five packs, which begins with page 16,383, keeps a tenth of its pages, and the details.
-    changed = [each if at < 16_400 or at % 10 == 0 else each[::-1] for at, each in enumerate(content)]
+    # The last of five packs, which begins with page 16,383, keeps a twentieth of its pages, and the details.
+    changed = [each if at < 16_400 or at % 20 == 0 else each[::-1] for at, each in enumerate(content)]
     for some in (content, changed):
         images = ImageSet({"pagemap-100.img": [Area(PAGE_SIZE, tuple(some))]})
         checkpoint = store(repository, tmp_path, images)
-    assert checkpoint.statistics.copied_bytes == (16_400 - 16_383 + 360 + 1) * PAGE_SIZE
+    assert checkpoint.statistics.copied_bytes == (16_400 - 16_383 + 180 + 1) * PAGE_SIZE
     assert restored(repository, checkpoint, tmp_path)["pages-1.img"] == b"".join(changed)
