@@ -118,9 +118,9 @@ class Observed(Struct, frozen=True):
 def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
     """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known."""
     tree = proc.read_tree(root)
+    descriptors = _descriptors(tree)
     # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.
     measured = _meanwhile(lambda: proc.memory(*tree.pids) if memory is None else memory)
-    descriptors = _descriptors(tree)
     sockets = tuple(_kinds(descriptors))
     passing = _passing(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
