@@ -68,9 +68,10 @@ def worth_copying(used: Mask, starts: Places, new: int) -> Mask:
         return chosen
     for pack in _small(live):
         chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
-    if live.sum() >= USED_BELOW * sizes[live > 0].sum():
+    in_use = live.sum()
+    if in_use >= USED_BELOW * sizes[live > 0].sum():
         return chosen
-    budget = int(min(PER_NEW * new, max(PER_NEW_OF_MUCH * new, OF_ALL * (live.sum() + new))))
+    budget = int(min(PER_NEW * new, max(PER_NEW_OF_MUCH * new, OF_ALL * (in_use + new))))
     shares = np.where(live > 0, live / sizes, 1)
     for pack in np.argsort(shares, kind="stable").tolist():
         if budget <= 0 or shares[pack] == 1:

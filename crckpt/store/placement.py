@@ -39,7 +39,6 @@ _READ_AHEAD: Final = 16
 _MOST_AHEAD: Final = 64
 """Batches of as many that may be unpacked before the memory is there: 128 MiB."""
 
-
 _EXTENTS_AT_ONCE: Final = 1 << 18
 """Extents that are planned at once, or all of one pack: that takes some 200 bytes each."""
 
