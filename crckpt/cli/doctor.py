@@ -60,7 +60,8 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     from crckpt.ops.predict import predict
-    from crckpt.ops.subject import Request, examine
+    from crckpt.ops.request import Request
+    from crckpt.ops.subject import examine
 
     if fix:
         raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")

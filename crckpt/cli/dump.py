@@ -15,7 +15,8 @@ from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.ops.subject import PreCopy
+    from crckpt.ops.dumping import Dumped
+    from crckpt.ops.request import PreCopy
 
 _ROUNDS: Final = 8
 
@@ -114,9 +115,8 @@ def dump(
     # Before much is loaded: of what the child changes, if it is only a count of references, the kernel copies the page.
     let_go = continued_in_background() if asynchronous and not dry_run else None
 
-    from crckpt.ops.dump import Dumped
     from crckpt.ops.dump import dump as perform
-    from crckpt.ops.subject import Request
+    from crckpt.ops.request import Request
 
     request = Request(
         target,
@@ -154,7 +154,7 @@ def dump(
 
 
 def _rounds(wanted: bool, most: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
-    from crckpt.ops.subject import PreCopy
+    from crckpt.ops.request import PreCopy
 
     if not wanted and (most is not None or max_freeze is not None or abort_over):
         words = "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"

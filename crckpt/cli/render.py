@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from crckpt.causes import Finding
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
-    from crckpt.ops.dump import Dumped
+    from crckpt.ops.dumping import Dumped
     from crckpt.ops.incremental import Copied, Tracked
     from crckpt.ops.predict import Foreseen
     from crckpt.ops.restore import Restored

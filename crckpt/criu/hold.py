@@ -1,10 +1,10 @@
-"""The hold: CRIU waits for us while the tree is frozen, or before a restored one runs.
+"""The hold: CRIU waits for us before it freezes the tree, while it is frozen, or before a restored one runs.
 
-It does at `post-dump` or `post-restore`, by an action script, and before it resets the first bit of what was written
-(the gate), by the preload library: in a pre-dump, too, where it runs no script in the freeze. Either waits for a lock
-that crckpt holds, then answers by what is *recorded*: a file `commit` beside it means go on, anything else means undo.
-The kernel lets go of the lock when crckpt dies, so a dead crckpt aborts: after a dump CRIU resumes the tree with its
-connections, after a restore it ends what it has built.
+It does at `pre-dump`, `post-dump` or `post-restore`, by an action script, and before it resets the first bit of what
+was written (the gate), by the preload library: in a pre-dump, too, where it runs no script in the freeze. Either waits
+for a lock that crckpt holds, then answers by what is *recorded*: a file `commit` beside it means go on, anything else
+means undo. The kernel lets go of the lock when crckpt dies, so a dead crckpt aborts: before a dump CRIU leaves the tree
+alone, after it resumes the tree with its connections, after a restore it ends what it has built.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
 from crckpt.errors import HostCannot
 from crckpt.host.files import remove_tree
+from crckpt.host.steps import step
 
-Step = Literal["post-dump", "post-restore"]
+Step = Literal["pre-dump", "post-dump", "post-restore"]
 
 # `<>` opens the pipe without waiting for a reader: a dead crckpt must not keep the tree frozen. And of the files that
 # NFS is to lock alone it wants those that are open for writing.
 _SCRIPT = """#!/bin/sh
-here=${0%/*}
-[ "$CRTOOLS_SCRIPT_ACTION" = @STEP@ ] || exit 0
+case "$CRTOOLS_SCRIPT_ACTION" in
+@STEPS@) here=${0%/*}/$CRTOOLS_SCRIPT_ACTION ;;
+*) exit 0 ;;
+esac
 echo . 1<>"$here/reached"
+[ ! -e "$here/commit" ] || exit 0
 exec 9<>"$here/owner"
 flock 9
 [ -e "$here/commit" ]
@@ -53,11 +57,12 @@ class Hold:
 
     @property
     def script(self) -> Path:
-        """What `held` has written, as CRIU's action script."""
-        return self._directory / "hold"
+        """What `held` has written, as CRIU's action script: one for all steps."""
+        return self._directory.parent / "hold"
 
     def commit(self) -> None:
         """CRIU goes on: the dumped tree is ended (or runs on, as it was told), the restored one starts to run."""
+        step("hold.commit", self._directory)
         (self._directory / "commit").touch(mode=0o600)
         self.release()
 
@@ -69,21 +74,31 @@ class Hold:
         self._lock = self.reached = -1
 
 
+def may_hold(directory: Path) -> bool:
+    """Whether a script can be run that lies in `directory`."""
+    return not os.statvfs(directory).f_flag & os.ST_NOEXEC
+
+
 @contextmanager
-def held(directory: Path, step: Step) -> Iterator[Hold]:
-    """A hold at this step of CRIU, by its script, that is aborted unless the block commits it. Raises HostCannot."""
-    if os.statvfs(directory.parent).f_flag & os.ST_NOEXEC:
+def held(directory: Path, *steps: Step) -> Iterator[tuple[Hold, ...]]:
+    """A hold at each of these steps of CRIU, by a script in `directory`, that is aborted unless the block commits it.
+
+    Raises HostCannot.
+    """
+    if not may_hold(directory.parent):
         raise HostCannot(
             f"{directory} is mounted noexec, and CRIU must run a script there",
             hint="use a store on a file system that is mounted exec: --store DIR, or CRCKPT_STORE=DIR",
         )
-    hold = Hold(directory)
-    try:
-        hold.script.write_text(_SCRIPT.replace("@STEP@", step))
-        hold.script.chmod(0o700)
-        yield hold
-    finally:
-        hold.release()
+    directory.mkdir(mode=0o700)
+    with ExitStack() as stack:
+        holds = tuple(Hold(directory / name) for name in steps)
+        for hold in holds:
+            stack.callback(hold.release)
+        script = directory / "hold"
+        script.write_text(_SCRIPT.replace("@STEPS@", "|".join(steps)))
+        script.chmod(0o700)
+        yield holds
 
 
 @contextmanager

@@ -73,7 +73,10 @@ def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
     """
     import numpy as np
 
+    bounds = np.array([edge // PAGE_SIZE for each in ranges for edge in (each.start, each.end)], np.uint64)
     huge = [(each.start // PAGE_SIZE, each.end // PAGE_SIZE) for each in ranges if each.wants_huge_pages]
+    if not huge:
+        return np.sort(bounds)
     _, first, count, is_huge = cut(first, count, np.array(list(chain(*huge)), np.uint64))
     # A huge page may reach beyond the mapping: the kernel joins those that are next to each other.
     starts = [np.arange(start // _REGION, -(-end // _REGION), dtype=np.uint64) * _REGION for start, end in huge]
@@ -84,7 +87,6 @@ def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
     begins = np.flatnonzero(np.diff(page // _REGION, prepend=~np.uint64(0)) != 0)
     there = np.add.reduceat(pages, begins)
     left_out = page[begins[there < _REGION]]
-    bounds = np.array([edge // PAGE_SIZE for each in ranges for edge in (each.start, each.end)], np.uint64)
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.criu.engine import run_id
-from crckpt.errors import CrckptError, DumpFailed, IntegrityError, Interrupted, TreeStopped
+from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import network, proc
 from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.failures import as_ours
@@ -51,16 +51,6 @@ class TreeState(Struct, frozen=True):
         if self.kind == "lost":
             return "crckpt list shows what it can be restored from"
         return f"kill -CONT {' '.join(str(pid) for pid in self.pids)}" if self.kind == "stopped" else ""
-
-
-@contextmanager
-def untouched_said() -> Iterator[None]:
-    """If the block, which does nothing to the tree, is interrupted or the system refuses something: say so."""
-    try:
-        yield
-    except (Interrupted, OSError) as error:
-        ours = as_ours(error, DumpFailed, "the dump")
-        raise type(ours)(f"{ours.message}; nothing was begun, the tree runs on", hint=ours.hint) from error
 
 
 @contextmanager

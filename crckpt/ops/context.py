@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, UsageError
 
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu
@@ -54,6 +54,12 @@ def need_root(doing: str) -> None:
     """Raises HostCannot unless we are root."""
     if os.geteuid() != 0:
         raise HostCannot(f"{doing} needs root", hint="run it again with sudo")
+
+
+def need_staging(context: Context) -> None:
+    """Raises UsageError unless the place for the images that the user named, if any, is there."""
+    if context.staging is not None and not context.staging.is_dir():
+        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
 
 
 def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-from msgspec.structs import replace
+from crckpt.errors import Interrupted, UsageError
+from crckpt.host import proc, targets
+from crckpt.host.signals import interrupts_put_off
+from crckpt.ops.begin import begun, placed
+from crckpt.ops.context import Context, need_root
+from crckpt.ops.failures import untouched_said
+from crckpt.ops.request import Request
+from crckpt.store import is_blank
 
-from crckpt.criu.command import Paths
-from crckpt.criu.engine import Outcome, follow, run_id
-from crckpt.criu.find import Criu
-from crckpt.criu.hold import held
-from crckpt.errors import DumpFailed, IntegrityError, Interrupted, PreflightRefused, UsageError
-from crckpt.host import machine, proc
-from crckpt.host.cores import left_to
-from crckpt.host.files import remove_tree
-from crckpt.host.signals import interrupts_let_in, interrupts_put_off
-from crckpt.images.inventory import read_inventory
-from crckpt.images.stats import read_dump_stats
-from crckpt.model import JobName, Task
-from crckpt.ops.aftermath import tree_state_said, untouched_said
-from crckpt.ops.context import Context
-from crckpt.ops.failures import as_ours
-from crckpt.ops.gated import gated
-from crckpt.ops.incremental import Tracked, way
-from crckpt.ops.pre_copy import pre_copy
-from crckpt.ops.subject import Copying, Request, Subject, Unfit, looked_at_again, subject_of, succeeded
-from crckpt.preflight.dump import Plan
-from crckpt.store import STAGING, Checkpoint, NewCheckpoint, Repository, ingest, is_blank, load, staged
-
-# The system's init may take its time; any other parent reaps at once, or nobody knows when.
-_REAPED_BY_INIT_WITHIN_S = 5.0
-_REAPED_BY_PARENT_WITHIN_S = 0.5
+if TYPE_CHECKING:
+    from crckpt.ops.dumping import Dumped
 
 
-class Dumped(Struct, frozen=True):
-    """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
-
-    `unreaped` are PIDs of the ended tree that its parent still keeps: a restore must wait for them. `tracked` is
-    None if nobody asked for an incremental dump.
-    """
-
-    job: JobName
-    pid: int
-    plan: Plan
-    command: tuple[str, ...]
-    criu: Criu
-    stop: bool
-    frozen_ms: float = 0.0
-    pending: bool = False
-    checkpoint: Checkpoint | None = None
-    unreaped: tuple[int, ...] = ()
-    tracked: Tracked | None = None
-    copying: Copying | None = None
-
-
-Running = Callable[[Dumped], None]
-
-
-def dump(request: Request, context: Context, running: Running = lambda _: None) -> Dumped:
+def dump(request: Request, context: Context, running: Callable[[Dumped], None] = lambda _: None) -> Dumped:
     """Checkpoint the tree that `request.target` names. `running` is called once it runs again, and before it is stored.
 
     If `request` is asynchronous nobody hears of what fails after that: it is remembered as lost.
@@ -76,27 +32,28 @@ def dump(request: Request, context: Context, running: Running = lambda _: None) 
         with ExitStack() as stack:
             with untouched_said():
                 _check(request)
-                subject = subject_of(request, context)
+                need_root("to checkpoint a process")
+                pid = targets.resolve(request.target)
+                root = proc.read_process(pid)
+                place = waiting = None
+                # Where there is no store yet, a dump that is refused makes none.
+                if root is not None and not request.dry_run and not is_blank(context.store):
+                    place = stack.enter_context(placed(context))
+                    waiting = stack.enter_context(begun(request, root, context, place))
+                with interrupts_put_off():
+                    # Loaded while CRIU starts.
+                    from crckpt.ops.aftermath import tree_state_said
+                    from crckpt.ops.dumping import dry_run, dumped
+                    from crckpt.ops.subject import subject_of
+                subject = subject_of(request, context, pid)
                 if request.dry_run:
-                    return _dry_run(subject)
-                repository = context.repository(create=True)
-                stack.enter_context(repository.shared())
-                work = stack.enter_context(repository.transaction()).path
-                staging = work
-                if context.staging is not None:
-                    staging = stack.enter_context(staged(context.staging))
-                    (work / STAGING).symlink_to(staging)
-                paths = _paths(work, staging)
+                    return dry_run(subject)
+                if place is None:
+                    place = stack.enter_context(placed(context))
                 # Between the two, an interruption would end in half a sentence.
                 stack.enter_context(interrupts_put_off())
-            with tree_state_said(subject.seen.tree, paths.work / "dump.log", repository):
-                subject = pre_copy(_followed_by(subject, stack), repository, work, staging)
-                try:
-                    done = _dumped(subject, repository, paths, running)
-                except Unfit as error:
-                    done = _dumped(_to_be_full(subject, error, paths), repository, paths, running)
-        if request.stop:
-            done = replace(done, unreaped=_unreaped(subject.seen.tree))
+            with tree_state_said(subject.seen.tree, place.log, place.repository):
+                done = dumped(subject, place, waiting, running)
     except Interrupted:
         if done is None:
             raise
@@ -111,199 +68,3 @@ def _check(request: Request) -> None:
     if request.pre_copy is not None and request.incremental is False:
         hint = "leave one of them out"
         raise UsageError("--pre-copy leaves to the freeze what was written since: that is incremental", hint=hint)
-
-
-def _dry_run(subject: Subject) -> Dumped:
-    """What would be done; nothing is begun, no tracker is started, and no store made.
-
-    Raises StoreUnusable if there is one that cannot be used.
-    """
-    if not is_blank(subject.context.store):
-        subject.context.repository()
-    tracked = subject.foreseen(wanted=subject.request.wants_tracker)
-    done = _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
-    return replace(done, tracked=tracked, copying=Copying(()) if subject.request.pre_copy is not None else None)
-
-
-def _followed_by(subject: Subject, stack: ExitStack) -> Subject:
-    """The subject, and the way to dump it."""
-    wanted = subject.request.wants_tracker
-    found = way(subject.seen.tree.root, subject.criu.path, wanted=wanted, apart=subject.apart)
-    if found is not None:
-        stack.callback(found.close)
-    return replace(subject, way=found)
-
-
-def _paths(work: Path, staging: Path) -> Paths:
-    images = staging / "images"
-    images.mkdir(mode=0o700)
-    return Paths(images, work)
-
-
-def _result(subject: Subject, command: tuple[str, ...]) -> Dumped:
-    pid, stop = subject.seen.tree.root.pid, subject.request.stop
-    return Dumped(subject.job, pid, subject.planned, command, subject.criu, stop, copying=subject.copying)
-
-
-def _dumped(subject: Subject, repository: Repository, paths: Paths, running: Running) -> Dumped:
-    if subject.way is not None:
-        counts = subject.way.followed is not None and subject.copying is not None and bool(subject.copying.rounds)
-        subject.way.begin(repository, subject.criu.path, lambda: paths.images.parent)
-        if counts and subject.base is None and _must_be_short(subject.request):
-            raise PreflightRefused(
-                f"the tree would be frozen for longer than was foreseen: what was copied beforehand does not count any "
-                f"more ({subject.way.told.why_full})",
-                hint="try again, or leave out --abort-over",
-            )
-    if subject.request.stop:
-        return _held_until_committed(subject, repository, paths)
-    return _left_running(subject, repository, paths, running)
-
-
-def _to_be_full(subject: Subject, error: Unfit, paths: Paths) -> Subject:
-    """The subject as it is now, and nothing left of the dump that failed. Raises `error` if a long freeze is unwanted.
-
-    A program that replaced itself since it was looked at has other files, and may have another name.
-    """
-    request, way = subject.request, subject.way
-    if way is None or _must_be_short(request):
-        raise error
-    way.unfit(error.why)
-    for left in (paths.images, _hold(paths)):
-        if left.exists():
-            remove_tree(left, "images")
-    paths.images.mkdir(mode=0o700)
-    return looked_at_again(subject)
-
-
-def _must_be_short(request: Request) -> bool:
-    return request.pre_copy is not None and request.pre_copy.abort_over
-
-
-def _hold(paths: Paths) -> Path:
-    return paths.work / "hold"
-
-
-def _left_running(subject: Subject, repository: Repository, paths: Paths, running: Running) -> Dumped:
-    """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
-    details = _details(subject)
-    outcome = succeeded(subject, _followed(subject, paths))
-    written = paths.work / "stats-dump"
-    frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
-    # CRIU writes it when the tree has just gone on.
-    ended = datetime.fromtimestamp(written.stat().st_mtime, UTC)
-    # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
-    created = ended - timedelta(milliseconds=frozen_ms / 2)
-    new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - outcome.started) * 1000)
-    done = replace(_result(subject, outcome.argv), frozen_ms=frozen_ms, tracked=_tracked(subject, paths))
-    alone = subject.request.asynchronous
-    with interrupts_let_in(), repository.announced(new.job, new.created, new.run_id, alone=alone):
-        running(replace(done, pending=True))
-        try:
-            with left_to(subject.seen.tree.pids):
-                return replace(done, checkpoint=_committed(subject, repository, paths, new))
-        except OSError as error:
-            raise as_ours(error, DumpFailed, "the dump") from error
-
-
-def _followed(subject: Subject, paths: Paths) -> Outcome:
-    command, log = subject.command(paths), paths.work / "dump.log"
-    if subject.way is None or not subject.way.tracks:
-        # What is loaded beside CRIU makes it a little slower: whoever is only waiting for the tree waits less without.
-        meanwhile = (lambda: None) if subject.request.asynchronous else load
-        return follow(command, log, meanwhile=meanwhile)
-    return gated(command, log, subject.way)
-
-
-def _held_until_committed(subject: Subject, repository: Repository, paths: Paths) -> Dumped:
-    """The tree is held frozen until its checkpoint is committed, and only then ended."""
-    details = _details(subject)
-    log = paths.work / "dump.log"
-    saved: list[Checkpoint] = []
-    with held(_hold(paths), "post-dump") as hold:
-        command = subject.command(Paths(paths.images, paths.work, hold.script))
-        began = time.monotonic()
-
-        def commit() -> None:
-            # An interruption amid an import would leave the lock taken for which the thread that loads waits for ever.
-            with interrupts_put_off():
-                load()
-            if subject.way is not None:
-                subject.way.frozen()
-            # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
-            spent_ms = (time.monotonic() - began) * 1000
-            new = _new(subject, log.read_text(errors="replace"), details, datetime.now(UTC), spent_ms, spent_ms)
-            saved.append(_committed(subject, repository, paths, new))
-
-        succeeded(subject, follow(command, log, hold=hold, in_hold=commit, meanwhile=load))
-    return replace(_result(subject, command), checkpoint=saved[0], tracked=_tracked(subject, paths))
-
-
-def _tracked(subject: Subject, paths: Paths) -> Tracked | None:
-    if subject.way is None:
-        return None
-    try:
-        return subject.way.counted(read_dump_stats((paths.work / "stats-dump").read_bytes()))
-    except (OSError, IntegrityError):
-        # CRIU writes them when it has ended the tree: a disk that is full by then costs these numbers, and no more.
-        return subject.way.told
-
-
-def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
-    """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
-    others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
-    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
-    within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
-    return (*proc.wait_until_gone((tree.root.pid,), within), *left)
-
-
-def _new(
-    subject: Subject, log: str, details: bytes, created: datetime, frozen_ms: float, dump_ms: float
-) -> NewCheckpoint:
-    return NewCheckpoint(
-        job=subject.job,
-        created=created,
-        host=machine.host(subject.criu.version, subject.criu.digest),
-        options=subject.planned.options,
-        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in subject.seen.tree.processes),
-        note=subject.request.note,
-        run_id=run_id(log),
-        stopped=subject.request.stop,
-        frozen_ms=frozen_ms,
-        dump_ms=dump_ms,
-        details=details,
-        config_digest=subject.context.config_digest,
-        parent=subject.base.checkpoint if subject.base else None,
-        base=subject.base.directory if subject.base else None,
-    )
-
-
-def _committed(subject: Subject, repository: Repository, paths: Paths, new: NewCheckpoint) -> Checkpoint:
-    context = subject.context
-    # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
-    read_inventory((paths.images / "inventory.img").read_bytes())
-    if subject.base:
-        subject.base.lend_pages(paths.images)
-    checkpoint = ingest(repository, paths.images, new, compress=context.compress, progress=context.progress)
-    if subject.way is not None:
-        subject.way.committed(checkpoint.id)
-    if subject.request.tag is not None:
-        repository.tag(checkpoint.id, subject.request.tag)
-    return checkpoint
-
-
-def _details(subject: Subject) -> bytes:
-    """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files."""
-    processes = [
-        {
-            "pid": process.ns_pids[-1],
-            "command_line": proc.command_line(process.pid),
-            "directory": proc.working_directory(process.pid),
-        }
-        for process in subject.seen.tree.processes
-    ]
-    logs = [found for found in subject.seen.descriptors if found.is_append_only]
-    # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.
-    truncated = {found.target for found in logs if found.pos > found.size}
-    appended = {found.target: found.size for found in logs if found.target not in truncated}
-    return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()

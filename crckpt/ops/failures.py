@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
-from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable, UsageError
+from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation, Place
@@ -49,6 +49,16 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
         hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
+
+
+@contextmanager
+def untouched_said() -> Iterator[None]:
+    """If the block, which does nothing to the tree, is interrupted or the system refuses something: say so."""
+    try:
+        yield
+    except (Interrupted, OSError) as error:
+        ours = as_ours(error, DumpFailed, "the dump")
+        raise type(ours)(f"{ours.message}; nothing was begun, the tree runs on", hint=ours.hint) from error
 
 
 @contextmanager

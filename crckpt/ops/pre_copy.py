@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from crckpt.errors import PreflightRefused
 from crckpt.ops.freeze import forecast, left_to_freeze
 from crckpt.ops.incremental import Copied, Way
+from crckpt.ops.request import PreCopy
 from crckpt.ops.rounds import take_rounds, why_none
-from crckpt.ops.subject import Copying, PreCopy, Subject, looked_at_again
+from crckpt.ops.subject import Copying, Subject, looked_at_again
 from crckpt.store import Repository, staged
 
 _LITTLE: Final = 32 << 20

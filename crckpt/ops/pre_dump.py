@@ -10,14 +10,16 @@ from msgspec.structs import replace
 
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
+from crckpt.host import targets
 from crckpt.host.signals import interrupts_put_off
 from crckpt.model import JobName
-from crckpt.ops.aftermath import tree_state_said, untouched_said
-from crckpt.ops.context import Context
-from crckpt.ops.failures import as_ours
+from crckpt.ops.aftermath import tree_state_said
+from crckpt.ops.context import Context, need_root
+from crckpt.ops.failures import as_ours, untouched_said
 from crckpt.ops.incremental import Copied, Tracked, way
+from crckpt.ops.request import Request
 from crckpt.ops.rounds import take
-from crckpt.ops.subject import Request, Subject, subject_of
+from crckpt.ops.subject import Subject, subject_of
 from crckpt.store import Repository
 
 
@@ -41,7 +43,8 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
     try:
         with ExitStack() as stack:
             with untouched_said():
-                subject = subject_of(request, context)
+                need_root("to checkpoint a process")
+                subject = subject_of(request, context, targets.resolve(request.target))
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path

@@ -252,7 +252,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
     """Let CRIU build the tree, and let it run if `look` raises nothing in the hold."""
     work = subject.work
     with (
-        held(work / "hold", "post-restore") as hold,
+        held(work / "hold", "post-restore") as (hold,),
         outside_ends(subject.verdict.outside_pipes, None) as kept,
     ):
         # There are no peers: a connection that were kept would send into the void.

@@ -221,7 +221,7 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         images = streamer.directory
         if as_files:
             images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress)
-        hold = stack.enter_context(held(work / "hold", "post-restore"))
+        (hold,) = stack.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace:
             new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))

@@ -6,7 +6,6 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct, structs
 
@@ -19,10 +18,11 @@ from crckpt.host import observe, proc, room, targets
 from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.base import Base
-from crckpt.ops.context import Context, as_user, entered, need_root
+from crckpt.ops.context import Context, as_user, entered, need_root, need_staging
 from crckpt.ops.failures import explained, refused
 from crckpt.ops.freeze import is_in_memory
 from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
+from crckpt.ops.request import Request
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
@@ -38,41 +38,6 @@ class Unfit(DumpFailed):
     """The tree did not fit what the dump or round counts from: in full it can be done. `why` says so in a clause."""
 
     why = ""
-
-
-class PreCopy(Struct, frozen=True):
-    """Copy in rounds before the freeze, `most` at the most, or until a freeze of `max_freeze_ms` is foreseen.
-
-    `abort_over`: if a longer one is foreseen all the same, make no dump.
-    """
-
-    most: int
-    max_freeze_ms: float | None = None
-    abort_over: bool = False
-
-
-class Request(Struct, frozen=True):
-    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump.
-
-    `incremental` None: if the tree is tracked already, or is to be copied in rounds before (`pre_copy`).
-    """
-
-    target: str
-    job: str | None = None
-    stop: bool = False
-    tcp: Literal["keep", "close"] | None = None
-    tag: str | None = None
-    note: str | None = None
-    dry_run: bool = False
-    asynchronous: bool = False
-    preflight: bool = True
-    incremental: bool | None = None
-    pre_copy: PreCopy | None = None
-
-    @property
-    def wants_tracker(self) -> bool | None:
-        """Whether a tracker is to be started; None: no, but one that is there is used."""
-        return True if self.pre_copy is not None else self.incremental
 
 
 class Copying(Struct, frozen=True):
@@ -143,8 +108,7 @@ def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
     return Paths(images, work, ours / paths.script.relative_to("/") if paths.script else None)
 
 
-def _look(request: Request, memory: int | None) -> tuple[observe.Observed, JobName]:
-    pid = targets.resolve(request.target)
+def _look(request: Request, pid: int, memory: int | None) -> tuple[observe.Observed, JobName]:
     own = proc.read_process(os.getpid())
     process = proc.read_process(pid)
     assert own is not None
@@ -180,19 +144,19 @@ class Examined(Struct, frozen=True):
 def examine(request: Request, context: Context) -> Examined:
     """Look at a tree as `dump` does before it freezes it. Raises UsageError, PreflightRefused, HostCannot."""
     need_root("to look into a process")
-    subject = _looked_at(request, context)
+    subject = _looked_at(request, context, targets.resolve(request.target))
     return Examined(
         subject.seen.tree.root.pid, _against(subject), subject.planned, subject.seen, subject.job, subject.criu
     )
 
 
-def subject_of(request: Request, context: Context, memory: int | None = None) -> Subject:
-    """What the request names, if nothing stands against a dump. Raises UsageError, PreflightRefused, HostCannot.
+def subject_of(request: Request, context: Context, pid: int, memory: int | None = None) -> Subject:
+    """What the request names, process `pid`, if nothing stands against a dump.
 
-    `memory` is how many bytes of it are to be dumped; it is measured if it is not known.
+    `memory` is how many bytes of it are to be dumped; it is measured if it is not known. Raises UsageError,
+    PreflightRefused, HostCannot.
     """
-    need_root("to checkpoint a process")
-    subject = _looked_at(request, context, memory)
+    subject = _looked_at(request, context, pid, memory)
     if (request.preflight or request.dry_run) and (blockers := _against(subject, memory)):
         raise refused(blockers)
     return subject
@@ -204,9 +168,9 @@ def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
     Raises what that raises, and DumpFailed if the tree has ended and another has its PID.
     """
     root = subject.seen.tree.root
-    # By its PID: what else names it may name another one by now, and an exec has changed its own name.
-    request = structs.replace(subject.request, target=str(root.pid), job=subject.job)
-    again = subject_of(request, subject.context, memory)
+    # An exec has changed its name.
+    request = structs.replace(subject.request, job=subject.job)
+    again = subject_of(request, subject.context, root.pid, memory)
     if again.seen.tree.root.start != root.start:
         raise DumpFailed(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {subject.request.target}")
     return structs.replace(again, way=subject.way, copying=subject.copying)
@@ -234,8 +198,8 @@ def _images(subject: Subject) -> int:
     return min(seen.memory, expected)
 
 
-def _looked_at(request: Request, context: Context, memory: int | None = None) -> Subject:
-    seen, job = _look(request, memory)
+def _looked_at(request: Request, context: Context, pid: int, memory: int | None = None) -> Subject:
+    seen, job = _look(request, pid, memory)
     criu = context.criu()
     planned = plan(
         seen,
@@ -248,8 +212,7 @@ def _looked_at(request: Request, context: Context, memory: int | None = None) ->
 
 
 def _room(context: Context) -> Room:
-    if context.staging is not None and not context.staging.is_dir():
-        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+    need_staging(context)
     store = room.existing(context.store)
     directory = context.staging or store
     return Room(

@@ -25,8 +25,9 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError
 from crckpt.host import proc
-from crckpt.host.files import remove_tree, runtime_directory
+from crckpt.host.files import remove_tree
 from crckpt.tracking import preload
+from crckpt.tracking.places import place_of_keeper
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 _PEER: Final = struct.Struct("iII")
@@ -73,16 +74,6 @@ class Answer(Struct, frozen=True):
     began: Round | None = None
     busy: int = 0
     refused: str = ""
-
-
-def place(root: proc.Process) -> Path:
-    """The socket of this process's keeper. It is left behind if the keeper is killed."""
-    return directory() / f"{root.pid}-{root.start}"
-
-
-def directory() -> Path:
-    """Where the sockets are."""
-    return runtime_directory() / "keepers"
 
 
 def peer(connection: socket.socket) -> int:
@@ -251,7 +242,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         environment,
         identity=preload.identity(criu),
     )
-    path = place(root)
+    path = place_of_keeper(root)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.umask(0o177)
     # One that was killed left its own.

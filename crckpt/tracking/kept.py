@@ -15,7 +15,8 @@ import msgspec
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc, run
-from crckpt.tracking.keeper import Answer, Keeper, Request, directory, peer, place
+from crckpt.tracking.keeper import Answer, Keeper, Request, peer
+from crckpt.tracking.places import directory_of_keepers, place_of_keeper
 from crckpt.tracking.tracker import Round
 
 _PATIENCE_S: Final = 60.0
@@ -129,12 +130,12 @@ def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
 
 def was_killed(root: proc.Process) -> bool:
     """Whether the tree, which nobody follows, had a keeper that was killed: the next dump starts another."""
-    return place(root).exists()
+    return place_of_keeper(root).exists()
 
 
 def running(root: proc.Process) -> Session | None:
     """That of the keeper that the tree has, if it has one."""
-    return _connected(place(root))
+    return _connected(place_of_keeper(root))
 
 
 def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session] | Unanswered]:
@@ -168,7 +169,7 @@ def forget(of: int | None = None) -> bool:
 def _places(of: int | None) -> Iterator[tuple[Path, int | None]]:
     """The sockets, and the PIDs of the processes whose keepers they are; None of one that has ended."""
     with suppress(FileNotFoundError):
-        for path in sorted(directory().iterdir()):
+        for path in sorted(directory_of_keepers().iterdir()):
             if not path.is_socket():
                 continue
             pid, _, start = path.name.partition("-")

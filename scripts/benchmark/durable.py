@@ -13,6 +13,7 @@ from benchmark.peers import PEERS, bare_dump
 from benchmark.report import Row
 from benchmark.setting import WRITTEN_BETWEEN, Setting
 from benchmark.targets import Target, started
+from crckpt.store import Repository
 
 BOUND = 1.0
 _CHECKPOINTS = ("first", "second")
@@ -42,6 +43,8 @@ def _measure(setting: Setting, target: Target, turn: int, samples: Samples) -> N
     with setting.fresh() as directory:
         for peer in peers:
             peer.prepare(directory / peer.name)
+        # As theirs, our store is there.
+        Repository.open(directory / "store", create=True)
         for number, which in enumerate(_CHECKPOINTS):
             if number:
                 target.write(WRITTEN_BETWEEN)

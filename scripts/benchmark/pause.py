@@ -11,6 +11,7 @@ from benchmark.peers import bare_dump
 from benchmark.report import Row
 from benchmark.setting import Setting, wait_committed
 from benchmark.targets import STAMPING, Target, started
+from crckpt.store import Repository
 
 PAUSE_BOUND = 1.05
 WALL_BOUND = 1.3
@@ -47,6 +48,7 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
         for _ in range(setting.many_runs):
             with setting.fresh() as directory:
                 store = directory / "store"
+                Repository.open(store, create=True)
                 dump = partial(setting.crckpt, store, "dump", str(target.pid), "job", *asynchronous)
                 ours.take(target, dump, returns_when_running=bool(asynchronous))
                 wait_committed(store)

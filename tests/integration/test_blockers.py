@@ -17,7 +17,8 @@ from trees import PYTHON, Case, Tree, open_workdir, runs, wait_for
 
 from crckpt.causes import cause
 from crckpt.ops.context import Context
-from crckpt.ops.subject import Request, examine
+from crckpt.ops.request import Request
+from crckpt.ops.subject import examine
 
 REFUSED: Final = 24
 FAILED: Final = 21

@@ -10,7 +10,8 @@ from stopped import BY_NAME
 from trees import CASES, PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
-from crckpt.ops.subject import Request, examine
+from crckpt.ops.request import Request
+from crckpt.ops.subject import examine
 
 REFUSED = 24
 

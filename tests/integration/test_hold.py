@@ -1,5 +1,6 @@
 """With --stop the tree is held until its checkpoint is safe: what fails before that point only costs time."""
 
+import json
 import os
 import signal
 import subprocess
@@ -36,9 +37,14 @@ def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status
     with _mounted(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")
         kept = checkpoints(crckpt)
-        criu = _filling(tmp_path / "criu", tree.pid, crckpt.store / "filler", filler)
-        words = ("--tcp", "keep", "--stop", "--json", "--criu", str(criu))
-        error = crckpt.run("dump", str(tree.pid), "job", *words, status=status).document["error"]
+        words = ("--tcp", "keep", "--stop", "--json")
+        dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the freeze")
+        (crckpt.store / "filler").write_bytes(bytes(filler << 20))
+        dump.send_signal(signal.SIGCONT)
+        out, _ = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == status
+        error = json.loads(out)["error"]
         assert says in error["message"]
         assert error["message"].endswith("; no checkpoint was made; the tree runs on")
         assert "--store" in error["hint"]
@@ -148,7 +154,7 @@ def test_an_exception_in_the_hold_comes_back_after_criu_has_resumed_the_tree(tmp
 
 
 def _dumped(paths: Paths, pid: int, in_hold: Callable[[], None]) -> Outcome:
-    with held(paths.work / "hold", "post-dump") as hold:
+    with held(paths.work / "hold", "post-dump") as (hold,):
         to = Paths(paths.images, paths.work, hold.script)
         command = dump_command(find(None, None).path, pid, to, Options(), leave_running=False)
         return follow(command, paths.work / "dump.log", hold=hold, in_hold=in_hold)
@@ -158,14 +164,6 @@ def _work(directory: Path) -> Paths:
     paths = Paths(directory / "work/images", directory / "work")
     paths.images.mkdir(parents=True)
     return paths
-
-
-def _filling(path: Path, pid: int, filler: Path, mebibytes: int) -> Path:
-    """A CRIU that writes a file of that size before it dumps the process."""
-    dd = f"dd if=/dev/zero of={filler} bs=1M count={mebibytes} 2>/dev/null"
-    path.write_text(f'#!/bin/sh\ncase "$*" in *"--tree {pid} "*) {dd};; esac\nexec {find(None, None).path} "$@"\n')
-    path.chmod(0o755)
-    return path
 
 
 @contextmanager

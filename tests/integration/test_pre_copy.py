@@ -26,9 +26,10 @@ from crckpt.criu.find import find
 from crckpt.errors import PreflightRefused
 from crckpt.host.proc import read_process
 from crckpt.ops.context import Context
-from crckpt.ops.subject import PreCopy, Request
-from crckpt.tracking.keeper import place
+from crckpt.ops.dump import dump
+from crckpt.ops.request import PreCopy, Request
 from crckpt.tracking.kept import ENDED, running
+from crckpt.tracking.places import place_of_keeper
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -177,19 +178,19 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was copied is lost when the rounds are over and their freeze was foreseen."""
-    dump = importlib.import_module("crckpt.ops.dump")
-    copies = dump.pre_copy
+    dumping = importlib.import_module("crckpt.ops.dumping")
+    copies = dumping.pre_copy
 
     def lost_after(*subject_and_places: Any) -> Any:
         copied_before = copies(*subject_and_places)
         os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
         return copied_before
 
-    monkeypatch.setattr(dump, "pre_copy", lost_after)
+    monkeypatch.setattr(dumping, "pre_copy", lost_after)
     asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)
     with pytest.raises(PreflightRefused, match="what was copied beforehand does not count any more") as refused:
-        dump.dump(Request(str(target.pid), "job", pre_copy=asked), context)
+        dump(Request(str(target.pid), "job", pre_copy=asked), context)
     assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
     assert ENDED in refused.value.message
     target.look()
@@ -262,14 +263,14 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
         elif what == "it is terminated":
             os.kill(keeping, signal.SIGTERM)
         else:
-            other.connect(str(place(root)))
+            other.connect(str(place_of_keeper(root)))
             other.sendall(b'{"do": "end"}\n')
         # What comes at the same time as the first question may be heard after it.
         assert dump.tell().dumping == dump.tell().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
     wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the dump")
     wait_ended([keeping])
-    assert place(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
+    assert place_of_keeper(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
 
 def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:

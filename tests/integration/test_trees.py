@@ -6,6 +6,8 @@ import pytest
 from command import Crckpt
 from trees import CASES, TRAINING, Case, Tree, started
 
+from crckpt.store import Repository
+
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
 
 
@@ -20,15 +22,18 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
 
 
 def test_a_checkpointed_tree_goes_on(tree: Tree, crckpt: Crckpt) -> None:
-    """A dump without --stop is a pause and nothing else."""
-    before, facts = tree.counters(), tree.facts()
-    crckpt.run("dump", str(tree.pid), "job", *_tcp(tree.case))
-    tree.wait_growth(before)
+    """A dump without --stop is a pause and nothing else: the first one of a store, and one that comes later."""
+    facts = tree.facts()
+    for _ in range(2):
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), "job", *_tcp(tree.case))
+        tree.wait_growth(before)
     _has_lost_nothing(tree, facts)
 
 
 def test_a_stopped_tree_comes_back(tree: Tree, crckpt: Crckpt) -> None:
     """Counters, memory and everything that the case is about are as they were."""
+    Repository.open(crckpt.store, create=True)
     tree.case.probe(tree.workdir)
     before, facts = tree.counters(), tree.facts()
     _stop_and_restore(tree, crckpt)

@@ -14,11 +14,11 @@ from crckpt.model import Options
 def main() -> None:
     """Never ends by itself."""
     criu, pid, work, when = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    with held(work / "hold", "post-dump") as hold:
+    with held(work / "hold", "post-dump") as (hold,):
 
         def die() -> None:
             if when == "after":
-                (work / "hold/commit").touch()
+                (work / "hold/post-dump/commit").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
         paths = Paths(work / "images", work, hold.script)

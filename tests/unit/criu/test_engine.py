@@ -44,7 +44,7 @@ def criu(tmp_path: Path) -> Path:
 def held_run(criu: Path, tmp_path: Path, in_hold: object) -> Outcome:
     assert callable(in_hold)
     log = tmp_path / "dump.log"
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         return follow((str(criu), str(log), str(hold.script)), log, hold=hold, in_hold=lambda: in_hold(log))
 
 
@@ -89,7 +89,7 @@ def test_an_exception_aborts_and_comes_back_after_the_end(criu: Path, tmp_path: 
 
 def test_a_record_that_cannot_be_written_aborts(criu: Path, tmp_path: Path) -> None:
     def break_it(_log: Path) -> None:
-        (tmp_path / "hold/commit").symlink_to("/nowhere/at/all")
+        (tmp_path / "hold/post-dump/commit").symlink_to("/nowhere/at/all")
 
     with pytest.raises(FileNotFoundError):
         held_run(criu, tmp_path, break_it)
@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_written_aborts(criu: Path, tmp_path: Path) -> N
 
 
 def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         outcome = follow(
             ("sh", "-c", "exit 3"), tmp_path / "dump.log", hold=hold, in_hold=lambda: pytest.fail("there was no hold")
         )
@@ -154,7 +154,7 @@ except Interrupted as error:
 """
 
 HELD = """
-with held(work / "hold", "post-dump") as hold:
+with held(work / "hold", "post-dump") as (hold,):
     outcome = follow((criu, str(log), str(hold.script)), log, hold=hold, in_hold=waiting)
 """
 
@@ -167,7 +167,7 @@ outcome = follow(("sh", "-c", f"echo begun > {log}; read line < {go}; echo done 
 LATE = """
 os.mkfifo(go)
 print("running", flush=True)
-with held(work / "hold", "post-dump") as hold:
+with held(work / "hold", "post-dump") as (hold,):
     late = ("sh", "-c", f'read line < {go}; exec "$@"', "sh", criu, str(log), str(hold.script))
     outcome = follow(late, log, hold=hold, in_hold=lambda: print("never"))
 """

@@ -21,7 +21,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from crckpt.criu.hold import held
-with held(Path(sys.argv[1]), "post-dump") as hold:
+with held(Path(sys.argv[1]), "post-dump") as (hold,):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -46,9 +46,9 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("step", ["post-dump", "post-restore"])
+@pytest.mark.parametrize("step", ["pre-dump", "post-dump", "post-restore"])
 def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
-    with held(tmp_path / "hold", step) as hold:
+    with held(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
         script = ask(hold.script, step)
         assert is_reached(hold, SOON)
@@ -58,7 +58,7 @@ def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
 
 
 def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         script = ask(hold.script, "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
@@ -66,7 +66,7 @@ def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         script = ask(hold.script, "post-dump")
         assert is_reached(hold, SOON)
     assert script.wait(SOON) != 0
@@ -76,18 +76,31 @@ def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
     "action", ["", "pre-dump", "post-restore", "network-lock", "network-unlock", "pre-restore", "post-resume"]
 )
 def test_at_other_steps_nobody_waits(tmp_path: Path, action: str) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         assert ask(hold.script, action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
 def test_what_is_recorded_decides_even_if_criu_comes_late(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     assert ask(tmp_path / "hold/hold", "post-dump").wait(SOON) == 0
     with held(tmp_path / "other", "post-dump"):
         pass
     assert ask(tmp_path / "other/hold", "post-dump").wait(SOON) != 0
+
+
+def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
+    with held(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
+        assert first.script == last.script
+        first.commit()
+        assert ask(first.script, "pre-dump").wait(SOON) == 0
+        assert not is_reached(last, 0)
+        script = ask(first.script, "post-dump")
+        assert is_reached(last, SOON)
+        assert still_waits(script)
+        last.release()
+        assert script.wait(SOON) != 0
 
 
 def owner(directory: Path) -> subprocess.Popen[bytes]:
@@ -118,16 +131,16 @@ def test_an_owner_that_died_before_the_step_keeps_nothing_frozen(tmp_path: Path)
 
 def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> None:
     process = owner(tmp_path / "hold")
-    (tmp_path / "hold/commit").touch()
     script = ask(tmp_path / "hold/hold", "post-dump")
     assert still_waits(script)
+    (tmp_path / "hold/post-dump/commit").touch()
     process.kill()
     assert script.wait(SOON) == 0
     process.communicate()
 
 
 def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         kept = tmp_path / "hold kept"
         kept.mkdir()
         (kept / "hold").write_text(hold.script.read_text())
@@ -136,7 +149,7 @@ def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
 
 
 def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as hold:
+    with held(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
         script = ask(hold.script, "post-dump")
         assert is_reached(hold, SOON)
@@ -147,7 +160,7 @@ def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
-    with held(tmp_path / "a 'b' \"c\" $d", "post-dump") as hold:
+    with held(tmp_path / "a 'b' \"c\" $d", "post-dump") as (hold,):
         script = ask(hold.script, "post-dump")
         assert is_reached(hold, SOON)
         hold.commit()
@@ -156,10 +169,10 @@ def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
 
 def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
     before = list(Path("/proc/self/fd").iterdir())
-    with held(tmp_path / "hold", "post-dump") as hold:
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hold").iterdir()}
-        assert modes == {"hold": 0o700, "reached": 0o600, "owner": 0o600}
-        assert stat.S_IMODE((tmp_path / "hold").stat().st_mode) == 0o700
+    with held(tmp_path / "hold", "post-dump") as (hold,):
+        made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
+        assert modes == {"post-dump": 0o700, "reached": 0o600, "owner": 0o600, "hold": 0o700}
         hold.commit()
         hold.release()
     assert list(Path("/proc/self/fd").iterdir()) == before

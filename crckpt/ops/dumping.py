@@ -1,0 +1,268 @@
+"""Dump a tree that was looked at, and store its checkpoint: what `crckpt.ops.dump` loads while CRIU starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.criu.command import Paths
+from crckpt.criu.engine import Outcome, run_id
+from crckpt.criu.find import Criu
+from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
+from crckpt.host import machine, proc
+from crckpt.host.cores import left_to
+from crckpt.host.files import remove_tree
+from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.inventory import read_inventory
+from crckpt.images.stats import read_dump_stats
+from crckpt.model import JobName, Task
+from crckpt.ops.begin import Place, Started, started
+from crckpt.ops.failures import as_ours
+from crckpt.ops.gated import gated
+from crckpt.ops.incremental import Tracked, way
+from crckpt.ops.pre_copy import pre_copy
+from crckpt.ops.request import Request
+from crckpt.ops.subject import Copying, Subject, Unfit, looked_at_again, succeeded
+from crckpt.preflight.dump import Plan
+from crckpt.store import Checkpoint, NewCheckpoint, ingest, is_blank, load
+
+# The system's init may take its time; any other parent reaps at once, or nobody knows when.
+_REAPED_BY_INIT_WITHIN_S = 5.0
+_REAPED_BY_PARENT_WITHIN_S = 0.5
+
+
+class Dumped(Struct, frozen=True):
+    """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
+
+    `unreaped` are PIDs of the ended tree that its parent still keeps: a restore must wait for them. `tracked` is
+    None if nobody asked for an incremental dump.
+    """
+
+    job: JobName
+    pid: int
+    plan: Plan
+    command: tuple[str, ...]
+    criu: Criu
+    stop: bool
+    frozen_ms: float = 0.0
+    pending: bool = False
+    checkpoint: Checkpoint | None = None
+    unreaped: tuple[int, ...] = ()
+    tracked: Tracked | None = None
+    copying: Copying | None = None
+
+
+Running = Callable[[Dumped], None]
+
+
+def dumped(subject: Subject, place: Place, waiting: Started | None, running: Running) -> Dumped:
+    """Dump the tree, by the CRIU that is `waiting` if it suits, and store its checkpoint; as `dump` says."""
+    with ExitStack() as stack:
+        subject = pre_copy(_followed_by(subject, stack), place.repository, place.work, place.staging)
+        if waiting is not None and (subject.way is not None or waiting.command != subject.command(waiting.paths)):
+            waiting.give_up()
+            waiting = None
+        try:
+            done = _dumped(subject, place, waiting, running)
+        except Unfit as error:
+            done = _dumped(_to_be_full(subject, error, place), place, None, running)
+    return replace(done, unreaped=_unreaped(subject.seen.tree)) if subject.request.stop else done
+
+
+def dry_run(subject: Subject) -> Dumped:
+    """What would be done; nothing is begun, no tracker is started, and no store made.
+
+    Raises StoreUnusable if there is one that cannot be used.
+    """
+    if not is_blank(subject.context.store):
+        subject.context.repository()
+    tracked = subject.foreseen(wanted=subject.request.wants_tracker)
+    done = _result(subject, subject.command(Paths(Path("IMAGES"), Path("WORK"))))
+    return replace(done, tracked=tracked, copying=Copying(()) if subject.request.pre_copy is not None else None)
+
+
+def _followed_by(subject: Subject, stack: ExitStack) -> Subject:
+    """The subject, and the way to dump it."""
+    wanted = subject.request.wants_tracker
+    found = way(subject.seen.tree.root, subject.criu.path, wanted=wanted, apart=subject.apart)
+    if found is not None:
+        stack.callback(found.close)
+    return replace(subject, way=found)
+
+
+def _result(subject: Subject, command: tuple[str, ...]) -> Dumped:
+    pid, stop = subject.seen.tree.root.pid, subject.request.stop
+    return Dumped(subject.job, pid, subject.planned, command, subject.criu, stop, copying=subject.copying)
+
+
+def _dumped(subject: Subject, place: Place, waiting: Started | None, running: Running) -> Dumped:
+    if subject.way is not None:
+        counts = subject.way.followed is not None and subject.copying is not None and bool(subject.copying.rounds)
+        subject.way.begin(place.repository, subject.criu.path, lambda: place.staging)
+        if counts and subject.base is None and _must_be_short(subject.request):
+            raise PreflightRefused(
+                f"the tree would be frozen for longer than was foreseen: what was copied beforehand does not count any "
+                f"more ({subject.way.told.why_full})",
+                hint="try again, or leave out --abort-over",
+            )
+    if subject.request.stop:
+        return _held_until_committed(subject, place, waiting)
+    return _left_running(subject, place, waiting, running)
+
+
+def _to_be_full(subject: Subject, error: Unfit, place: Place) -> Subject:
+    """The subject as it is now, and nothing left of the dump that failed. Raises `error` if a long freeze is unwanted.
+
+    A program that replaced itself since it was looked at has other files, and may have another name.
+    """
+    request, way = subject.request, subject.way
+    if way is None or _must_be_short(request):
+        raise error
+    way.unfit(error.why)
+    remove_tree(place.images, "images")
+    place.images.mkdir(mode=0o700)
+    return looked_at_again(subject)
+
+
+def _must_be_short(request: Request) -> bool:
+    return request.pre_copy is not None and request.pre_copy.abort_over
+
+
+def _left_running(subject: Subject, place: Place, waiting: Started | None, running: Running) -> Dumped:
+    """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
+    details, began = _details(subject), time.monotonic()
+    outcome = succeeded(subject, _followed(subject, place, waiting))
+    written = place.work / "stats-dump"
+    frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
+    # CRIU writes it when the tree has just gone on.
+    ended = datetime.fromtimestamp(written.stat().st_mtime, UTC)
+    # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
+    created = ended - timedelta(milliseconds=frozen_ms / 2)
+    new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - began) * 1000)
+    done = replace(_result(subject, outcome.argv), frozen_ms=frozen_ms, tracked=_tracked(subject, place))
+    alone = subject.request.asynchronous
+    with interrupts_let_in(), place.repository.announced(new.job, new.created, new.run_id, alone=alone):
+        running(replace(done, pending=True))
+        try:
+            with left_to(subject.seen.tree.pids):
+                return replace(done, checkpoint=_committed(subject, place, new))
+        except OSError as error:
+            raise as_ours(error, DumpFailed, "the dump") from error
+
+
+def _followed(subject: Subject, place: Place, waiting: Started | None) -> Outcome:
+    if subject.way is not None and subject.way.tracks:
+        return gated(subject.command(place.paths), place.log, subject.way)
+    # What is loaded beside CRIU makes it a little slower: whoever is only waiting for the tree waits less without.
+    meanwhile = (lambda: None) if subject.request.asynchronous else load
+    with _going(subject, place, waiting) as going:
+        return going.criu.follow(meanwhile=meanwhile)
+
+
+@contextmanager
+def _going(subject: Subject, place: Place, waiting: Started | None) -> Iterator[Started]:
+    """A CRIU that freezes the tree now: the one that is `waiting`, or else another."""
+    if waiting is None:
+        with started(subject.command, place, stop=subject.request.stop) as another:
+            yield another
+        return
+    waiting.go_on()
+    yield waiting
+
+
+def _held_until_committed(subject: Subject, place: Place, waiting: Started | None) -> Dumped:
+    """The tree is held frozen until its checkpoint is committed, and only then ended."""
+    details, began = _details(subject), time.monotonic()
+    saved: list[Checkpoint] = []
+
+    def commit() -> None:
+        # An interruption amid an import would leave the lock taken for which the thread that loads waits for ever.
+        with interrupts_put_off():
+            load()
+        if subject.way is not None:
+            subject.way.frozen()
+        # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
+        spent_ms = (time.monotonic() - began) * 1000
+        log = place.log.read_text(errors="replace")
+        saved.append(_committed(subject, place, _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)))
+
+    with _going(subject, place, waiting) as going:
+        succeeded(subject, going.criu.follow(going.last, commit, load))
+    return replace(_result(subject, going.command), checkpoint=saved[0], tracked=_tracked(subject, place))
+
+
+def _tracked(subject: Subject, place: Place) -> Tracked | None:
+    if subject.way is None:
+        return None
+    try:
+        return subject.way.counted(read_dump_stats((place.work / "stats-dump").read_bytes()))
+    except (OSError, IntegrityError):
+        # CRIU writes them when it has ended the tree: a disk that is full by then costs these numbers, and no more.
+        return subject.way.told
+
+
+def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
+    """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
+    others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
+    within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
+    return (*proc.wait_until_gone((tree.root.pid,), within), *left)
+
+
+def _new(
+    subject: Subject, log: str, details: bytes, created: datetime, frozen_ms: float, dump_ms: float
+) -> NewCheckpoint:
+    return NewCheckpoint(
+        job=subject.job,
+        created=created,
+        host=machine.host(subject.criu.version, subject.criu.digest),
+        options=subject.planned.options,
+        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in subject.seen.tree.processes),
+        note=subject.request.note,
+        run_id=run_id(log),
+        stopped=subject.request.stop,
+        frozen_ms=frozen_ms,
+        dump_ms=dump_ms,
+        details=details,
+        config_digest=subject.context.config_digest,
+        parent=subject.base.checkpoint if subject.base else None,
+        base=subject.base.directory if subject.base else None,
+    )
+
+
+def _committed(subject: Subject, place: Place, new: NewCheckpoint) -> Checkpoint:
+    context, repository, images = subject.context, place.repository, place.images
+    # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
+    read_inventory((images / "inventory.img").read_bytes())
+    if subject.base:
+        subject.base.lend_pages(images)
+    checkpoint = ingest(repository, images, new, compress=context.compress, progress=context.progress)
+    if subject.way is not None:
+        subject.way.committed(checkpoint.id)
+    if subject.request.tag is not None:
+        repository.tag(checkpoint.id, subject.request.tag)
+    return checkpoint
+
+
+def _details(subject: Subject) -> bytes:
+    """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files."""
+    processes = [
+        {
+            "pid": process.ns_pids[-1],
+            "command_line": proc.command_line(process.pid),
+            "directory": proc.working_directory(process.pid),
+        }
+        for process in subject.seen.tree.processes
+    ]
+    logs = [found for found in subject.seen.descriptors if found.is_append_only]
+    # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.
+    truncated = {found.target for found in logs if found.pos > found.size}
+    appended = {found.target: found.size for found in logs if found.target not in truncated}
+    return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()

@@ -1,0 +1,103 @@
+"""CRIU is started before the tree is looked at: until it is told to go on, nothing is done to the tree."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from command import Crckpt
+from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, orphans_of, reached, wait_ended
+from trees import CASES, Tree, started, wait_for
+
+from crckpt.errors import DumpFailed, PreflightRefused
+from crckpt.store import Repository
+
+
+def _case(name: str) -> Iterator[Tree]:
+    with started(next(case for case in CASES if case.name == name)) as tree:
+        yield tree
+
+
+@pytest.fixture
+def counter() -> Iterator[Tree]:
+    """A tree that needs nothing."""
+    yield from _case("counter")
+
+
+@pytest.fixture
+def connected() -> Iterator[Tree]:
+    """A tree with a connection."""
+    yield from _case("tcp-pair")
+
+
+@pytest.fixture
+def locking() -> Iterator[Tree]:
+    """A tree that needs an option which nobody expects."""
+    yield from _case("locks")
+
+
+@pytest.fixture(autouse=True)
+def store(crckpt: Crckpt) -> None:
+    """Where there is none yet, CRIU is started later."""
+    Repository.open(crckpt.store, create=True)
+
+
+@pytest.mark.parametrize("words", [(), ("--stop",)], ids=("goes on", "stop"))
+def test_crckpt_is_killed_while_criu_waits(crckpt: Crckpt, counter: Tree, words: tuple[str, ...]) -> None:
+    """CRIU ends, and has touched nothing."""
+    dump = crckpt.start("dump", str(counter.pid), "job", *words, CRCKPT_STOP_AT="hold.commit")
+    wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
+    assert_runs_on(counter, frozenset())
+    left = orphans_of(dump)
+    assert dump.returncode == -signal.SIGKILL
+    assert left
+    wait_ended(left)
+    assert_runs_on(counter, frozenset())
+    crckpt.run("gc")
+    assert not list(crckpt.store.glob("tmp/*"))
+    assert checkpoints(crckpt) == ()
+
+
+def test_a_tree_that_is_refused_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
+    """It has a connection, and nobody said what is to become of it."""
+    dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
+    assert not reached(MOMENTS["frozen"], crckpt.store, connected, dump)
+    out, said = dump.communicate()
+    assert (dump.returncode, out) == (PreflightRefused.exit_code, "")
+    assert "--tcp" in said
+    assert not list(crckpt.store.glob("tmp/*"))
+    assert_runs_on(connected, frozenset())
+
+
+def test_what_criu_was_not_told_is_seen_in_time(crckpt: Crckpt, locking: Tree) -> None:
+    """Another CRIU is started with the option; the first one leaves nothing, and the tree is frozen once."""
+    said = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
+    assert "--file-locks" in said
+    crckpt.run("dump", str(locking.pid), "job", "--stop")
+    locking.wait_gone()
+    assert not list(crckpt.store.glob("tmp/*"))
+    crckpt.run("restore", "job", "--detach")
+    locking.case.probe(locking.workdir)
+
+
+def test_an_unexpected_end_before_the_freeze_is_explained(crckpt: Crckpt, counter: Tree) -> None:
+    """CRIU is ended while it waits."""
+    dump = crckpt.start("dump", str(counter.pid), "job", CRCKPT_STOP_AT="hold.commit")
+    wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
+    for child in psutil.Process(dump.pid).children(recursive=True):
+        child.kill()
+    dump.send_signal(signal.SIGCONT)
+    _, said = dump.communicate()
+    assert dump.returncode == DumpFailed.exit_code
+    assert "no checkpoint was made; the tree runs on" in said
+    assert_runs_on(counter, frozenset())
+
+
+def _waits(pid: int) -> bool:
+    """Whether crckpt has stopped itself, and CRIU waits in its script."""
+    crckpt = psutil.Process(pid)
+    return crckpt.status() == psutil.STATUS_STOPPED and any(
+        child.name() == "flock" for child in crckpt.children(recursive=True)
+    )
