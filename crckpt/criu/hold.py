@@ -61,7 +61,7 @@ class Hold:
         return self._directory.parent / "hold"
 
     def commit(self) -> None:
-        """CRIU goes on: the dumped tree is ended (or runs on, as it was told), the restored one starts to run."""
+        """CRIU goes on: it freezes the tree, or ends the dumped one, or lets the restored one run."""
         step("hold.commit", self._directory)
         (self._directory / "commit").touch(mode=0o600)
         self.release()

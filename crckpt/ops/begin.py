@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import Outcome, Running
+from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, Step, held, may_hold
 from crckpt.host import proc
@@ -80,12 +80,12 @@ class Started(Struct, frozen=True):
         if self.first is not None:
             self.first.commit()
 
-    def give_up(self) -> Outcome:
+    def give_up(self) -> None:
         """Let it end, if it has not: at a hold it undoes what it did."""
         for hold in (self.first, self.last):
             if hold is not None:
                 hold.release()
-        return self.criu.ended()
+        self.criu.ended()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status
         kept = checkpoints(crckpt)
         words = ("--tcp", "keep", "--stop", "--json")
         dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit")
-        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the freeze")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "crckpt to stop")
         (crckpt.store / "filler").write_bytes(bytes(filler << 20))
         dump.send_signal(signal.SIGCONT)
         out, _ = dump.communicate(timeout=ENDS_WITHIN_S)
