@@ -6,21 +6,17 @@ Every function that changes something is told `what` that is, a word that its st
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.errors import RestoreFailed
-from crckpt.host.signals import interrupts_put_off
 from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 _AT_ONCE = 64 << 10
-_COPIED_AT_ONCE = 1 << 20
 
 LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
@@ -228,65 +224,10 @@ def removed_on_failure(path: Path, what: str) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def put_back_on_failure(path: Path, size: int, kept: Path) -> Iterator[None]:
-    """Cut `path` back to `size` bytes, with what came after kept in a new file; undone if the block fails.
-
-    The new file is `kept`, or the first of `kept.2`, `kept.3` ... that is free: what was kept before stays. Raises
-    RestoreFailed if `path` is a link now, or reached through one, or shorter: that is not the file that was meant.
-    """
-    with ExitStack() as stack:
-        file = _opened(path)
-        stack.callback(os.close, file)
-        # Of a link the target is somebody else's choice.
-        if Path(f"/proc/self/fd/{file}").readlink() != path or os.fstat(file).st_size < size:
-            raise RestoreFailed(f"{path} was exchanged a moment ago", hint="see what became of it, and try again")
-        kept, tail = _new_beside(kept)
-        stack.callback(os.close, tail)
-        is_cut = False
-        try:
-            _copy(file, size, tail, "tail")
-            sync_directory(kept.parent, "tail")
-            # What others have appended meanwhile, which is next to nothing.
-            _copy(file, size + os.fstat(tail).st_size, tail, "tail")
-            resize(file, size, "rewound")
-            is_cut = True
-            yield
-        except BaseException:
-            with interrupts_put_off():
-                # An interruption may come when it is cut, and before we know.
-                if is_cut or os.fstat(file).st_size == size:
-                    _copy(tail, 0, file, "rewound")
-                remove(kept, "tail")
-            raise
-
-
 def _make_private(path: Path, what: str) -> None:
     step(f"{what}.mkdir", path)
     path.mkdir(mode=PRIVATE_DIRECTORY)
     path.chmod(PRIVATE_DIRECTORY)
-
-
-def _opened(path: Path) -> int:
-    """To be read, and to be appended to."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-
-
-def _new_beside(wanted: Path) -> tuple[Path, int]:
-    """A new file, to be read and appended to, and its name."""
-    names = itertools.chain((wanted,), (wanted.with_name(f"{wanted.name}.{number}") for number in itertools.count(2)))
-    free = next(name for name in names if not os.path.lexists(name))
-    os.close(open_private(free, "tail"))
-    with removed_on_failure(free, "tail"):
-        return free, _opened(free)
-
-
-def _copy(source: int, start: int, target: int, what: str) -> None:
-    """What `source` has from there on, to the end of `target`, which is opened for appending; durable."""
-    while content := os.pread(source, _COPIED_AT_ONCE, start):
-        write(target, content, what)
-        start += len(content)
-    sync(target, what)
 
 
 def _fill(descriptor: int, content: bytes, what: str) -> None:

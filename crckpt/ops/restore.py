@@ -19,7 +19,7 @@ from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed, UsageError
 from crckpt.host import leftovers, namespace, proc
-from crckpt.host.files import put_back_on_failure
+from crckpt.host.rewind import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageTree
@@ -331,7 +331,7 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
     with ExitStack() as stack:
         for rewind in verdict.rewinds:
             path = Path(rewind.path)
-            kept = path.with_name(f"{path.name}.after-{subject.checkpoint.id[:12]}")
+            kept = f"{path.name}.after-{subject.checkpoint.id[:12]}"
             stack.enter_context(put_back_on_failure(path, rewind.size, kept))
         yield
 

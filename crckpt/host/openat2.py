@@ -1,0 +1,75 @@
+"""Open files of others: without following links, with their owner's rights. Source: openat2(2), setfsuid(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_OPENAT2: Final = 437
+_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
+_NO_SYMLINKS: Final = 0x04  # linux/openat2.h
+_BENEATH: Final = 0x08
+_NOBODY: Final = 2**32 - 1
+"""An id that setfsuid(2) does not take: it then only tells the one in use."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_without_links(path: str, flags: int, mode: int = 0, *, directory: int | None = None) -> int:
+    """Open `path`, a name in the open `directory` if there is one, and return its descriptor.
+
+    Raises OSError; its errno is ELOOP if any part of the path is a symbolic link, and EXDEV if the path leaves
+    `directory`.
+    """
+    resolve = _NO_SYMLINKS | (_BENEATH if directory is not None else 0)
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    start = -100 if directory is None else directory  # AT_FDCWD
+    found = int(_LIBC.syscall(_OPENAT2, start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return found
+
+
+@contextmanager
+def file_rights_of(uid: int, gid: int) -> Iterator[None]:
+    """Give this thread only the rights to files that the user `uid` with the group `gid` has. Raises PermissionError.
+
+    The kernel takes root's capabilities over files away with the user id, and gives them back with it.
+    """
+    if uid == os.geteuid():
+        yield
+        return
+    groups = os.getgroups()
+    own_gid = _LIBC.setfsgid(_NOBODY)
+    try:
+        _set_groups([])
+        _set(_LIBC.setfsgid, gid)
+        _set(_LIBC.setfsuid, uid)
+        yield
+    finally:
+        _set(_LIBC.setfsuid, os.geteuid())
+        _set(_LIBC.setfsgid, own_gid)
+        _set_groups(groups)
+
+
+def _set(setter: ctypes._NamedFuncPointer, number: int) -> None:
+    """Set one id of this thread. The call itself does not report a failure."""
+    setter(ctypes.c_uint32(number))
+    if ctypes.c_uint32(setter(ctypes.c_uint32(_NOBODY))).value != number:
+        raise PermissionError(1, f"cannot use the rights of user or group {number}")
+
+
+def _set_groups(groups: list[int]) -> None:
+    """Set the supplementary groups of this thread alone: the C library would set those of all threads."""
+    array = (ctypes.c_uint32 * len(groups))(*groups)
+    if _LIBC.syscall(_SETGROUPS[platform.machine()], len(groups), array):
+        raise PermissionError(1, "cannot change the supplementary groups of a thread")

@@ -1,0 +1,268 @@
+"""A log that is cut back, and put back; and what its owner may do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import RestoreFailed
+from crckpt.host import steps
+from crckpt.host.openat2 import file_rights_of
+from crckpt.host.rewind import put_back_on_failure
+
+
+@pytest.fixture(autouse=True)
+def wide_umask() -> Iterator[None]:
+    """Modes must not depend on it."""
+    before = os.umask(0o777)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of which the first 4 bytes belong to a checkpoint."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old new lines")
+    path.chmod(0o644)
+    return path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
+    with put_back_on_failure(log, 4, "kept"):
+        assert log.read_bytes() == b"old "
+    assert (log.read_bytes(), mode(log)) == (b"old ", 0o644)
+    assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
+
+
+def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+        raise KeyboardInterrupt
+    assert log.read_bytes() == b"old new lines"
+    assert names(tmp_path) == ["log"]
+
+
+@pytest.mark.parametrize("has_cut", [True, False])
+def test_an_interruption_while_it_is_cut_loses_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_cut: bool
+) -> None:
+    truncate = os.truncate
+
+    def interrupted(path: Path, size: int) -> None:
+        if has_cut:
+            truncate(path, size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "truncate", interrupted)
+    with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+        pytest.fail("it was interrupted")
+    assert log.read_bytes() == b"old new lines"
+    assert names(tmp_path) == ["log"]
+
+
+def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: Path) -> None:
+    taken: list[str] = []
+    steps.watch(lambda name, _operands: taken.append(name))
+    try:
+        with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+            raise KeyboardInterrupt
+    finally:
+        steps.watch(None)
+    assert taken[-4:] == ["rewound.resize", "rewound.write", "rewound.sync", "tail.unlink"]
+
+
+def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
+    """The same checkpoint may be restored, and its logs cut back, more than once."""
+    for _ in range(3):
+        with put_back_on_failure(log, 4, "kept"):
+            pass
+        with log.open("ab") as file:
+            file.write(b"more")
+    with pytest.raises(ValueError, match="x"), put_back_on_failure(log, 4, "kept"):
+        raise ValueError("x")
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == {
+        "kept": b"new lines",
+        "kept.2": b"more",
+        "kept.3": b"more",
+        "log": b"old more",
+    }
+
+
+def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IsADirectoryError),
+        put_back_on_failure(tmp_path, 4, "kept"),
+    ):
+        pytest.fail("there was nothing to cut")
+    assert names(tmp_path) == []
+
+
+def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
+    """Who owns the directory may choose the target; we may cut what he may not."""
+    (tmp_path / "link").symlink_to(log)
+    with (
+        pytest.raises(RestoreFailed, match="exchanged"),
+        put_back_on_failure(tmp_path / "link", 4, "kept"),
+    ):
+        pytest.fail("it was cut")
+    (tmp_path / "below").mkdir(0o700)
+    log.rename(tmp_path / "below/log")
+    (tmp_path / "there").symlink_to("below")
+    there = tmp_path / "there/log"
+    with pytest.raises(RestoreFailed, match="exchanged"), put_back_on_failure(there, 4, "kept"):
+        pytest.fail("it was cut")
+    assert there.read_bytes() == b"old new lines"
+    assert names(tmp_path) == ["below", "link", "there"]
+
+
+def test_a_log_that_was_begun_anew_is_not_filled_up(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(RestoreFailed, match="exchanged"), put_back_on_failure(log, 40, "kept"):
+        pytest.fail("it was resized")
+    assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
+
+
+def test_what_is_appended_while_it_is_copied_is_kept_too(log: Path, tmp_path: Path) -> None:
+    def append(name: str, _operands: object) -> None:
+        if name == "tail.sync-directory":
+            with log.open("ab") as file:
+                file.write(b", and more")
+
+    steps.watch(append)
+    try:
+        with put_back_on_failure(log, 4, "kept"):
+            assert log.read_bytes() == b"old "
+    finally:
+        steps.watch(None)
+    assert (tmp_path / "kept").read_bytes() == b"new lines, and more"
+
+
+_USER = 65534
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Path:
+    """A directory of an ordinary user's, with a log of theirs, next to `victim`, a directory of root's."""
+    for above in (tmp_path, tmp_path.parent, tmp_path.parents[1]):
+        above.chmod(0o711)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim").chmod(0o700)
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    directory.chmod(0o755)
+    (directory / "log").write_bytes(b"old new lines")
+    (directory / "log").chmod(0o644)
+    for path in (directory, directory / "log"):
+        os.chown(path, _USER, _USER)
+    return directory
+
+
+@pytest.mark.parametrize("moment", ["rewound.open", "tail.create", "tail.sync-directory", "rewound.resize"])
+def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere(others: Path, moment: str) -> None:
+    """Who owns a directory can exchange it at any moment: root then made files wherever the link led."""
+    victim = others.with_name("victim")
+
+    def exchange(name: str, _operands: object) -> None:
+        if name == moment:
+            steps.watch(None)
+            others.rename(others.with_name("moved"))
+            others.symlink_to(victim)
+
+    (victim / "log").write_bytes(b"all of this is of root")
+    steps.watch(exchange)
+    try:
+        with put_back_on_failure(others / "log", 4, "kept"):
+            assert (others.with_name("moved") / "log").read_bytes() == b"old "
+    finally:
+        steps.watch(None)
+    assert (names(victim), (victim / "log").read_bytes()) == (["log"], b"all of this is of root")
+    assert names(others.with_name("moved")) == ["kept", "log"]
+
+
+def test_what_came_after_belongs_to_the_owner_of_the_log(others: Path) -> None:
+    with put_back_on_failure(others / "log", 4, "kept"):
+        pass
+    kept = (others / "kept").stat()
+    assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (_USER, _USER, 0o600)
+
+
+def test_it_is_kept_where_the_owner_of_the_log_may_make_no_file(others: Path) -> None:
+    """As in /var/log."""
+    os.chown(others, 0, 0)
+    with put_back_on_failure(others / "log", 4, "kept"):
+        pass
+    assert ((others / "kept").read_bytes(), (others / "kept").stat().st_uid) == (b"new lines", _USER)
+    with pytest.raises(KeyError), put_back_on_failure(others / "log", 1, "kept"):
+        raise KeyError
+    assert ((others / "log").read_bytes(), names(others)) == (b"old ", ["kept", "log"])
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "directory", "file of root's"])
+def test_what_came_in_the_place_of_a_log_is_left_alone(others: Path, kind: str) -> None:
+    secret = others.with_name("victim") / "secret"
+    secret.write_bytes(b"a secret of root's")
+    secret.chmod(0o600)
+
+    def exchange(name: str, _operands: object) -> None:
+        if name == "rewound.open":
+            steps.watch(None)
+            (others / "log").unlink()
+            match kind:
+                case "link":
+                    (others / "log").symlink_to(secret)
+                case "hard link":
+                    (others / "log").hardlink_to(secret)
+                case "fifo":
+                    os.mkfifo(others / "log")
+                case "directory":
+                    (others / "log").mkdir()
+                case _:
+                    (others / "log").write_bytes(b"longer than it was before")
+
+    steps.watch(exchange)
+    try:
+        with pytest.raises((RestoreFailed, OSError)), put_back_on_failure(others / "log", 4, "kept"):
+            pytest.fail("it was cut")
+    finally:
+        steps.watch(None)
+    assert (secret.read_bytes(), names(others)) == (b"a secret of root's", ["log"])
+
+
+def test_a_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
+    (others / "log").chmod(0o444)
+    with pytest.raises(PermissionError, match="log"), put_back_on_failure(others / "log", 4, "kept"):
+        pytest.fail("it was cut")
+    assert names(others) == ["log"]
+    assert os.geteuid() == 0
+    (others.with_name("victim") / "ours").touch(0o600)
+
+
+def test_other_threads_keep_their_rights(others: Path) -> None:
+    entered, looked = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with file_rights_of(_USER, _USER):
+            entered.set()
+            assert looked.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(60)
+    os.close(os.open(others.with_name("victim"), os.O_RDONLY))
+    looked.set()
+    thread.join()
+    with file_rights_of(_USER, _USER), pytest.raises(PermissionError):
+        os.open(others.with_name("victim"), os.O_RDONLY)
+    os.close(os.open(others.with_name("victim"), os.O_RDONLY))
