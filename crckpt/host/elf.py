@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
+
+_MOST_HEADERS = 1 << 20
+"""Bytes of program headers that we read: the file's own numbers may ask for 4 GiB."""
 
 _USUALLY = 4096
 """Bytes at the start of a file that have its headers and its build-id, as linkers lay them out."""
@@ -20,13 +24,17 @@ def build_id(path: str) -> bytes | None:
 
     Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # Whoever owns the path may have put a FIFO or a device there, which must not block us.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            return None
         start = os.pread(descriptor, _USUALLY, 0)
         if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
             return None
         offset, size, count = struct.unpack("<Q", start[32:40]) + struct.unpack("<HH", start[54:58])
-        table = _part(descriptor, start, offset, size * count)
+        table = _part(descriptor, start, offset, min(size * count, _MOST_HEADERS))
         for at in range(0, len(table) - 55, size or 1):
             kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
             if kind == _PT_NOTE and (found := _in_notes(_part(descriptor, start, place, min(length, 1 << 16)))):

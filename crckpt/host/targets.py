@@ -6,11 +6,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from crckpt.errors import UsageError
+from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host import proc, run
+from crckpt.host.mounts import every_mount
+from crckpt.host.path_trust import find_intruder, open_path, read_small
 
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
+_MOST_OF_A_PIDFILE = 4096
 _FORMS = "give a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 
@@ -18,7 +21,8 @@ _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 def resolve(target: str) -> int:
     """The PID of the root that `target` names: a PID, `pidfile:PATH`, `unit:NAME` or `cgroup:PATH`.
 
-    Raises UsageError when it names no process, or more than one tree.
+    Raises UsageError when it names no process, or more than one tree, and PreflightRefused when a user who may neither
+    be root nor that process's user could have written which process it names.
     """
     kind, colon, name = target.partition(":")
     if not colon:
@@ -37,11 +41,30 @@ def _number(text: str, target: str, hint: str) -> int:
 
 
 def _of_pidfile(name: str) -> int:
+    """The PID in the file, if nobody but root and the user of that process can have written it there.
+
+    systemd has the same rule for PIDFile=. Source: systemd.service(5).
+    """
     try:
-        text = Path(name).read_text(errors="replace")
+        descriptor, entries = open_path(Path(name))
+        try:
+            text = read_small(descriptor, _MOST_OF_A_PIDFILE).decode(errors="replace")
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UsageError(f"cannot read the pidfile {name}: {error.strerror}", hint="is the program running?") from error
-    return _number(text, f"pidfile:{name}", f"look into it: cat {name}")
+    pid = _number(text, f"pidfile:{name}", f"look into it: cat {run.spelled([name])}")
+    process = proc.read_process(pid)
+    if process is None:
+        raise UsageError(f"there is no process {pid}, which the pidfile {name} names", hint="is the program running?")
+    # A program that uses the rights of more than one user is of none but root.
+    users = frozenset(process.uids)
+    if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
+        raise PreflightRefused(
+            f"the pidfile {name} cannot be trusted to name {process.comm} (PID {pid}): {intruder}",
+            hint=f"if it is the right process, give its PID: {pid}; else keep the file in a directory of root's",
+        )
+    return pid
 
 
 def _of_unit(name: str) -> int:
@@ -83,6 +106,8 @@ def _no_main_process(unit: dict[str, str]) -> UsageError:
 
 def _of_cgroup(name: str) -> int:
     directory = _cgroup_directory(name)
+    if intruder := _intruder_of_cgroup(directory):
+        raise PreflightRefused(f"{directory} is no control group, and {intruder}", hint="find it: cat /proc/PID/cgroup")
     members: set[int] = set()
     for place, _, _ in os.walk(directory):
         with suppress(OSError):  # a cgroup may vanish while we look
@@ -98,6 +123,16 @@ def _of_cgroup(name: str) -> int:
             f"{len(roots)} separate trees live in cgroup {name}: {shown}", hint="give the PID of one of them"
         )
     return roots[0]
+
+
+def _intruder_of_cgroup(directory: Path) -> str:
+    """Who else can write which processes are in it; empty if that is the kernel's to say, or root's."""
+    device = directory.stat().st_dev
+    if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in every_mount()):
+        return ""
+    descriptor, entries = open_path(directory / "cgroup.procs")
+    os.close(descriptor)
+    return find_intruder(entries, frozenset())
 
 
 def _cgroup_directory(name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.errors import HostCannot, UsageError
+from crckpt.host.path_trust import find_intruder, open_path
 
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu
@@ -57,9 +58,21 @@ def need_root(doing: str) -> None:
 
 
 def need_staging(context: Context) -> None:
-    """Raises UsageError unless the place for the images that the user named, if any, is there."""
-    if context.staging is not None and not context.staging.is_dir():
+    """Raises UsageError unless the directory for images that the user named, if any, is there, and is safe to use.
+
+    Whoever could exchange it would have root write a program's memory wherever they like.
+    """
+    if context.staging is None:
+        return
+    if not context.staging.is_dir():
         raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+    descriptor, entries = open_path(context.staging)
+    os.close(descriptor)
+    if intruder := find_intruder(entries, frozenset({os.geteuid()})):
+        raise UsageError(
+            f"--staging: {context.staging} is no safe place for a program's memory: {intruder}",
+            hint="name a directory that belongs to root, and all above it too",
+        )
 
 
 def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:

@@ -106,6 +106,21 @@ def test_it_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> 
         assert f"{path} is no directory" in said.err
 
 
+def test_it_must_be_a_place_that_nobody_else_can_exchange(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+    """Its owner could put a link there, and root would write a program's memory behind it."""
+    (elsewhere / "below").mkdir()
+    os.chown(elsewhere, 65534, 65534)
+    said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)
+    assert f"{elsewhere} belongs to user nobody" in said.err
+    os.chown(elsewhere, 0, 0)
+    elsewhere.chmod(0o777)
+    said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere), status=USAGE)
+    assert f"every user can write to {elsewhere}" in said.err
+    elsewhere.chmod(0o1777)
+    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["below", "somebody's"]
+
+
 @contextmanager
 def _mounted(directory: Path, options: str) -> Iterator[None]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={options}", "tmpfs", str(directory)], check=True)

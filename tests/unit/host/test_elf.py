@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,21 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         elf.build_id(str(tmp_path / "none"))
     with pytest.raises(IsADirectoryError):
         elf.build_id(str(tmp_path))
+
+
+def test_a_fifo_in_its_place_blocks_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert elf.build_id(str(tmp_path / "fifo")) is None
+
+
+def test_headers_that_would_fill_the_memory(tmp_path: Path) -> None:
+    """A sparse file whose header asks for 4 GiB of program headers costs next to nothing."""
+    path = tmp_path / "sparse"
+    path.write_bytes(image((4, b""), entry=0xFFFF)[:56] + struct.pack("<H", 0xFFFF) + bytes(6))
+    os.truncate(path, 8 << 30)
+    tracemalloc.start()
+    try:
+        assert elf.build_id(str(path)) is None
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

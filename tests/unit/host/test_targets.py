@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crckpt.errors import CrckptError, HostCannot, UsageError
+from crckpt.errors import CrckptError, HostCannot, PreflightRefused, UsageError
 from crckpt.host import run, targets
 
 
@@ -44,10 +45,124 @@ def test_what_is_no_target(target: str) -> None:
     assert f"{target} is no target" in refused(target).message
 
 
-def test_a_pidfile(tmp_path: Path) -> None:
+def test_a_pidfile(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     pidfile = tmp_path / "a:b.pid"
-    pidfile.write_text("  4321\n")
-    assert targets.resolve(f"pidfile:{pidfile}") == 4321
+    pidfile.write_text(f"  {sleepers[0]}\n")
+    assert targets.resolve(f"pidfile:{pidfile}") == sleepers[0]
+    link = tmp_path / "link"
+    link.symlink_to("../" + tmp_path.name + "/a:b.pid")
+    assert targets.resolve(f"pidfile:{link}") == sleepers[0]
+
+
+_USER = 65534
+
+
+def untrusted(target: str) -> CrckptError:
+    with pytest.raises(PreflightRefused) as caught:
+        targets.resolve(target)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("owner", "pidfile belongs to user nobody"),
+        ("others write", "every user can write to"),
+        ("group writes", "can write to"),
+        ("directory's owner", "theirs belongs to user nobody"),
+        ("directory that others write", "every user can write to"),
+        ("link", "theirs belongs to user nobody"),
+        ("link in /tmp", "belongs to user nobody"),
+        ("above", "belongs to user nobody"),
+    ],
+)
+def test_a_pidfile_that_others_can_change(tmp_path: Path, sleepers: tuple[int, int], change: str, why: str) -> None:
+    """Root would checkpoint, and end, whatever process they name."""
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    pidfile = directory / "pidfile"
+    pidfile.write_text(str(sleepers[0]))
+    pidfile.chmod(0o644)
+    target = pidfile
+    match change:
+        case "owner":
+            os.chown(pidfile, _USER, _USER)
+        case "others write":
+            pidfile.chmod(0o666)
+        case "group writes":
+            pidfile.chmod(0o664)
+            os.chown(pidfile, 0, 100)
+        case "directory's owner":
+            os.chown(directory, _USER, _USER)
+        case "directory that others write":
+            directory.chmod(0o777)
+        case "link":
+            (tmp_path / "root's").write_text(str(sleepers[0]))
+            target = directory / "link"
+            target.symlink_to(tmp_path / "root's")
+            os.chown(directory, _USER, _USER)
+        case "link in /tmp":
+            directory.chmod(0o1777)
+            target = directory / "link"
+            target.symlink_to(pidfile)
+            os.chown(target, _USER, _USER, follow_symlinks=False)
+        case _:
+            (directory / "below").mkdir()
+            target = directory / "below/pidfile"
+            pidfile.rename(target)
+            os.chown(directory, _USER, _USER)
+    error = untrusted(f"pidfile:{target}")
+    assert why in error.message
+    assert f"sleep (PID {sleepers[0]})" in error.message
+
+
+def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
+    """Who can change the file can end the process anyway."""
+    user = pwd.getpwnam("www-data")  # Debian has it, alone in its group
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    pidfile = directory / "pidfile"
+    process = subprocess.Popen(["sleep", "60"], user=user.pw_uid, group=user.pw_gid, extra_groups=[])
+    try:
+        pidfile.write_text(str(process.pid))
+        pidfile.chmod(0o644)
+        for path in (directory, pidfile):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        directory.chmod(0o2775)  # a group of that user's alone
+        assert targets.resolve(f"pidfile:{pidfile}") == process.pid
+        os.chown(pidfile, 1, 1)
+        assert "belongs to user" in untrusted(f"pidfile:{pidfile}").message
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_pidfile_in_a_directory_for_everybody(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+    """As /tmp: who made a file there keeps it."""
+    directory = tmp_path / "everybody"
+    directory.mkdir()
+    directory.chmod(0o1777)
+    (directory / "pidfile").write_text(str(sleepers[0]))
+    (directory / "pidfile").chmod(0o644)
+    assert targets.resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
+
+
+def test_a_fifo_is_no_pidfile(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert "Not a regular file" in refused(f"pidfile:{tmp_path}/fifo").message
+
+
+def test_a_pidfile_of_a_process_that_has_ended(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    (tmp_path / "pidfile").write_text(str(ended.pid))
+    assert f"there is no process {ended.pid}" in refused(f"pidfile:{tmp_path}/pidfile").message
+
+
+def test_links_without_end(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "Too many levels" in refused(f"pidfile:{tmp_path}/loop").message
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"none", b"12\n13\n", b"\xff\xfe", b"99999999999999999999999"])
@@ -81,6 +196,12 @@ def test_a_cgroup_with_one_tree(tmp_path: Path, sleepers: tuple[int, int]) -> No
 def test_a_cgroup_with_two_trees_names_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     error = refused(f"cgroup:{cgroup(tmp_path / 'service', *sleepers)}")
     assert all(str(pid) in error.message for pid in sleepers)
+
+
+def test_a_directory_that_only_looks_like_a_cgroup(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+    theirs = cgroup(tmp_path / "service", sleepers[0])
+    os.chown(theirs, _USER, _USER)
+    assert "is no control group" in untrusted(f"cgroup:{theirs}").message
 
 
 def test_a_cgroup_without_processes(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Who can change what a path names: the owners and modes of all that it leads through."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+_MOST_LINKS: Final = 40
+"""As the kernel follows. Source: path_resolution(7)."""
+
+
+class Entry(Struct, frozen=True):
+    """One thing that a path leads through: a directory, a symbolic link, or what it ends at."""
+
+    path: Path
+    status: os.stat_result
+
+
+def find_intruder(entries: tuple[Entry, ...], users: frozenset[int]) -> str:
+    """Say which entry somebody other than root and `users` can change, and why; empty if there is none.
+
+    Where anybody can create files but nobody can remove those of others (/tmp), what counts is whose the file is.
+    """
+    trusted = users | {0}
+    for entry in entries:
+        mode, owner = entry.status.st_mode, entry.status.st_uid
+        if owner not in trusted:
+            return f"{entry.path} belongs to {_user(owner)}"
+        if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+            continue
+        if mode & stat.S_IWOTH:
+            return f"every user can write to {entry.path}"
+        if mode & stat.S_IWGRP and not _is_group_of(entry.status.st_gid, trusted):
+            return f"the group {_group(entry.status.st_gid)} can write to {entry.path}"
+    return ""
+
+
+def open_path(path: Path) -> tuple[int, tuple[Entry, ...]]:
+    """Open what `path` names, and say what it led through from the root on: the descriptor is of the last entry.
+
+    The descriptor (O_PATH) names the file, but cannot read it. Raises OSError.
+    """
+    with ExitStack() as stack:
+        here = _open("/", None, stack)
+        entries = [Entry(Path("/"), os.fstat(here))]
+        parts = deque(path.absolute().parts[1:])
+        links = 0
+        while parts:
+            found = _open(parts.popleft(), here, stack)
+            entries.append(Entry(Path(f"/proc/self/fd/{found}").readlink(), os.fstat(found)))
+            if not stat.S_ISLNK(entries[-1].status.st_mode):
+                here = found
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = os.readlink("", dir_fd=found)
+            if target.startswith("/"):
+                here = _open("/", None, stack)
+            parts.extendleft(reversed([part for part in target.split("/") if part]))
+        return os.dup(here), tuple(entries)
+
+
+def _open(name: str, directory: int | None, stack: ExitStack) -> int:
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    stack.callback(os.close, found)
+    return found
+
+
+def read_small(descriptor: int, most: int) -> bytes:
+    """The first `most` bytes of the regular file that a descriptor of `open_path` names. Raises OSError."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        is_directory = stat.S_ISDIR(status.st_mode)
+        raise OSError(*((errno.EISDIR, "Is a directory") if is_directory else (errno.EINVAL, "Not a regular file")))
+    file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(file, most)
+    finally:
+        os.close(file)
+
+
+def _is_group_of(gid: int, users: frozenset[int]) -> bool:
+    """Whether the group has members, and all of them are among the users."""
+    try:
+        named = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return False
+    members = {*_ids(named), *(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)}
+    return bool(members) and members <= users
+
+
+def _ids(names: list[str]) -> Iterator[int]:
+    for name in names:
+        with suppress(KeyError):
+            yield pwd.getpwnam(name).pw_uid
+
+
+def _user(uid: int) -> str:
+    with suppress(KeyError):
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(gid).gr_name
+    return str(gid)
