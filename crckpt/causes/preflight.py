@@ -56,6 +56,22 @@ PREFLIGHT = (
         "checkpoint it with its container engine, for example: podman container checkpoint",
     ),
     Cause(
+        "other-user-namespace",
+        "process {pid} ({comm}) runs in another user namespace than crckpt, and no restore brings that back",
+        "start it without one (unshare --user, PrivateUsers=), or checkpoint it with its container engine",
+    ),
+    Cause(
+        "namespace-owner",
+        "the {kind} namespace of process {pid} ({comm}) belongs to another user namespace than crckpt's: its owner "
+        "decides what is seen in it",
+        "start the program without that user namespace, or checkpoint it with its container engine",
+    ),
+    Cause(
+        "user-namespace-recorded",
+        "process {pid} ({comm}) was dumped in another user namespace than CRIU's, and crckpt does not make one again",
+        "restore it with what dumped it, for example its container engine",
+    ),
+    Cause(
         "mount-namespace",
         "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
         "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",

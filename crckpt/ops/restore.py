@@ -27,7 +27,7 @@ from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.survey import survey
-from crckpt.preflight.restore import Grown, OutsidePipe, Verdict, Wanted, judge, numbers
+from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
 
 if TYPE_CHECKING:
@@ -170,8 +170,11 @@ def _restore_one(subject: _Subject) -> Restored:
             early.close()
             began = None
         verdict = _verdict(subject, tree, reading.files)
-        if verdict.blockers and (request.preflight or request.dry_run):
-            refusal = refused(verdict.blockers)
+        blockers = verdict.blockers
+        if not (request.preflight or request.dry_run):
+            blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
+        if blockers:
+            refusal = refused(blockers)
             refusal.is_in_use = verdict.is_in_use
             raise refusal
         if request.dry_run:

@@ -23,6 +23,7 @@ from crckpt.ops.failures import explained, refused
 from crckpt.ops.freeze import is_in_memory
 from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
 from crckpt.ops.request import Request
+from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
@@ -157,7 +158,10 @@ def subject_of(request: Request, context: Context, pid: int, memory: int | None 
     PreflightRefused, HostCannot.
     """
     subject = _looked_at(request, context, pid, memory)
-    if (request.preflight or request.dry_run) and (blockers := _against(subject, memory)):
+    blockers = _against(subject, memory)
+    if not (request.preflight or request.dry_run):
+        blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
+    if blockers:
         raise refused(blockers)
     return subject
 

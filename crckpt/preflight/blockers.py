@@ -13,7 +13,7 @@ from crckpt.host.maps import Mapping
 from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 
-_NESTED_REFUSED = ("pid", "user", "ipc", "uts", "cgroup", "time", "time_for_children")
+_NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
@@ -38,10 +38,15 @@ _BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|time|user|uts):\[(\d+)\]")
 
 
+UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter"})
+"""Keys of blockers that --no-preflight does not lift: without them the tree could gain rights, or be lost."""
+
+
 def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool) -> Iterator[Finding]:
     """All of them, some twice. `names` says what the tracers' PIDs are called; `tcp` is what the user chose."""
     if seen.tree.root.ns_pids[-1] == 1:
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
+    yield from _foreign_namespaces(seen)
     for process in seen.tree.processes:
         yield from _not_frozen(process, seen, names)
         yield from _nested(process, seen)
@@ -106,6 +111,12 @@ def _not_frozen(process: Process, seen: Observed, names: dict[int, str]) -> Iter
         yield cause("breakpoint").told(tid=process.pid)
     for frozen in (frozen for pid, frozen in seen.frozen if pid == process.pid):
         yield cause("frozen-group").told(pid=process.pid, group=frozen.group, thaw=frozen.thaw)
+
+
+def _foreign_namespaces(seen: Observed) -> Iterator[Finding]:
+    for found in seen.foreign_namespaces:
+        key = "other-user-namespace" if found.kind == "user" else "namespace-owner"
+        yield cause(key).told(pid=found.pid, comm=found.comm, kind=found.kind)
 
 
 def _traced_threads(seen: Observed, names: dict[int, str]) -> Iterator[Finding]:

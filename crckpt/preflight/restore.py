@@ -200,6 +200,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     blockers.extend(_refused(socket, now.refused[socket.id]) for socket, _ in bound(wanted) if socket.id in now.refused)
     kept = (kept_out(lock, path, who, now.locks.get(path, ())) for lock, path, who in locked(wanted.tree))
     blockers.extend(finding for finding in kept if finding is not None)
+    blockers.extend(_user_namespaces(wanted.tree))
     blockers.extend(_older(*wanted.crius))
     blockers.extend(needs.lacking(wanted.tree, wanted.cpu_features, max(numbers(wanted.tree)), now.here))
     warnings.extend(needs.warnings(now.here))
@@ -209,6 +210,8 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted.tree), needs_terminal)
 
 
+UNCONDITIONAL = frozenset({"user-namespace-recorded"})
+"""Keys of blockers that --no-preflight does not lift."""
 _STDERR = 2
 _HARMLESS = ("file-written", "log-kept")
 _IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
@@ -220,6 +223,14 @@ _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
 }
+
+
+def _user_namespaces(tree: ImageTree) -> Iterator[Finding]:
+    """Find processes that were dumped in another user namespace than CRIU's."""
+    outside = tree.inventory.root_ids.namespaces.user
+    for process in tree.processes:
+        if process.ids is not None and process.ids.namespaces.user != outside:
+            yield cause("user-namespace-recorded").told(pid=process.pid, comm=process.comm)
 
 
 def _older(recorded: str, version: str) -> Iterator[Finding]:

@@ -11,10 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.host.borrowed import SocketKind
+from crckpt.host.namespace_owners import ForeignNamespace
 from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.model import MEBIBYTE, Options
+from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
@@ -306,7 +308,7 @@ def test_traced_processes() -> None:
     assert keys(planned(with_tree(replace(ROOT, tracer=901))).blockers) == ["being-dumped"]
 
 
-@pytest.mark.parametrize("kind", ["pid", "user", "ipc", "uts", "time", "cgroup"])
+@pytest.mark.parametrize("kind", ["pid", "ipc", "uts", "time", "cgroup"])
 def test_nested_namespaces(kind: str) -> None:
     nested = in_namespaces(CHILD, **{kind: 99})
     found = planned(with_tree(ROOT, nested))
@@ -314,6 +316,13 @@ def test_nested_namespaces(kind: str) -> None:
     assert f"process 101 has a {kind} namespace" in found.blockers[0].what
     assert planned(with_tree(ROOT, replace(nested, state="zombie"))).blockers == ()
     assert planned(with_tree(in_namespaces(ROOT, **{kind: 99}), nested)).blockers == ()
+
+
+@pytest.mark.parametrize(("kind", "key"), [("user", "other-user-namespace"), ("net", "namespace-owner")])
+def test_namespaces_of_another_user_namespace(kind: str, key: str) -> None:
+    (found,) = planned(replace(PLAIN, foreign_namespaces=(ForeignNamespace(101, "worker", kind),))).blockers
+    assert (found.key, found.key in UNCONDITIONAL) == (key, True)
+    assert "process 101 (worker)" in found.what
 
 
 @pytest.mark.parametrize("kind", ["mnt", "net"])
@@ -372,7 +381,7 @@ def test_the_user_is_named_whose_limits_cannot_be_read() -> None:
 
 def test_every_finding_is_whole() -> None:
     seen = replace(
-        with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, user=5)),
+        with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
         descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
         connections=(CONNECTION,),
     )

@@ -22,6 +22,7 @@ from crckpt.images.special import Pipe, TerminalInfo
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.preflight.needs import Disk, Here
 from crckpt.preflight.restore import (
+    UNCONDITIONAL,
     FileNow,
     Now,
     OutsidePipe,
@@ -189,6 +190,16 @@ def test_a_tree_with_its_own_mounts_brings_its_files(wanted: Wanted, now: Now) -
     apart = replace(wanted.tree, processes=(replace(wanted.tree.root, ids=other), *wanted.tree.processes[1:]))
     assert paths(apart) == ()
     assert judge(replace(wanted, tree=apart), replace(now, files={})).blockers == ()
+
+
+def test_another_user_namespace_stands_against_it(wanted: Wanted, now: Now) -> None:
+    ids = wanted.tree.root.ids
+    assert ids is not None
+    other = replace(ids, namespaces=replace(ids.namespaces, user=ids.namespaces.user + 1))
+    apart = replace(wanted.tree, processes=(replace(wanted.tree.root, ids=other), *wanted.tree.processes[1:]))
+    (blocker,) = judge(replace(wanted, tree=apart), now).blockers
+    assert blocker.key in UNCONDITIONAL
+    assert "was dumped in another user namespace" in blocker.what
 
 
 def test_uses_name_process_and_way(tree: ImageTree) -> None:

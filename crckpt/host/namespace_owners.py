@@ -1,0 +1,67 @@
+"""Which namespaces of a tree belong to another user namespace than crckpt's: there, others decide what is seen."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import Process
+
+_NS_GET_USERNS: Final = 0xB701
+"""linux/nsfs.h"""
+
+
+class ForeignNamespace(Struct, frozen=True):
+    """A namespace of process `pid` that is another user namespace than ours (kind `user`), or belongs to one."""
+
+    pid: int
+    comm: str
+    kind: str
+
+
+def foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple[ForeignNamespace, ...]:
+    """List each process in another user namespace, and each namespace that belongs to one, once.
+
+    Costs nothing for namespaces that are ours. A process that ends while it is looked at is left out.
+    """
+    ours = dict(own.namespaces)
+    belongs: dict[int, bool] = {}
+    return tuple(found for process in processes for found in _foreign(process, ours, belongs))
+
+
+def _foreign(process: Process, ours: dict[str, int], belongs: dict[int, bool]) -> Iterator[ForeignNamespace]:
+    theirs = dict(process.namespaces)
+    if theirs.get("user") != ours.get("user"):
+        if theirs:
+            yield ForeignNamespace(process.pid, process.comm, "user")
+        return
+    for kind, inode in process.namespaces:
+        if inode in belongs or inode == ours.get(kind.removesuffix("_for_children")):
+            continue
+        with suppress(FileNotFoundError, ProcessLookupError):
+            belongs[inode] = _owner(process.pid, kind) == ours["user"]
+            if not belongs[inode]:
+                yield ForeignNamespace(process.pid, process.comm, kind.removesuffix("_for_children"))
+
+
+def _owner(pid: int, kind: str) -> int:
+    """Return the inode of the user namespace that owns this namespace of the process; 0 if it is beyond our reach."""
+    namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            return 0
+        raise
+    finally:
+        os.close(namespace)
+    try:
+        return os.fstat(owner).st_ino
+    finally:
+        os.close(owner)
