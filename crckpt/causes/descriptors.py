@@ -91,6 +91,13 @@ DESCRIPTORS = (
         "criu/pipes.c",
     ),
     Cause(
+        "pipes-too-many",
+        "the tree reads {count|more than 1024} {what|pipes}, and CRIU saves 1024 of them at most",
+        "dump a part of the tree, or let the program close some",
+        r"OOM storing pipe",
+        "criu/pipes.c",
+    ),
+    Cause(
         "pipe-size",
         "a pipe of the tree cannot get back its size",
         "raise the limits: sysctl -w fs.pipe-max-size=16777216 fs.pipe-user-pages-soft=0",

@@ -83,7 +83,14 @@ PREFLIGHT = (
     ),
     Cause(
         "outside-pipe",
-        "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is {end}",
+        "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is the output of "
+        "crckpt restore (/dev/null with --detach)",
+        "",
+    ),
+    Cause(
+        "outside-pipe-read",
+        "fd {fd} of PID {pid} is a pipe from a process outside the tree; after a restore its other end is closed: the "
+        "program reads the bytes that are in the pipe now, then the end of the file",
         "",
     ),
     Cause(

@@ -15,6 +15,7 @@ from crckpt.host.borrowed import SocketKind, is_readable, socket_kinds, unread_b
 from crckpt.host.compared import escaped, share_memory, sharers
 from crckpt.host.maps import Mapping, odd_mappings
 from crckpt.host.namespace_owners import ForeignNamespace, foreign_namespaces
+from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.reach import OutOfReach, out_of_reach
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
 from crckpt.host.watches import lost_watches
@@ -86,7 +87,7 @@ class Observed(Struct, frozen=True):
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
-    namespace than ours.
+    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end.
     """
 
     tree: proc.Tree
@@ -109,6 +110,7 @@ class Observed(Struct, frozen=True):
     strangers: frozenset[int] = frozenset()
     frozen: tuple[tuple[int, cgroups.Frozen], ...] = ()
     foreign_namespaces: tuple[ForeignNamespace, ...] = ()
+    closed_pipes: frozenset[int] = frozenset()
     passing: Passing = Passing()
 
     @property
@@ -156,6 +158,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
         strangers=frozenset(_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
         foreign_namespaces=foreign_namespaces(tree.processes, own),
+        closed_pipes=closed_pipes(descriptors),
         passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
         memory=measured(),
     )

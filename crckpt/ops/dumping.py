@@ -19,6 +19,7 @@ from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import machine, proc
 from crckpt.host.cores import left_to
 from crckpt.host.files import remove_tree
+from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
@@ -217,7 +218,7 @@ def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
 
 
 def _new(
-    subject: Subject, log: str, details: bytes, created: datetime, frozen_ms: float, dump_ms: float
+    subject: Subject, log: str, details: dict[str, object], created: datetime, frozen_ms: float, dump_ms: float
 ) -> NewCheckpoint:
     return NewCheckpoint(
         job=subject.job,
@@ -230,7 +231,7 @@ def _new(
         stopped=subject.request.stop,
         frozen_ms=frozen_ms,
         dump_ms=dump_ms,
-        details=details,
+        details=json.dumps(details | {"closed_pipes": _closed_pipes(subject)}, sort_keys=True).encode(),
         config_digest=subject.context.config_digest,
         parent=subject.base.checkpoint if subject.base else None,
         base=subject.base.directory if subject.base else None,
@@ -251,7 +252,7 @@ def _committed(subject: Subject, place: Place, new: NewCheckpoint) -> Checkpoint
     return checkpoint
 
 
-def _details(subject: Subject) -> bytes:
+def _details(subject: Subject) -> dict[str, object]:
     """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files."""
     processes = [
         {
@@ -265,4 +266,12 @@ def _details(subject: Subject) -> bytes:
     # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
-    return json.dumps({"schema": 1, "processes": processes, "append_sizes": appended}, sort_keys=True).encode()
+    return {"schema": 1, "processes": processes, "append_sizes": appended}
+
+
+def _closed_pipes(subject: Subject) -> list[int]:
+    """Inodes of the pipes that had one end only when the tree was dumped: to be called then, or just after.
+
+    What was closed before the freeze is closed in it. A pipe that still has both ends had them then.
+    """
+    return sorted(subject.seen.closed_pipes | closed_pipes(subject.seen.descriptors))

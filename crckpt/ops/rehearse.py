@@ -186,6 +186,7 @@ def _wanted(repository: Repository, checkpoint: Checkpoint, tree: ImageTree, cri
         new_pid_namespace=True,
         has_terminal=True,
         crius=(checkpoint.host.criu_version, criu.version),
+        closed_pipes=frozenset(details.get("closed_pipes", ())),
     )
 
 

@@ -255,6 +255,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) 
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.terminal is not None and not request.detach,
         crius=(subject.checkpoint.host.criu_version, subject.criu.version),
+        closed_pipes=frozenset(details.get("closed_pipes", ())),
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
 
@@ -341,14 +342,14 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 @contextmanager
 def outside_ends(pipes: tuple[OutsidePipe, ...], output: int | None) -> Iterator[dict[str, int]]:
-    """Values for --inherit-fd, each with our descriptor: `output`, if any, for what the tree writes, else /dev/null."""
+    """Values for --inherit-fd, each with our descriptor: `output`, if there is one, else /dev/null."""
     ends: dict[str, int] = {}
     try:
         for pipe in pipes:
-            if pipe.writes and output is not None:
+            if output is not None:
                 descriptor = os.dup(2 if pipe.errors else output)
             else:
-                descriptor = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         yield ends
     finally:

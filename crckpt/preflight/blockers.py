@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.maps import Mapping
 from crckpt.host.observe import Observed
+from crckpt.host.pipe_ends import pipes, reads
 from crckpt.host.proc import Descriptor, Process
 
 _NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
+_MOST_PIPES = 1024
+"""Of pipes that the tree reads, and as many named ones: NR_PIPES_WITH_DATA, criu/include/pipes.h. Empty ones count."""
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -57,6 +60,7 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
         yield cause("freeze-timeout").told() if waits else cause("memory-in-common").told(pid=pid)
     for found in seen.descriptors:
         yield from _unsaved(found, seen)
+    yield from _too_many_pipes(seen)
     for mapping in seen.mappings:
         yield from _unmapped(mapping, seen)
     yield from _unsaved_files(seen)
@@ -186,6 +190,15 @@ def _unsaved(found: Descriptor, seen: Observed) -> Iterator[Finding]:
         yield from _unsaved_device(found, seen)
     elif stat.S_ISBLK(found.mode):
         yield cause("device").told(fd=found.fd, what=f"unknown {found.target}")
+
+
+def _too_many_pipes(seen: Observed) -> Iterator[Finding]:
+    read = tuple(filter(reads, seen.descriptors))
+    # The target of a pipe tells it from all others; of named pipes it is the path.
+    named = {found.target for found in read if stat.S_ISFIFO(found.mode) and not found.target.startswith("pipe:[")}
+    for count, what in ((len(pipes(read)), "pipes"), (len(named), "named pipes")):
+        if count > _MOST_PIPES:
+            yield cause("pipes-too-many").told(count=count, what=what)
 
 
 def _unsaved_pidfd(found: Descriptor, strangers: Iterable[int]) -> Iterator[Finding]:

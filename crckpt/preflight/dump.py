@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -11,6 +10,7 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
+from crckpt.host.pipe_ends import pipes, reads, writes
 from crckpt.host.proc import Descriptor, Process
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
@@ -117,8 +117,7 @@ def _reasons(seen: Observed, tcp: str | None) -> Iterator[Reason]:
 
 def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
     for pipe in _outside_pipes(seen):
-        end = "the output of crckpt restore (/dev/null with --detach)" if _writes(pipe) else "/dev/null"
-        yield cause("outside-pipe").told(fd=pipe.fd, pid=pipe.pid, end=end)
+        yield cause("outside-pipe" if writes(pipe) else "outside-pipe-read").told(fd=pipe.fd, pid=pipe.pid)
     for found in seen.descriptors:
         named = {"pid": found.pid, "fd": found.fd, "path": found.target}
         if not stop and _is_deleted_file(found) and found.links:
@@ -144,15 +143,11 @@ def _namespaces_to_enter(seen: Observed) -> tuple[str, ...]:
 
 
 def _outside_pipes(seen: Observed) -> Iterator[Descriptor]:
-    """One descriptor of each pipe of which the tree holds one end only."""
-    pipes = [found for found in seen.descriptors if found.target.startswith("pipe:[")]
-    ends = {(found.target, _writes(found)) for found in pipes}
-    ends |= {(found.target, not _writes(found)) for found in pipes if _both_ways(found)}
-    told = set()
-    for found in pipes:
-        if (found.target, not _writes(found)) not in ends and found.target not in told:
-            told.add(found.target)
-            yield found
+    """One descriptor of each pipe of which the tree holds one end, and somebody else the other."""
+    for inode, ends in pipes(seen.descriptors).items():
+        is_inside = any(map(reads, ends)) and any(map(writes, ends))
+        if not is_inside and inode not in seen.closed_pipes:
+            yield ends[0]
 
 
 def _ghost_limit(seen: Observed) -> int:
@@ -180,11 +175,3 @@ def _deleted(seen: Observed) -> Iterator[tuple[str, int, int]]:
 
 def _is_deleted_file(found: Descriptor) -> bool:
     return found.target.endswith(" (deleted)") and stat.S_ISREG(found.mode) and not found.target.startswith("/memfd:")
-
-
-def _writes(found: Descriptor) -> bool:
-    return found.flags & os.O_ACCMODE != os.O_RDONLY
-
-
-def _both_ways(found: Descriptor) -> bool:
-    return found.flags & os.O_ACCMODE == os.O_RDWR

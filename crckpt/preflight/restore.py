@@ -75,13 +75,12 @@ class Rewind(Struct, frozen=True):
 
 
 class OutsidePipe(Struct, frozen=True):
-    """A pipe of which the tree has one end only.
+    """A pipe into which the tree writes, and that somebody outside of it read; `errors`: only as standard error (fd 2).
 
-    `writes`: the tree writes into it, `errors`: only as standard error (fd 2).
+    One that the tree reads is none: CRIU makes it again with the bytes in it, and nobody can write to it.
     """
 
     inode: int
-    writes: bool
     errors: bool
 
 
@@ -105,7 +104,8 @@ class Wanted(Struct, frozen=True):
 
     `append_sizes` are the sizes of files opened for appending, which CRIU does not record; `cpu_features` are those
     of the CPU of the dump. With `keeps_connections` TCP connections go on. `crius` are the versions of the CRIU
-    that dumped it and of the one that is to restore it.
+    that dumped it and of the one that is to restore it. `closed_pipes` are inodes of pipes of which nobody had the
+    other end; a checkpoint that was imported, or made by an older crckpt, does not name them.
     """
 
     tree: ImageTree
@@ -117,6 +117,7 @@ class Wanted(Struct, frozen=True):
     new_pid_namespace: bool
     has_terminal: bool
     crius: tuple[str, str]
+    closed_pipes: frozenset[int] = frozenset()
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
@@ -207,7 +208,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     needs_terminal = _needs_terminal(wanted.tree)
     if needs_terminal and not wanted.has_terminal:
         blockers.append(cause("terminal").told())
-    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted.tree), needs_terminal)
+    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted), needs_terminal)
 
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
@@ -373,7 +374,9 @@ def _ids(file: OpenFile) -> tuple[int, ...]:
     return (file.id,) if behind is None else (file.id, behind)
 
 
-def _outside_pipes(tree: ImageTree) -> tuple[OutsidePipe, ...]:
+def _outside_pipes(wanted: Wanted) -> tuple[OutsidePipe, ...]:
+    """Where it is not known whether anybody read, somebody did: the program is not to be ended by SIGPIPE."""
+    tree = wanted.tree
     ends: dict[int, set[int]] = {}
     numbers: dict[int, set[int]] = {}
     for process in tree.processes:
@@ -384,9 +387,9 @@ def _outside_pipes(tree: ImageTree) -> tuple[OutsidePipe, ...]:
         if isinstance(file, Pipe):
             ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)
     return tuple(
-        OutsidePipe(inode, writes=os.O_WRONLY in found, errors=numbers.get(inode) == {_STDERR})
+        OutsidePipe(inode, errors=numbers.get(inode) == {_STDERR})
         for inode, found in ends.items()
-        if len(found) == 1 and os.O_RDWR not in found
+        if found == {os.O_WRONLY} and inode not in wanted.closed_pipes
     )
 
 

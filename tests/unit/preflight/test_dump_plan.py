@@ -277,11 +277,24 @@ def test_datagram_sockets() -> None:
     assert not planned(replace(sockets, datagram_sockets=frozenset({778}))).options.ext_unix_sk
 
 
-@pytest.mark.parametrize(("end", "told"), [(READS, "/dev/null"), (WRITES, "the output of crckpt restore")])
-def test_a_pipe_to_somebody_outside(end: Descriptor, told: str) -> None:
-    (warning,) = planned(with_files(end, replace(end, pid=101, fd=9))).warnings
-    assert (warning.key, told in warning.what) == ("outside-pipe", True)
+@pytest.mark.parametrize(
+    ("end", "key", "told"),
+    [(READS, "outside-pipe-read", "closed"), (WRITES, "outside-pipe", "the output of crckpt restore")],
+)
+def test_a_pipe_to_somebody_outside(end: Descriptor, key: str, told: str) -> None:
+    seen = with_files(end, replace(end, pid=101, fd=9))
+    (warning,) = planned(seen).warnings
+    assert (warning.key, told in warning.what) == (key, True)
     assert "fd 3 of PID 100" in warning.what
+    assert planned(replace(seen, closed_pipes=frozenset({55}))).warnings == ()
+
+
+def test_more_pipes_than_criu_saves() -> None:
+    many = tuple(replace(READS, target=f"pipe:[{number}]") for number in range(1024))
+    full = with_files(*many, *many, replace(WRITES, target="pipe:[9999]"))
+    assert planned(full).blockers == ()
+    (found,) = planned(with_files(*many, replace(READS, target="pipe:[9999]", flags=os.O_RDWR))).blockers
+    assert (found.key, "1025 pipes" in found.what) == ("pipes-too-many", True)
 
 
 def test_pipes_inside_are_not_told() -> None:
@@ -289,7 +302,7 @@ def test_pipes_inside_are_not_told() -> None:
     assert planned(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
     assert planned(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()
     two = planned(with_files(READS, replace(WRITES, target="pipe:[56]")))
-    assert keys(two.warnings) == ["outside-pipe", "outside-pipe"]
+    assert keys(two.warnings) == ["outside-pipe-read", "outside-pipe"]
 
 
 def test_an_eventfd_that_counts_like_a_semaphore() -> None:
@@ -387,7 +400,7 @@ def test_every_finding_is_whole() -> None:
     )
     found = planned(without_cap(seen))
     assert keys(found.blockers) == ["traced", "nested-namespace", "foreign-limits", "tcp"]
-    assert keys(found.warnings) == ["outside-pipe", "link-remap", "eventfd-semaphore", "mount-namespace"]
+    assert keys(found.warnings) == ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace"]
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
 

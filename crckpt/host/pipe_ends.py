@@ -1,0 +1,58 @@
+"""The ends of the pipes that a tree holds, and whether anybody has the other end.
+
+Who that is, the kernel does not say. Whether there is anybody, poll(2) does, also where the descriptor is on its way
+through a socket: POLLHUP at the end for reading, POLLERR at that for writing. Source: fs/pipe.c, pipe_poll.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from contextlib import suppress
+
+from crckpt.host.borrowed import borrow
+from crckpt.host.proc import Descriptor
+
+
+def reads(end: Descriptor) -> bool:
+    """Whether a pipe can be read there."""
+    return end.flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def writes(end: Descriptor) -> bool:
+    """Whether a pipe can be written to there."""
+    return end.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def pipes(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
+    """Inode of each pipe -> the descriptors that lead to it, in the order given. Named pipes are not among them."""
+    found: dict[int, tuple[Descriptor, ...]] = {}
+    for each in descriptors:
+        inode = each.target.removeprefix("pipe:[").removesuffix("]")
+        if each.target.startswith("pipe:[") and inode.isdecimal():
+            found[int(inode)] = (*found.get(int(inode), ()), each)
+    return found
+
+
+def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
+    """Inodes of the pipes that have one end only: nobody, in the tree or elsewhere, has the other.
+
+    A process that closed its end meanwhile, or that we may not look into, tells nothing.
+    """
+    return frozenset(inode for inode, ends in pipes(descriptors).items() if _is_closed(inode, ends))
+
+
+def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
+    # Where the tree writes, it is to be known whether anybody reads: the tree itself may have done so until now.
+    for end in sorted(ends, key=reads):
+        with suppress(OSError):
+            borrowed = borrow(end.pid, end.fd)
+            try:
+                if os.fstat(borrowed).st_ino == inode:
+                    waiting = select.poll()
+                    waiting.register(borrowed, 0)
+                    return any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0))
+            finally:
+                os.close(borrowed)
+    return False

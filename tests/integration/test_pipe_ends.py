@@ -1,0 +1,271 @@
+"""Pipes of which a tree has one end: their bytes come back, and a restored program sees who has the other end."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+import psutil
+import pytest
+from command import Crckpt
+from remote import Remote, remote
+from stopped import JOB
+from trees import PYTHON, open_workdir, runs, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+WITHIN_S: Final = 20
+REFUSED: Final = 24
+LARGE: Final = 1 << 20
+WHO: Final = ("gone", "outside", "in the tree")
+Who = Literal["gone", "outside", "in the tree"]
+_READ: Final = """
+import fcntl, os, select
+os.set_blocking(end, False)
+polled = select.poll(); polled.register(end, select.POLLIN)
+found = b""
+ended = False
+try:
+    while more := os.read(end, 1 << 20):
+        found += more
+    ended = True
+except BlockingIOError:
+    pass
+answer = len(found), found == bytes(i % 251 for i in range(len(found))), ended, fcntl.fcntl(end, fcntl.F_GETPIPE_SZ)
+"""
+_WRITE: Final = """
+import os, signal
+hits = []
+signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
+try:
+    os.write(end, b"hello")
+    answer = "written", hits
+except BrokenPipeError:
+    answer = "broken", hits
+"""
+_COUNTS: Final = """
+import os, signal, sys, time
+while not os.path.exists(f"{sys.argv[1]}/go"):
+    time.sleep(0.02)
+with open(f"{sys.argv[1]}/count", "w") as count:
+    count.write(str(len(sys.stdin.buffer.read())))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE, True)])
+def test_a_reader_finds_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+    """And the end of the file, where nobody in the tree can write."""
+    with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, said):
+        assert ("is a pipe from a process outside the tree" in said) == (who == "outside")
+        assert program.ask(_READ) == (size, True, who != "in the tree", LARGE if size == LARGE else 65_536)
+        if who == "in the tree":
+            program.ask("os.write(other, b'more')")
+            assert program.ask("answer = os.read(end, 100)") == b"more"
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
+def test_a_writer_sees_whether_anybody_reads(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+    """Who wrote to nobody gets SIGPIPE; who wrote to somebody outside goes on, and /dev/null takes what it writes."""
+    with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, said):
+        assert ("is a pipe to a process outside the tree" in said) == (who == "outside")
+        assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
+        if who == "in the tree":
+            filled = bytes(i % 251 for i in range(size))
+            assert program.ask("answer = os.read(other, 100)") == filled + b"hello"
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopped", "left-running"])
+def test_a_reader_that_goes_just_before_the_freeze_is_gone(crckpt: Crckpt, stop: bool) -> None:
+    """What crckpt saw when it looked at the tree is not what was dumped."""
+    with remote() as program:
+        program.ask("import os; other, end = os.pipe()")
+        # From then on there is a store: CRIU is started first, and waits while crckpt looks.
+        crckpt.run("dump", str(program.pid), JOB)
+        words = ("dump", str(program.pid), JOB, *(("--stop",) if stop else ()))
+        dump = crckpt.start(*words, CRCKPT_STOP_AT="hold.commit")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, WITHIN_S, "crckpt to have looked")
+        program.ask("os.close(other)")
+        dump.send_signal(signal.SIGCONT)
+        _, said = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == 0, said
+        if not stop:
+            os.kill(program.pid, signal.SIGKILL)
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask(_WRITE) == ("broken", [1])
+
+
+def test_an_end_that_is_on_its_way_through_a_socket(crckpt: Crckpt) -> None:
+    """Neither descriptor table has it, and it is in the tree."""
+    with remote() as program:
+        program.ask(
+            "import os, socket\n"
+            "left, right = socket.socketpair()\n"
+            "end, other = os.pipe()\n"
+            "socket.send_fds(left, [b'x'], [other])\n"
+            "os.write(other, b'before'); os.close(other)\n"
+            "sending, receiving = os.pipe()\n"
+            "socket.send_fds(left, [b'y'], [sending]); os.close(sending)"
+        )
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        program.ask("other = socket.recv_fds(right, 1, 1)[1][0]; os.write(other, b' and after'); os.close(other)")
+        assert program.ask("answer = os.read(end, 100), os.read(end, 100)") == (b"before and after", b"")
+        program.ask("sending = socket.recv_fds(right, 1, 1)[1][0]; os.write(receiving, b'it')")
+        assert program.ask("answer = os.read(sending, 100)") == b"it"
+
+
+def test_what_is_left_of_a_pipeline(crckpt: Crckpt) -> None:
+    """The first program has written its last and ended; the second counts every line."""
+    with open_workdir() as workdir:
+        reading, writing = os.pipe()
+        null = subprocess.DEVNULL
+        with subprocess.Popen(["seq", "10000"], stdin=null, stdout=writing, stderr=null) as first:
+            os.close(writing)
+            second = subprocess.Popen(
+                [PYTHON, "-c", _COUNTS, str(workdir)], stdin=reading, stdout=null, stderr=null, start_new_session=True
+            )
+            os.close(reading)
+            first.wait(WITHIN_S)
+        try:
+            crckpt.run("dump", str(second.pid), JOB, "--stop")
+            second.wait(WITHIN_S)
+            crckpt.run("restore", JOB, "--detach")
+            (workdir / "go").touch()
+            count = workdir / "count"
+            wait_for(lambda: count.exists() and count.read_text() != "", WITHIN_S, "it to count")
+            assert int(count.read_text()) == sum(len(f"{number}\n") for number in range(1, 10_001))
+        finally:
+            _end(second)
+
+
+def test_flags_and_owner_of_an_end_come_back(crckpt: Crckpt) -> None:
+    """Not to block, to be told by a signal, and by which."""
+    with remote() as program:
+        program.ask(
+            "import fcntl, os, signal\n"
+            "hits = []\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: hits.append(1))\n"
+            "end, other = os.pipe()\n"
+            "fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGUSR1)\n"
+            "fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)"
+        )
+        flags = program.ask("answer = fcntl.fcntl(end, fcntl.F_GETFL), fcntl.fcntl(other, fcntl.F_GETFL)")
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        after = program.ask("answer = fcntl.fcntl(end, fcntl.F_GETFL), fcntl.fcntl(other, fcntl.F_GETFL)")
+        assert after == flags
+        assert program.ask("hits.clear(); os.write(other, b'x'); answer = hits") == [1]
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
+    """Whoever else had it open."""
+    with remote() as program:
+        path = program.workdir / "fifo"
+        os.mkfifo(path)
+        program.ask(
+            f"import os; end = os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)\n"
+            f"other = os.open({str(path)!r}, os.O_WRONLY); os.write(other, b'forty-two')"
+        )
+        ours = os.open(path, os.O_WRONLY) if who == "outside" else -1
+        if who != "in the tree":
+            program.ask("os.close(other)")
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        if ours >= 0:
+            os.close(ours)
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("answer = os.read(end, 100)") == b"forty-two"
+        if who == "in the tree":
+            program.ask("os.write(other, b'more')")
+            assert program.ask("answer = os.read(end, 100)") == b"more"
+        else:
+            assert program.ask("answer = os.read(end, 100)") == b""
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_named_pipe_that_is_written_to(crckpt: Crckpt, who: Who) -> None:
+    """Where nobody reads, SIGPIPE comes; a reader outside that stayed gets what is written after the restore."""
+    with remote() as program:
+        path = program.workdir / "fifo"
+        os.mkfifo(path)
+        program.ask(
+            f"import os; other = os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)\n"
+            f"end = os.open({str(path)!r}, os.O_WRONLY)"
+        )
+        ours = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if who == "outside" else -1
+        if who != "in the tree":
+            program.ask("os.close(other)")
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
+        if ours >= 0:
+            assert os.read(ours, 100) == b"hello"
+            os.close(ours)
+
+
+@pytest.mark.parametrize("kind", ["pipes", "named pipes"])
+def test_more_pipes_than_criu_can_save(crckpt: Crckpt, kind: str) -> None:
+    """1,024 of a kind come back; of one more it is said before anything is frozen."""
+    with remote() as program:
+        make = "os.pipe()" if kind == "pipes" else "fifo(number)"
+        program.ask(
+            "import os, resource\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+            "def fifo(number):\n"
+            "    os.mkfifo(path := f'{workdir}/fifo{number}')\n"
+            "    end = os.open(path, os.O_RDWR)\n"
+            "    return end, end\n"
+            f"pairs = [{make} for number in range(1024)]\n"
+            "for pair in pairs: os.write(pair[1], b'%d' % pair[0])"
+        )
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("answer = all(int(os.read(pair[0], 100)) == pair[0] for pair in pairs)") is True
+        program.ask(f"number = 1024; pairs.append({make})")
+        said = crckpt.run("dump", str(program.pid), JOB, status=REFUSED)
+        assert f"the tree reads 1025 {kind}, and CRIU saves 1024 of them at most" in said.err
+        unchecked = crckpt.run("dump", str(program.pid), JOB, "--no-preflight", status=21)
+        assert "CRIU saves 1024 of them at most" in unchecked.err
+
+
+@contextmanager
+def _pipe(crckpt: Crckpt, who: Who, size: int, *, reads: bool, stop: bool) -> Iterator[tuple[Remote, str]]:
+    """A program with one end of a pipe with so many bytes, restored, and what its dump said. `who` has the other."""
+    reading, writing = os.pipe()
+    with remote(reading, writing) as program:
+        program.ask(f"import fcntl, os; fcntl.fcntl({writing}, fcntl.F_SETPIPE_SZ, {max(size, 65_536)})")
+        program.ask(f"os.write({writing}, bytes(i % 251 for i in range({size}))) if {size} else 0")
+        end, other = (reading, writing) if reads else (writing, reading)
+        program.ask(f"end, other = {end}, {other}")
+        if who != "in the tree":
+            program.ask("os.close(other)")
+        # The tests' own ends: in between, they keep the pipe in any case.
+        os.close(end)
+        if who != "outside":
+            os.close(other)
+        said = crckpt.run("dump", str(program.pid), JOB, *(("--stop",) if stop else ())).out
+        if not stop:
+            os.kill(program.pid, signal.SIGKILL)
+        program.wait_gone()
+        if who == "outside":
+            os.close(other)
+        crckpt.run("restore", JOB, "--detach")
+        yield program, said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if runs(process.pid):
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait(WITHIN_S)
+    wait_for(lambda: not runs(process.pid), WITHIN_S, "it to end")
