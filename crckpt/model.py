@@ -72,7 +72,8 @@ class Options(Struct, frozen=True):
 
     `tcp` is what happens to established connections (None: there are none). `ghost_limit` is the largest deleted but
     open file in bytes, `external` resources that stay outside (CRIU's `--external`). `network_lock` is how packets are
-    held back from a tree that has a network namespace of its own, None for one that has not.
+    held back from a tree that has a network namespace of its own, None for one that has not. With `skip_in_flight` TCP
+    connections that wait to be accepted are left out.
     """
 
     tcp: Literal["keep", "close"] | None = None
@@ -83,3 +84,4 @@ class Options(Struct, frozen=True):
     ghost_limit: int = 0
     external: tuple[str, ...] = ()
     network_lock: Literal["nftables", "skip"] | None = None
+    skip_in_flight: bool = False

@@ -94,6 +94,12 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "in-flight-skipped",
+        "a TCP connection that waits to be accepted at fd {fd} of PID {pid} is not saved: after a restore it is gone, "
+        "and with --stop its peer sees it reset",
+        "",
+    ),
+    Cause(
         "link-remap",
         "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
         "use --stop, or close the file",

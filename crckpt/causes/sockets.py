@@ -15,7 +15,8 @@ SOCKETS = (
     Cause(
         "tcp-in-flight",
         "a TCP connection waits to be accepted by the program",
-        "try again in a moment",
+        "try again in a moment, or leave it out: --skip-in-flight (the tree that runs on still gets the connection; a "
+        "restored one does not, and with --stop the peer sees it reset)",
         r"In-flight connections? (?:\(l\) for|can be ignored)",
         "criu/sk-inet.c",
     ),

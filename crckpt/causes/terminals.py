@@ -20,6 +20,14 @@ TERMINALS = (
         "criu/tty.c",
     ),
     Cause(
+        "terminal-current",
+        "a process has opened /dev/tty, which CRIU saves only if the same process has that terminal open itself, and "
+        "before any other process of the tree has",
+        "close /dev/tty in the program, or open the terminal by its own name (ttyname)",
+        "ctty inheritance detected",
+        "criu/tty.c",
+    ),
+    Cause(
         "no-terminal",
         "the tree had a terminal, and there is none to take over",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",

@@ -45,6 +45,14 @@ def dump(
         bool, typer.Option("--stop", help="End the tree, once its checkpoint is safe on disk and not before.")
     ] = False,
     tcp: TcpOption = None,
+    skip_in_flight: Annotated[
+        bool,
+        typer.Option(
+            "--skip-in-flight",
+            help="Leave out TCP connections that the program has not accepted yet: after a restore they are gone, and "
+            "with --stop their peers see them reset.",
+        ),
+    ] = False,
     tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a name: JOB:TAG.")] = None,
     note: Annotated[str | None, typer.Option("--note", help="A line to remember it by.")] = None,
     compress: Annotated[
@@ -130,6 +138,7 @@ def dump(
         not no_preflight,
         incremental,
         _rounds(pre_copy, max_rounds, max_freeze, abort_over),
+        skip_in_flight,
     )
 
     def say(result: Dumped) -> None:

@@ -32,7 +32,7 @@ def pre_dump(
     from crckpt.ops.request import Request
 
     # Connections are none of a round's business.
-    request = Request(target, job, tcp="close", preflight=not no_preflight)
+    request = Request(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
     result = perform(request, options.context(store, criu=criu, config=config, staging=staging))
 
     def text() -> Iterator[str]:

@@ -47,6 +47,7 @@ def dump_command(
         *(("--track-mem",) if track else ()),
         *(("--prev-images-dir", base) if base else ()),
         *(("--ghost-limit", str(options.ghost_limit)) if options.ghost_limit else ()),
+        *_of_dump(options),
     )
 
 
@@ -92,7 +93,7 @@ def restore_command(
 def shown(options: Options) -> tuple[str, ...]:
     """The words that `options` add to a dump, as a person wants to read them."""
     ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
-    return (*_chosen(options), *ghost)
+    return (*_chosen(options), *ghost, *_of_dump(options))
 
 
 def _places(paths: Paths, *, log: str) -> tuple[str, ...]:
@@ -107,6 +108,11 @@ def _common(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
         *(("--action-script", str(paths.script)) if paths.script else ()),
         *(word for option in _chosen(options) for word in option.split(" ", 1)),
     )
+
+
+def _of_dump(options: Options) -> tuple[str, ...]:
+    """What a restore has no use for."""
+    return ("--skip-in-flight",) if options.skip_in_flight else ()
 
 
 def _chosen(options: Options) -> tuple[str, ...]:

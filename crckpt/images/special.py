@@ -62,7 +62,8 @@ class Terminal(Struct, frozen=True):
 class TerminalInfo(Struct, frozen=True):
     """A terminal as such: `kind` is `pty`, `console` and so on, `index` the N of /dev/pts/N, None if it is no pty.
 
-    `session` and `group` are the ids of the session and the foreground process group on it, 0 if none.
+    `session` and `group` are the ids of the session and the foreground process group on it, 0 if none. Who had the
+    other side of one that `is_hung_up` has closed it; CRIU makes another for it.
     """
 
     id: int
@@ -71,6 +72,7 @@ class TerminalInfo(Struct, frozen=True):
     group: int
     rdev: int
     index: int | None
+    is_hung_up: bool = False
 
     @property
     def is_master(self) -> bool:
@@ -224,4 +226,6 @@ def _terminal_info(message: Message) -> TerminalInfo:
         group=message.uint(7),
         rdev=message.uint(8),
         index=message.message(12).optional(1),
+        # CRIU could not ask for its settings (criu/tty.c, tty_is_hung).
+        is_hung_up=not message.messages(9),
     )

@@ -141,4 +141,9 @@ def _likely(request: Request, root: proc.Process, criu: Criu) -> Options | None:
     if apart & {"pid", "mnt"} or request.wants_tracker or place_of_keeper(root).exists():
         return None
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
-    return Options(tcp=request.tcp, shell_job=root.sid != root.pid, network_lock=lock if "net" in apart else None)
+    return Options(
+        tcp=request.tcp,
+        shell_job=root.sid != root.pid,
+        network_lock=lock if "net" in apart else None,
+        skip_in_flight=request.skip_in_flight,
+    )

@@ -35,6 +35,7 @@ class Request(Struct, frozen=True):
     preflight: bool = True
     incremental: bool | None = None
     pre_copy: PreCopy | None = None
+    skip_in_flight: bool = False
 
     @property
     def wants_tracker(self) -> bool | None:

@@ -209,6 +209,7 @@ def _looked_at(request: Request, context: Context, pid: int, memory: int | None 
         seen,
         request.tcp,
         stop=request.stop,
+        skip_in_flight=request.skip_in_flight,
         locks_by_nftables=criu.locks_by_nftables,
         names={tracer: proc.title(tracer) for tracer in seen.tracers},
     )

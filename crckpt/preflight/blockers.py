@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from crckpt.causes import Finding, cause
 from crckpt.host.maps import Mapping
@@ -45,8 +45,13 @@ UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-en
 """Keys of blockers that --no-preflight does not lift: without them the tree could gain rights, or be lost."""
 
 
-def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool) -> Iterator[Finding]:
-    """All of them, some twice. `names` says what the tracers' PIDs are called; `tcp` is what the user chose."""
+def blockers(
+    seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool, skip_in_flight: bool = False
+) -> Iterator[Finding]:
+    """All of them, some twice.
+
+    `names` says what the tracers' PIDs are called; `tcp` and `skip_in_flight` are what the user chose.
+    """
     if seen.tree.root.ns_pids[-1] == 1:
         yield cause("container").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
     yield from _foreign_namespaces(seen)
@@ -67,6 +72,14 @@ def blockers(seen: Observed, tcp: str | None, names: dict[int, str], *, locks_by
     yield from _unsaved_sockets(seen)
     if len({found.target for found in outside_terminals(seen) if found.target.startswith("/dev/pts/")}) > 1:
         yield cause("terminal-outside").told()
+    yield from _connections(seen, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
+
+
+def _connections(
+    seen: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
+) -> Iterator[Finding]:
+    if seen.passing.queues and not skip_in_flight:
+        yield cause("tcp-in-flight").told()
     if tcp is None:
         for link in seen.connections:
             yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
@@ -84,7 +97,12 @@ def user_to_run_as(seen: Observed) -> tuple[int, int] | None:
 
 
 def outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
-    """Descriptors of terminals whose other side the tree does not hold."""
+    """Descriptors of terminals whose other side the tree does not hold.
+
+    A console is opened by its name again, and /dev/tty in its session: these are outside if that session is. A pty that
+    was deleted has no other side any more.
+    """
+    sessions = {process.pid: process.sid for process in seen.tree.processes}
     inside = {
         f"/dev/pts/{line.split()[1]}"
         for found in seen.descriptors
@@ -95,10 +113,17 @@ def outside_terminals(seen: Observed) -> tuple[Descriptor, ...]:
     return tuple(
         found
         for found in seen.descriptors
-        if found.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
-        and found.target not in _MASTERS
-        and found.target.removesuffix(" (deleted)") not in inside
+        if found.target not in _MASTERS
+        and (
+            _is_pty_outside(found.target, inside)
+            if found.target.startswith("/dev/pts/")
+            else found.target.startswith(("/dev/tty", "/dev/console")) and sessions[found.pid] not in sessions
+        )
     )
+
+
+def _is_pty_outside(path: str, inside: Container[str]) -> bool:
+    return not path.endswith(" (deleted)") and path not in inside
 
 
 def shares(seen: Observed, kind: str) -> bool:
@@ -270,8 +295,6 @@ def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
             yield cause("socket-namespace").told()
     if seen.passing.messages:
         yield cause("netlink-data").told()
-    if seen.passing.queues:
-        yield cause("tcp-in-flight").told()
     for end in seen.outside_ends:
         other = f" to {end.name}" if end.name else ""
         yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{other},")

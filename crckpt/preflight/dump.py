@@ -55,9 +55,18 @@ def refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tupl
 
 
 def plan(
-    seen: Observed, tcp: Literal["keep", "close"] | None, *, stop: bool, locks_by_nftables: bool, names: dict[int, str]
+    seen: Observed,
+    tcp: Literal["keep", "close"] | None,
+    *,
+    stop: bool,
+    locks_by_nftables: bool,
+    names: dict[int, str],
+    skip_in_flight: bool = False,
 ) -> Plan:
-    """Judge a tree. `names` says what the tracers' PIDs are called; `tcp` and `stop` are what the user chose."""
+    """Judge a tree.
+
+    `names` says what the tracers' PIDs are called; `tcp`, `stop` and `skip_in_flight` are what the user chose.
+    """
     told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
     reasons = tuple(_reasons(seen, told))
     picked = {reason.option for reason in reasons}
@@ -70,12 +79,14 @@ def plan(
         ghost_limit=_ghost_limit(seen),
         # CRIU locks all of such a network, and without being told by iptables, which few hosts have.
         network_lock=None if shares(seen, "net") else "nftables" if locks_by_nftables else "skip",
+        skip_in_flight=skip_in_flight,
     )
+    against = blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
     return Plan(
         options=options,
         reasons=reasons,
-        blockers=tuple(dict.fromkeys(blockers(seen, tcp, names, locks_by_nftables=locks_by_nftables))),
-        warnings=tuple(_warnings(seen, stop=stop)),
+        blockers=tuple(dict.fromkeys(against)),
+        warnings=(*_warnings(seen, stop=stop), *(_skipped(seen) if skip_in_flight else ())),
         enter=_namespaces_to_enter(seen),
         as_user=user_to_run_as(seen),
     )
@@ -135,6 +146,11 @@ def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
         yield cause("unread").told(pid=unread.pid, fd=unread.fd, kind=unread.what)
     if _namespaces_to_enter(seen) == ("mnt",):
         yield cause("mount-namespace").told(pid=seen.tree.root.pid, comm=seen.tree.root.comm)
+
+
+def _skipped(seen: Observed) -> Iterator[Finding]:
+    for pid, fd in sorted(seen.passing.queues):
+        yield cause("in-flight-skipped").told(pid=pid, fd=fd)
 
 
 def _namespaces_to_enter(seen: Observed) -> tuple[str, ...]:

@@ -394,8 +394,15 @@ def _outside_pipes(wanted: Wanted) -> tuple[OutsidePipe, ...]:
 
 
 def _needs_terminal(tree: ImageTree) -> bool:
+    """Whether one of the tree's terminals is outside it. Source: criu/tty.c, tty_find_restoring_task.
+
+    CRIU opens consoles by their names, and /dev/tty in its session: of one that is not in the tree, images name none.
+    """
     masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
-    return any(not terminal.is_master and terminal.index not in masters for terminal in tree.terminals)
+    slaves = {terminal.index for terminal in tree.terminals if terminal.kind == "pty" and not terminal.is_hung_up}
+    return bool(slaves - masters) or any(
+        terminal.kind == "current" and not terminal.session for terminal in tree.terminals
+    )
 
 
 def epoch(seconds: float) -> datetime:

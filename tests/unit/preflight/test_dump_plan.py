@@ -184,11 +184,21 @@ def test_a_session_leader_outside() -> None:
     assert "7" in why(found, "--shell-job")
 
 
-@pytest.mark.parametrize("target", ["/dev/pts/3", "/dev/pts/3 (deleted)", "/dev/tty", "/dev/tty1", "/dev/console"])
-def test_a_terminal_outside(target: str) -> None:
-    found = planned(with_files(replace(TERMINAL, target=target)))
+def test_a_terminal_outside() -> None:
+    found = planned(with_files(TERMINAL))
     assert found.options.shell_job
-    assert target in why(found, "--shell-job")
+    assert "/dev/pts/3" in why(found, "--shell-job")
+    assert not planned(with_files(replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
+
+
+@pytest.mark.parametrize("target", ["/dev/tty", "/dev/tty1", "/dev/console"])
+def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None:
+    seen = with_files(replace(TERMINAL, target=target))
+    assert not planned(seen).options.shell_job
+    child = replace(CHILD, sid=7)
+    outside = replace(seen, tree=replace(seen.tree, processes=(ROOT, child)))
+    of_child = replace(outside, descriptors=(replace(TERMINAL, pid=child.pid, target=target),))
+    assert target in why(planned(of_child), "--shell-job")
 
 
 @pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx"])

@@ -466,8 +466,23 @@ def test_a_terminal_of_somebody_else_is_needed(wanted: Wanted, now: Now) -> None
     assert only_blocker(judge(outside, now)).startswith("terminal: ")
     there = judge(replace(outside, has_terminal=True), now)
     assert (there.blockers, there.needs_terminal) == ((), True)
-    console = replace(wanted.tree, terminals=(TerminalInfo(5, "console", 0, 0, 0, None),))
-    assert judge(replace(wanted, tree=console), now).needs_terminal
+
+
+@pytest.mark.parametrize(
+    ("terminal", "needed"),
+    [
+        (TerminalInfo(6, "pty", 0, 0, 0, 3), True),
+        (TerminalInfo(6, "pty", 0, 0, 0, 3, is_hung_up=True), False),
+        (TerminalInfo(5, "current", 0, 0, 0, None), True),
+        (TerminalInfo(5, "current", 100, 100, 0, None), False),
+        (TerminalInfo(5, "console", 0, 0, 0, None), False),
+        (TerminalInfo(5, "virtual console", 0, 0, 0, None), False),
+    ],
+)
+def test_only_a_terminal_outside_is_needed(wanted: Wanted, now: Now, terminal: TerminalInfo, needed: bool) -> None:
+    """Not a console, which has a name, nor the session's own where that is in the tree, nor one that was hung up."""
+    tree = replace(wanted.tree, terminals=(terminal,))
+    assert judge(replace(wanted, tree=tree), now).needs_terminal == needed
 
 
 def test_pipes_to_somebody_outside(wanted: Wanted, now: Now) -> None:

@@ -1,0 +1,84 @@
+"""Programs that bring their terminals along, as tmux, script and expect do: no terminal of the user is wanted."""
+
+import os
+from typing import Final
+
+import pytest
+from command import Crckpt
+from remote import Remote, remote
+from stopped import JOB
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 21
+_STARTS: Final = """
+import fcntl, os, termios
+master, slave = os.openpty()
+fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+current = os.open("/dev/tty", os.O_RDWR)
+def said(words):
+    os.write(current, words)
+    return os.read(master, 100)
+def heard(words):
+    os.write(master, words + b"\\n")
+    return os.read(current, 100)
+"""
+
+
+def _again(crckpt: Crckpt, program: Remote) -> None:
+    """Dump it, end it and restore it, without a terminal."""
+    crckpt.run("dump", str(program.pid), JOB, "--stop")
+    program.wait_gone()
+    crckpt.run("restore", JOB, "--detach")
+
+
+def test_a_program_talks_over_its_own_terminal(crckpt: Crckpt) -> None:
+    """It has opened it by the name of everybody's own terminal, too."""
+    with remote() as program:
+        program.ask(_STARTS)
+        _again(crckpt, program)
+        assert program.ask("answer = said(b'after'), heard(b'all'), said(b'')[:3]") == (b"after", b"all\n", b"all")
+        group = program.ask("answer = os.tcgetpgrp(current), os.getsid(0)")
+        assert group == (program.pid, program.pid)
+
+
+def test_a_terminal_that_a_child_opened_by_that_name(crckpt: Crckpt) -> None:
+    """CRIU saves it only for a process that has the terminal open itself: the refusal says so."""
+    with remote() as program:
+        program.ask(
+            "import fcntl, os, signal, termios\n"
+            "master, slave = os.openpty()\n"
+            "ready, told = os.pipe()\n"
+            "if not (child := os.fork()):\n"
+            "    os.close(master); os.setsid(); fcntl.ioctl(slave, termios.TIOCSCTTY, 0)\n"
+            "    current = os.open('/dev/tty', os.O_RDWR)\n"
+            "    os.write(told, b'x')\n"
+            "    signal.pause()\n"
+            "os.read(ready, 1)"
+        )
+        try:
+            said = crckpt.run("dump", str(program.pid), JOB, "--stop", status=FAILED)
+            assert "has opened /dev/tty" in said.err
+        finally:
+            program.ask("os.kill(child, signal.SIGKILL); os.wait()")
+
+
+@pytest.mark.parametrize("name", ["/dev/console", "/dev/tty1"])
+def test_a_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
+    """It is the host's, and nobody's session is on it."""
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError as error:
+        pytest.skip(f"{name}: {error.strerror}")
+    with remote() as program:
+        program.ask(f"import os; console = os.open({name!r}, os.O_WRONLY | os.O_NOCTTY)")
+        _again(crckpt, program)
+        assert program.ask("answer = os.isatty(console), os.ttyname(console)") == (True, name)
+
+
+def test_a_terminal_that_was_hung_up_stays_so(crckpt: Crckpt) -> None:
+    """Whoever had its other side has closed it: there is none to want."""
+    with remote() as program:
+        program.ask("import os; master, slave = os.openpty(); os.close(master)")
+        _again(crckpt, program)
+        assert program.ask("answer = os.read(slave, 1)") == b""

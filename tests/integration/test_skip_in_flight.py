@@ -1,0 +1,78 @@
+"""A client that waits to be accepted stands against a dump, unless it may be left out."""
+
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from command import Crckpt
+from remote import Remote, remote
+from stopped import JOB
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED: Final = 24
+WITHIN_S: Final = 20
+_ACCEPTS: Final = "link, _ = listener.accept(); answer = link.recv(100); link.sendall(b'heard')"
+
+
+@pytest.fixture
+def server() -> Iterator[Remote]:
+    """A program that listens, and accepts nobody unless it is told to."""
+    with remote() as program:
+        program.ask("import socket; listener = socket.create_server(('127.0.0.1', 0))")
+        yield program
+
+
+@pytest.fixture
+def client(server: Remote) -> Iterator[socket.socket]:
+    """It has connected, as it sees it."""
+    with _connected(server) as client:
+        yield client
+
+
+def test_it_is_refused_and_the_way_out_is_said(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+    said = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
+    assert "a TCP connection waits to be accepted by the program" in said.err
+    assert "--skip-in-flight" in said.err
+    assert client.send(b"hello") == 5
+
+
+@pytest.mark.parametrize("tcp", [(), ("--tcp", "keep"), ("--tcp", "close")], ids=["", "keep", "close"])
+def test_who_waits_is_reset_and_who_comes_then_is_served(
+    crckpt: Crckpt, server: Remote, client: socket.socket, tcp: tuple[str, ...]
+) -> None:
+    said = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
+    assert "its peer sees it reset" in said.out
+    server.wait_gone()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    crckpt.run("restore", JOB, "--detach")
+    _served(server)
+
+
+def test_a_tree_that_runs_on_loses_nobody(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+    """Only the checkpoint lacks the client."""
+    assert client.send(b"hello") == 5
+    crckpt.run("dump", str(server.pid), JOB, "--skip-in-flight")
+    assert server.ask(_ACCEPTS) == b"hello"
+    assert client.recv(100) == b"heard"
+
+
+def test_a_round_of_pre_copy_is_not_refused(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+    """Connections are none of its business."""
+    crckpt.run("pre-dump", str(server.pid), JOB)
+    assert client.send(b"hello") == 5
+
+
+def _served(server: Remote) -> None:
+    with _connected(server) as another:
+        another.sendall(b"another")
+        assert server.ask(_ACCEPTS) == b"another"
+        assert another.recv(100) == b"heard"
+
+
+def _connected(server: Remote) -> socket.socket:
+    port = server.ask("answer = listener.getsockname()[1]")
+    assert isinstance(port, int)
+    return socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S)
