@@ -1,4 +1,4 @@
-"""Compiles crckpt/tracking/preload.c when crckpt is built; without a C compiler it has no tracker."""
+"""Compiles crckpt/tracking/preload.c and its neighbours; without a C compiler crckpt has no tracker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuildHook(BuildHookInterface[Any]):
         library.unlink(missing_ok=True)
         status = subprocess.run([Path(self.root, "scripts/build-preload"), library], check=False).returncode
         if status == _NO_COMPILER:
-            self.app.display_warning("no C compiler: crckpt is built without its trackers")
+            self.app.display_warning("no C compiler: crckpt gets no tracker, and dumps interrupt system calls")
             return
         if status != 0:
             raise RuntimeError(f"scripts/build-preload ended with {status}")

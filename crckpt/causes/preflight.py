@@ -132,6 +132,17 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "call-interrupted",
+        "{call} of thread {tid} (PID {pid}) returns EINTR after the dump, and after a restore",
+        "",
+    ),
+    Cause(
+        "call-interrupted-again",
+        "the system call of thread {tid} (PID {pid}) was interrupted before (stop signal, debugger): it may return "
+        "EINTR after the dump, and does after a restore",
+        "",
+    ),
+    Cause(
         "network-lock", "this CRIU cannot hold packets back by nftables, which --tcp keep needs", "scripts/install-criu"
     ),
     Cause(

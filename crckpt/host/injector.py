@@ -44,7 +44,7 @@ class Taken(Struct, frozen=True):
 def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
     """A userfaultfd of each of these processes; closing them is the caller's. Takes about 0.1 s for all.
 
-    In each one thread is stopped for some milliseconds: a wait in epoll_wait or sigtimedwait returns EINTR once.
+    In each one thread is stopped for some milliseconds. The system call that it waits in is made again after that.
     """
     return _entered({pid: str(pid) for pid in pids})
 

@@ -18,6 +18,7 @@ from crckpt.host.namespace_owners import ForeignNamespace, foreign_namespaces
 from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.reach import OutOfReach, out_of_reach
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
+from crckpt.host.waits import Wait, interrupted_calls
 from crckpt.host.watches import lost_watches
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
@@ -87,7 +88,8 @@ class Observed(Struct, frozen=True):
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
-    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end.
+    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are
+    threads in a call that CRIU alone would interrupt.
     """
 
     tree: proc.Tree
@@ -112,6 +114,7 @@ class Observed(Struct, frozen=True):
     foreign_namespaces: tuple[ForeignNamespace, ...] = ()
     closed_pipes: frozenset[int] = frozenset()
     passing: Passing = Passing()
+    waits: tuple[Wait, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -160,6 +163,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
         foreign_namespaces=foreign_namespaces(tree.processes, own),
         closed_pipes=closed_pipes(descriptors),
         passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
+        waits=tuple(found for process in tree.processes for found in interrupted_calls(process.pid, process.threads)),
         memory=measured(),
     )
 

@@ -1,7 +1,7 @@
 """One system call, made by a thread of another process while it is stopped (x86-64, and 32-bit programs on it).
 
 No byte of the program is changed: the thread executes a `syscall` instruction that lies in its vdso anyway. Then it is
-put back where it was, and the kernel restarts the call that it was waiting in, as after any signal without a handler.
+put back where it was, and the kernel makes the call again that it was waiting in (`crckpt.host.restarts`).
 Whoever calls this is to be a process of its own with nothing else to do (`crckpt.host.injector`): what it has
 seized is let go by its death.
 
@@ -24,6 +24,7 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc, procfs
+from crckpt.host.restarts import result_to_go_on
 
 _GETREGS: Final = 12
 _SETREGS: Final = 13
@@ -144,6 +145,7 @@ def _put_back(pid: int, tid: int) -> Iterator[_Registers]:
     _ask(_GETSIGMASK, tid, mask, ctypes.sizeof(mask))
     _refuse_own_dispatch(pid, tid)
     _leave_restartable_sequence(pid, tid, found)
+    _let_call_go_on(tid, found)
     try:
         _ask(_SETSIGMASK, tid, ctypes.c_uint64(_EVERY_SIGNAL), ctypes.sizeof(mask))
         yield found
@@ -271,6 +273,24 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: _Registers) -> No
             start, length, abort = struct.unpack("<3Q", memory.read(24))
             if start <= registers.rip < start + length:
                 registers.rip = abort
+
+
+def _let_call_go_on(tid: int, registers: _Registers) -> None:
+    """The call that it waits in is made again, unless a handler runs."""
+    number, result = (ctypes.c_int32(value & 0xFFFFFFFF).value for value in (registers.orig_rax, registers.rax))
+    is_compat = registers.cs == _COMPAT_CODE
+    first = registers.rbx if is_compat else registers.rdi
+    changed = result_to_go_on(
+        number, result, first, is_compat=is_compat, is_socket=lambda descriptor: _is_socket(tid, descriptor)
+    )
+    if changed != result:
+        registers.rax = changed & 2**64 - 1
+
+
+def _is_socket(tid: int, descriptor: int) -> bool:
+    with suppress(OSError):
+        return str(Path(f"/proc/{tid}/fd/{descriptor & 2**31 - 1}").readlink()).startswith("socket:")
+    return False
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:

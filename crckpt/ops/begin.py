@@ -22,6 +22,7 @@ from crckpt.ops.context import Context, need_staging
 from crckpt.ops.request import Request
 from crckpt.store import STAGING, Repository, staged
 from crckpt.tracking.places import place_of_keeper
+from crckpt.tracking.preload import untracked_words
 
 
 class Place(Struct, frozen=True):
@@ -127,7 +128,8 @@ def begun(request: Request, root: proc.Process, context: Context, place: Place) 
         return
 
     def command(paths: Paths) -> tuple[str, ...]:
-        return dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
+        words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
+        return (*untracked_words(criu.path), *words)
 
     with started(command, place, waits=True, stop=request.stop) as waiting:
         yield waiting

@@ -27,6 +27,7 @@ from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
+from crckpt.tracking.preload import restarts_calls, untracked_words
 from crckpt.tracking.tracker import untracked, written
 
 _ENDING_S = 0.5
@@ -95,6 +96,9 @@ class Subject(Struct, frozen=True):
         )
         if self.way is not None and self.way.tracks:
             words = (*self.way.environment, *words)
+        elif not enter:
+            # In the tree's mounts the library may be another file, or none.
+            words = (*untracked_words(self.criu.path), *words)
         user = as_user(self.planned.as_user, self.seen.own_capabilities)
         return (*entered(root.pid, enter), *user, *words)
 
@@ -212,6 +216,7 @@ def _looked_at(request: Request, context: Context, pid: int, memory: int | None 
         skip_in_flight=request.skip_in_flight,
         locks_by_nftables=criu.locks_by_nftables,
         names={tracer: proc.title(tracer) for tracer in seen.tracers},
+        restarts_calls=restarts_calls(),
     )
     return Subject(request, context, seen, job, criu, planned)
 

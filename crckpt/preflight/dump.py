@@ -12,6 +12,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe import Observed
 from crckpt.host.pipe_ends import pipes, reads, writes
 from crckpt.host.proc import Descriptor, Process
+from crckpt.host.waits import RESTARTED
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 
@@ -62,11 +63,14 @@ def plan(
     locks_by_nftables: bool,
     names: dict[int, str],
     skip_in_flight: bool = False,
+    restarts_calls: bool = True,
 ) -> Plan:
     """Judge a tree.
 
     `names` says what the tracers' PIDs are called; `tcp`, `stop` and `skip_in_flight` are what the user chose.
+    `restarts_calls` if CRIU gets the preload library, unless it is to enter namespaces.
     """
+    enter = _namespaces_to_enter(seen)
     told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
     reasons = tuple(_reasons(seen, told))
     picked = {reason.option for reason in reasons}
@@ -86,8 +90,12 @@ def plan(
         options=options,
         reasons=reasons,
         blockers=tuple(dict.fromkeys(against)),
-        warnings=(*_warnings(seen, stop=stop), *(_skipped(seen) if skip_in_flight else ())),
-        enter=_namespaces_to_enter(seen),
+        warnings=(
+            *_warnings(seen, stop=stop),
+            *(_skipped(seen) if skip_in_flight else ()),
+            *_interrupted(seen, restarts_calls=restarts_calls and not enter),
+        ),
+        enter=enter,
         as_user=user_to_run_as(seen),
     )
 
@@ -151,6 +159,15 @@ def _warnings(seen: Observed, *, stop: bool) -> Iterator[Finding]:
 def _skipped(seen: Observed) -> Iterator[Finding]:
     for pid, fd in sorted(seen.passing.queues):
         yield cause("in-flight-skipped").told(pid=pid, fd=fd)
+
+
+def _interrupted(seen: Observed, *, restarts_calls: bool) -> Iterator[Finding]:
+    """Calls that return EINTR, with no handler run: those that the kernel alone could go on with, or all."""
+    for wait in seen.waits:
+        if wait.call == RESTARTED:
+            yield cause("call-interrupted-again").told(pid=wait.pid, tid=wait.tid)
+        elif not restarts_calls:
+            yield cause("call-interrupted").told(pid=wait.pid, tid=wait.tid, call=wait.call)
 
 
 def _namespaces_to_enter(seen: Observed) -> tuple[str, ...]:

@@ -17,6 +17,9 @@
  *   writing "4" to /proc/PID/clear_refs   nothing, if it was scanned; else protects again what was written
  *   criu.kdat                          is not there and cannot be made: what is pretended here is never remembered
  *
+ * Without CRCKPT_TRACKER nothing is tracked, and CRIU does all of this as it would alone: it runs with this library only
+ * so that system calls are not interrupted (restart.c).
+ *
  * What CRIU asks beyond that is refused, in words on stderr, and so is every reset with another CRCKPT_TRACKER. Needs
  * only syscall(2), sysconf(3), errno and environ of whatever libc CRIU is linked with. Sources: linux/fs.h; criu/mem.c,
  * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
@@ -152,6 +155,11 @@ static const char *variable(const char *name)
 static int tracker_is(const char *name)
 {
     return same(variable("CRCKPT_TRACKER="), name);
+}
+
+static int is_tracking(void)
+{
+    return *variable("CRCKPT_TRACKER") != 0;
 }
 
 /* Of a clock that stands still while all is suspended. */
@@ -356,6 +364,8 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
     keep_to_criu();
+    if (!is_tracking())
+        return syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
@@ -633,7 +643,7 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     va_start(more, request);
     void *argument = va_arg(more, void *);
     va_end(more);
-    if (request != SCAN)
+    if (request != SCAN || !is_tracking())
         return syscall(SYS_ioctl, number, request, argument);
     return tracker_is("soft-dirty") ? scanned_bits(number, argument) : scanned(number, argument);
 }
@@ -688,7 +698,7 @@ VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned l
 {
     static int memory = -1, of;
     size_t done = 0;
-    if (tracker_is("soft-dirty"))
+    if (tracker_is("soft-dirty") || !is_tracking())
         return syscall(SYS_process_vm_readv, pid, into, places, from, runs, flags);
     if (places != 1 || flags)
         return refused("process_vm_readv into more than one place, or with flags");

@@ -1,7 +1,12 @@
-"""The library that stops CRIU before it resets what was written, and lets it do so on write protection (preload.c)."""
+"""The library that CRIU gets for a dump.
+
+It keeps system calls from being interrupted (restart.c). In a dump that tracks it stops CRIU before CRIU resets what
+was written, and lets it do so on write protection (preload.c).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +19,7 @@ from crckpt.host.versions import version_of
 from crckpt.model import release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
-"""Compiled from preload.c when the package is built."""
+"""Compiled from preload.c and its neighbours when the package is built."""
 
 
 _NO_TRACKER: Final = "no tracker of this name"
@@ -49,12 +54,26 @@ def release_of(criu: Path) -> tuple[int, int] | None:
     return None
 
 
+def restarts_calls() -> bool:
+    """Whether a dump leaves system calls uninterrupted: crckpt was installed with a C compiler, for x86-64."""
+    return LIBRARY.exists() and os.uname().machine == "x86_64"
+
+
+def untracked_words(criu: Path) -> tuple[str, ...]:
+    """What comes before the command line of this CRIU for a dump that tracks nothing; none without the library."""
+    return ("env", f"{_variable(criu)}={LIBRARY}") if LIBRARY.exists() else ()
+
+
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:
     """What to add to this CRIU's environment for a dump that tracks by the tracker of this name."""
+    return {_variable(criu): str(LIBRARY), "CRCKPT_TRACKER": tracker}
+
+
+def _variable(criu: Path) -> str:
     # The script of a private prefix hands it to its own loader: not to the shell that runs it.
     with criu.open("rb") as file:
         is_script = file.read(2) == b"#!"
-    return {"CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD": str(LIBRARY), "CRCKPT_TRACKER": tracker}
+    return "CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD"
 
 
 def identity(criu: Path) -> str:

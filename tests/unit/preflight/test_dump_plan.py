@@ -10,11 +10,13 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
+from crckpt.causes import cause
 from crckpt.host.borrowed import SocketKind
 from crckpt.host.namespace_owners import ForeignNamespace
 from crckpt.host.network import Connection
 from crckpt.host.observe import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
+from crckpt.host.waits import RESTARTED, Wait
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
@@ -421,3 +423,19 @@ def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
         "descriptor 1 of PID 100, a unix socket to /run/journal/stdout, is connected to a process outside the tree",
         "descriptor 4 of PID 101, a unix socket, is connected to a process outside the tree",
     ]
+
+
+def test_calls_that_a_dump_interrupts_are_told_by_thread() -> None:
+    """Without the preload library all of them; with it those that only the kernel could go on with."""
+    waits = (Wait(100, 105, "poll"), Wait(101, 101, RESTARTED))
+    seen = replace(PLAIN, waits=waits)
+    again = cause("call-interrupted-again").told(pid=101, tid=101)
+    assert planned(seen).warnings == (again,)
+    without = plan(seen, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
+    assert without.warnings == (cause("call-interrupted").told(pid=100, tid=105, call="poll"), again)
+
+
+def test_in_the_trees_own_mounts_there_is_no_library() -> None:
+    apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
+    seen = replace(with_tree(apart), waits=(Wait(100, 100, "epoll_wait"),))
+    assert cause("call-interrupted").told(pid=100, tid=100, call="epoll_wait") in planned(seen).warnings

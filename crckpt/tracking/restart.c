@@ -1,0 +1,396 @@
+/*
+ * Keeps a dump from interrupting system calls. To freeze a thread interrupts the call that it waits in; the kernel then
+ * says in the thread's registers how that call ends (kernel/signal.c, arch/x86/kernel/signal.c):
+ *
+ *   ERESTARTSYS, ERESTARTNOINTR   it is made again, unless a handler without SA_RESTART runs (the former)
+ *   ERESTARTNOHAND                it is made again, unless a handler runs
+ *   ERESTART_RESTARTBLOCK         the same, by restart_syscall(2), which knows how much of a timeout is left
+ *   EINTR                         the call returns that: signal(7), "Interruption of system calls by stop signals"
+ *
+ * CRIU's image holds no restart block, and its own code in a process ends with rt_sigreturn(2), which takes that away:
+ * it makes EINTR of ERESTART_RESTARTBLOCK (compel/arch/x86/src/lib/infect.c). So here
+ *
+ *   PTRACE_GETREGSET   the first time for a thread, says ERESTARTNOHAND of a call that can be made again, or EINTR of
+ *                      one that a handler interrupts which is about to run: this is what CRIU saves;
+ *   PTRACE_SETREGSET   of what CRIU saved puts back what the kernel said, with ERESTARTNOHAND for the last two: as the
+ *                      tree runs on, it is the kernel that decides, with all signals that came in the freeze;
+ *   PTRACE_DETACH      does so for threads whose registers CRIU did not set, as in a pre-dump.
+ *
+ * A call that is made again waits for all of a relative timeout, unless the kernel wrote what was left of it where the
+ * program has it (select, ppoll, sleep of glibc). restart_syscall(2) itself cannot be made again in another process.
+ *
+ * On arm64 the kernel undoes such calls before a tracer looks (arch/arm64/kernel/signal.c), and CRIU need not; what
+ * returns EINTR has lost its first argument there, and is left as it is.
+ */
+#ifdef __x86_64__
+#define _GNU_SOURCE
+#include "bytes.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <linux/ptrace.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+#define ERESTARTSYS 512
+#define ERESTARTNOINTR 513
+#define ERESTARTNOHAND 514
+#define ERESTART_RESTARTBLOCK 516
+
+#define RESTART_SYSCALL 219
+#define RESTART_SYSCALL_32 0
+/* Both `syscall` and `int $0x80`. */
+#define INSTRUCTION 2
+#define MOST_TASKS (1 << 22)
+
+struct registers {
+    uint64_t others[10], ax, after[4], orig_ax, ip, cs, flags, sp, ss, rest[6];
+};
+
+struct registers_32 {
+    uint32_t bx, others[5], ax, segments[4], orig_ax, ip, cs, flags, sp, ss;
+};
+
+/* The registers of a thread that say in which system call it is. `first` is the call's first argument. */
+struct call {
+    int is_compat;
+    long number, result, ip, sp, first;
+};
+
+/*
+ * Calls that return EINTR when they are interrupted, having done nothing: they are made again. `only` are the low bits
+ * of the first argument with which that is so, 0 for any; SOCKET: if that is a socket, which returns EINTR only if it
+ * has a timeout (SO_RCVTIMEO, SO_SNDTIMEO) and nothing was read or sent. Not so of other files: close(2) and what a FUSE
+ * server does may have been done.
+ */
+#define SOCKET -1
+static const struct again {
+    short number, number_32, only;
+} again[] = {
+    /* Events stay in the set until they are returned. */
+    {232, 256, 0},      /* epoll_wait */
+    {281, 319, 0},      /* epoll_pwait */
+    {441, 441, 0},      /* epoll_pwait2 */
+    /* All operations are done, or none. */
+    {65, -1, 0},        /* semop */
+    {220, 420, 0},      /* semtimedop */
+    {-1, 117, 1},       /* ipc: semop */
+    {-1, 117, 4},       /* ipc: semtimedop */
+    /* A signal that it took is what it returns. */
+    {128, 177, 0},      /* rt_sigtimedwait */
+    {-1, 421, 0},       /* rt_sigtimedwait_time64 */
+    /* Events that it took are counted in what it returns. */
+    {208, 247, 0},      /* io_getevents */
+    {333, 385, 0},      /* io_pgetevents */
+    {-1, 416, 0},       /* io_pgetevents_time64 */
+    /* What was read or sent is counted in what they return. */
+    {0, 3, SOCKET},     /* read */
+    {19, 145, SOCKET},  /* readv */
+    {45, 371, SOCKET},  /* recvfrom */
+    {47, 372, SOCKET},  /* recvmsg */
+    {299, 337, SOCKET}, /* recvmmsg */
+    {-1, 417, SOCKET},  /* recvmmsg_time64 */
+    {1, 4, SOCKET},     /* write */
+    {20, 146, SOCKET},  /* writev */
+    {44, 369, SOCKET},  /* sendto */
+    {46, 370, SOCKET},  /* sendmsg */
+    {307, 345, SOCKET}, /* sendmmsg */
+    {40, 187, SOCKET},  /* sendfile */
+    {-1, 239, SOCKET},  /* sendfile64 */
+    {43, -1, SOCKET},   /* accept */
+    {288, 364, SOCKET}, /* accept4 */
+    /* It waits for the connection that it has begun to make. */
+    {42, 362, SOCKET},  /* connect */
+    /* The same by socketcall. */
+    {-1, 102, 3},       /* socketcall: connect */
+    {-1, 102, 5},       /* socketcall: accept */
+    {-1, 102, 9},       /* socketcall: send */
+    {-1, 102, 10},      /* socketcall: recv */
+    {-1, 102, 11},      /* socketcall: sendto */
+    {-1, 102, 12},      /* socketcall: recvfrom */
+    {-1, 102, 16},      /* socketcall: sendmsg */
+    {-1, 102, 17},      /* socketcall: recvmsg */
+    {-1, 102, 18},      /* socketcall: accept4 */
+    {-1, 102, 19},      /* socketcall: recvmmsg */
+    {-1, 102, 20},      /* socketcall: sendmmsg */
+};
+
+/* A thread in a call that ends otherwise than CRIU is told, or than CRIU would have it; the next with the same hash. */
+struct kept {
+    int tid, next;
+    struct call found;
+    long told, put_back;
+};
+static struct bytes all_kept;
+static int first_kept[1 << 12];
+static uint8_t is_looked_at[MOST_TASKS / 8];
+
+static long ask(long request, int tid, const void *address, void *data)
+{
+    return syscall(SYS_ptrace, request, (long)tid, address, data);
+}
+
+static int is_seen(int tid)
+{
+    return tid < 0 || tid >= MOST_TASKS || is_looked_at[tid / 8] >> tid % 8 & 1;
+}
+
+static struct kept *kept_of(int tid)
+{
+    int place = first_kept[tid % (sizeof first_kept / sizeof *first_kept)];
+    for (struct kept *kept; place; place = kept->next) {
+        kept = (struct kept *)all_kept.at + place - 1;
+        if (kept->tid == tid)
+            return kept;
+    }
+    return NULL;
+}
+
+static void keep(int tid, const struct call *found, long told, long put_back)
+{
+    int *first = &first_kept[tid % (sizeof first_kept / sizeof *first_kept)];
+    struct kept kept = {tid, *first, *found, told, put_back};
+    if (added(&all_kept, (const char *)&kept, (const char *)(&kept + 1)))
+        *first = all_kept.length / sizeof kept;
+}
+
+/* Whether these are registers as we know them, and which. */
+static int understood(const struct iovec *where, struct call *call)
+{
+    if (where->iov_len == sizeof(struct registers)) {
+        const struct registers *found = where->iov_base;
+        /* The kernel's own numbers of calls are 32 bits; `first` is rdi. */
+        *call = (struct call){0, (int)found->orig_ax, (int)found->ax, found->ip, found->sp, found->after[3]};
+        return 1;
+    }
+    if (where->iov_len == sizeof(struct registers_32)) {
+        const struct registers_32 *found = where->iov_base;
+        *call = (struct call){1, (int)found->orig_ax, (int)found->ax, found->ip, found->sp, found->bx};
+        return 1;
+    }
+    return 0;
+}
+
+static void set(struct iovec *where, const struct call *call, long ip, long result)
+{
+    if (call->is_compat) {
+        struct registers_32 *registers = where->iov_base;
+        registers->ip = ip;
+        registers->ax = result;
+    } else {
+        struct registers *registers = where->iov_base;
+        registers->ip = ip;
+        registers->ax = result;
+    }
+}
+
+/* The path of a file of a thread in /proc; a name that is given is a number. */
+static const char *file_of(char into[64], int tid, const char *name, long number)
+{
+    char digits[24], *at = into;
+    const char *const parts[] = {"/proc/", NULL, name, NULL};
+    const long numbers[] = {0, tid, 0, number};
+    for (int part = 0; part < (number < 0 ? 3 : 4); part++) {
+        int count = 0;
+        for (const char *text = parts[part]; text && *text;)
+            *at++ = *text++;
+        if (parts[part])
+            continue;
+        long left = numbers[part];
+        do
+            digits[count++] = '0' + left % 10;
+        while (left /= 10);
+        while (count)
+            *at++ = digits[--count];
+    }
+    *at = 0;
+    return into;
+}
+
+static int is_socket(int tid, long number)
+{
+    char path[64];
+    struct stat status;
+    int before = errno;
+    int is_there = syscall(SYS_newfstatat, AT_FDCWD, file_of(path, tid, "/fd/", number & INT32_MAX), &status, 0) == 0;
+    errno = before;
+    return is_there && S_ISSOCK(status.st_mode);
+}
+
+static int is_made_again(int tid, const struct call *call)
+{
+    for (const struct again *one = again; one < again + sizeof again / sizeof *again; one++) {
+        if (call->number != (call->is_compat ? one->number_32 : one->number))
+            continue;
+        if (one->only == SOCKET ? is_socket(tid, call->first) : !one->only || (call->first & 0xffff) == one->only)
+            return 1;
+    }
+    return 0;
+}
+
+/* What follows the `name` at the start of a line, as a set of signals; all of them if it is not there. */
+static uint64_t signals(const struct bytes *status, const char *name)
+{
+    const char *end = status->at + status->length;
+    for (const char *line = status->at; line < end; line = line_after(line, end)) {
+        const char *at = line, *wanted = name;
+        while (at < end && *wanted && *at == *wanted)
+            at++, wanted++;
+        if (*wanted)
+            continue;
+        while (at < end && (*at == ' ' || *at == '\t'))
+            at++;
+        return at < end ? address(&at) : 0;
+    }
+    return ~0ull;
+}
+
+/*
+ * Whether a handler runs as soon as the thread does. A signal that is for any thread of its process counts for each of
+ * them. It is the mask of the program that matters: one that a call has set for as long as it waits (ppoll) is set again.
+ */
+static int is_handler_due(int tid)
+{
+    static struct bytes status;
+    struct ptrace_peeksiginfo_args own = {.nr = 1}, shared = {.flags = PTRACE_PEEKSIGINFO_SHARED, .nr = 1};
+    uint64_t blocked, ignored[16];
+    char path[64];
+    if (ask(PTRACE_PEEKSIGINFO, tid, &own, ignored) == 0 && ask(PTRACE_PEEKSIGINFO, tid, &shared, ignored) == 0)
+        return 0;
+    int file = syscall(SYS_openat, AT_FDCWD, file_of(path, tid, "/status", -1), O_RDONLY | O_CLOEXEC, 0);
+    status.length = 0;
+    int is_read = file >= 0 && all_read(file, &status) && ask(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) == 0;
+    if (file >= 0)
+        syscall(SYS_close, file);
+    if (!is_read)
+        return 1;
+    return ((signals(&status, "SigPnd:") | signals(&status, "ShdPnd:")) & ~blocked & signals(&status, "SigCgt:")) != 0;
+}
+
+/* How the call is to end as the tree runs on; `result` if that is what the kernel says. */
+static long end_of(int tid, const struct call *call)
+{
+    long restarts = call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL;
+    if (call->result == -ERESTART_RESTARTBLOCK && call->number != restarts)
+        return -ERESTARTNOHAND;
+    if (call->result == -EINTR && is_made_again(tid, call))
+        return -ERESTARTNOHAND;
+    return call->result;
+}
+
+static int is_interrupted(const struct call *call)
+{
+    return call->number >= 0 && (call->result == -EINTR || call->result == -ERESTARTSYS ||
+                                 call->result == -ERESTARTNOINTR || call->result == -ERESTARTNOHAND ||
+                                 call->result == -ERESTART_RESTARTBLOCK);
+}
+
+/* These are the registers of a thread to which nothing was done yet. */
+static void look(int tid, struct iovec *where)
+{
+    struct call call;
+    if (!understood(where, &call))
+        return;
+    is_looked_at[tid / 8] |= 1 << tid % 8;
+    if (!is_interrupted(&call))
+        return;
+    long put_back = end_of(tid, &call), told = put_back;
+    if (put_back == -EINTR)
+        return;
+    if (put_back == -ERESTARTNOHAND && is_handler_due(tid))
+        told = -EINTR;
+    keep(tid, &call, told, put_back);
+    set(where, &call, call.ip, told);
+}
+
+/* What CRIU found, or what it has made of that: it moves a thread back before a call that is to be made again. */
+static int is_as_kept(const struct kept *kept, const struct call *call)
+{
+    if (call->number != kept->found.number || call->sp != kept->found.sp || call->is_compat != kept->found.is_compat)
+        return 0;
+    if (call->ip == kept->found.ip)
+        return call->result == kept->told || call->result == -EINTR;
+    return call->ip == kept->found.ip - INSTRUCTION && call->result == kept->found.number;
+}
+
+static long put_back(int tid, const struct kept *kept, const struct iovec *where)
+{
+    struct registers copy;
+    struct iovec ours = {&copy, where->iov_len};
+    struct call call;
+    if (!understood(where, &call) || !is_as_kept(kept, &call))
+        return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, (void *)where);
+    for (size_t i = 0; i < where->iov_len; i++)
+        ((char *)&copy)[i] = ((const char *)where->iov_base)[i];
+    set(&ours, &call, kept->found.ip, kept->put_back);
+    return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &ours);
+}
+
+/* Of a thread that has its registers as they were found. One that is not stopped has none to look at. */
+static void let_call_go_on(int tid)
+{
+    struct registers registers;
+    struct iovec where = {&registers, sizeof registers};
+    struct call call;
+    int before = errno;
+    if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && understood(&where, &call) &&
+        is_interrupted(&call)) {
+        long end = end_of(tid, &call);
+        if (end != call.result) {
+            set(&where, &call, call.ip, end);
+            ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &where);
+        }
+    }
+    errno = before;
+}
+
+static void forget(int tid)
+{
+    struct kept *kept = kept_of(tid);
+    if (kept)
+        kept->tid = 0;
+    is_looked_at[tid / 8] &= ~(1 << tid % 8);
+}
+
+VISIBLE long ptrace(int request, ...)
+{
+    va_list more;
+    long peeked, result;
+    va_start(more, request);
+    int tid = va_arg(more, int);
+    void *address = va_arg(more, void *), *data = va_arg(more, void *);
+    va_end(more);
+    int is_of_registers = (long)address == NT_PRSTATUS && tid > 0 && tid < MOST_TASKS;
+    struct kept *kept;
+    switch (request) {
+    case PTRACE_PEEKTEXT:
+    case PTRACE_PEEKDATA:
+    case PTRACE_PEEKUSR:
+        /* As the function of a libc, which returns what the system call writes. */
+        result = ask(request, tid, address, &peeked);
+        if (result >= 0)
+            errno = 0;
+        return result < 0 ? result : peeked;
+    case PTRACE_GETREGSET:
+        result = ask(request, tid, address, data);
+        if (result == 0 && is_of_registers && !is_seen(tid))
+            look(tid, data);
+        return result;
+    case PTRACE_SETREGSET:
+        if (is_of_registers && (kept = kept_of(tid)))
+            return put_back(tid, kept, data);
+        return ask(request, tid, address, data);
+    case PTRACE_DETACH:
+        if (tid > 0 && tid < MOST_TASKS) {
+            let_call_go_on(tid);
+            forget(tid);
+        }
+        return ask(request, tid, address, data);
+    default:
+        return ask(request, tid, address, data);
+    }
+}
+#endif
