@@ -100,6 +100,12 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "descriptors-for-rounds",
+        "to copy the tree while it runs CRIU must open about {needed} descriptors, and may open {limit}",
+        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), give crckpt "
+        "the capability CAP_SYS_RESOURCE, or leave out the rounds (a longer freeze)",
+    ),
+    Cause(
         "link-remap",
         "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
         "use --stop, or close the file",

@@ -9,15 +9,19 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from crckpt.causes import cause
 from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot
+from crckpt.host.open_files import open_files, with_open_files
 from crckpt.host.proc import Tree
 from crckpt.host.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, release
 from crckpt.ops.base import keep_page_maps
 from crckpt.ops.context import Context
+from crckpt.ops.failures import refused
+from crckpt.ops.freeze import left_to_freeze
 from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Copied, Way
 from crckpt.ops.subject import Subject, Unfit, succeeded
@@ -42,7 +46,7 @@ def take(subject: Subject, way: Way, repository: Repository, work: Path) -> Copi
     """Copy what was written since the last round, or dump; everything if the tree does not fit that any more.
 
     CRIU's log comes to be in the directory `work`. Raises HostCannot if nothing tells what was written, and why;
-    DumpFailed, and the rounds before are lost.
+    DumpFailed, and the rounds before are lost; PreflightRefused if CRIU may not open enough descriptors.
     """
     try:
         return _taken(subject, way, repository, work)
@@ -61,7 +65,8 @@ def take_rounds(
 ) -> tuple[Copied, ...]:
     """Take rounds, `most` at the most, until one `fits` or no longer pays; none where nothing tells what was written.
 
-    Raises DumpFailed, Interrupted (between two rounds).
+    Raises DumpFailed, PreflightRefused (CRIU may not open the descriptors that a round takes), Interrupted (between two
+    rounds).
     """
     copied: list[Copied] = []
     try:
@@ -90,7 +95,7 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     before = str(way.base.before) if way.base else None
     root, criu = subject.seen.tree.root, subject.criu
     words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
-    outcome = gated((*way.environment, *words), work / "pre-dump.log", way)
+    outcome = gated((*_enough_files(subject, way), *way.environment, *words), work / "pre-dump.log", way)
     if way.is_late and outcome.status >= 0:
         # It will not say that anything counts from here.
         raise HostCannot(ENDED)
@@ -112,6 +117,23 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
         (time.monotonic() - began) * 1000,
         stats.frozen_time / 1000,
     )
+
+
+def _enough_files(subject: Subject, way: Way) -> tuple[str, ...]:
+    """Words before a CRIU that is to open more descriptors than it may now. Raises PreflightRefused if it may not."""
+    limits, processes = open_files(), len(subject.seen.tree.processes)
+    needed = limits.needed(subject.seen.memory, processes)
+    if needed > limits.soft and way.base is not None:
+        # All of the memory is more than what was written of it, which takes its time to find.
+        tracked, whole = left_to_freeze(subject.seen.tree.root, way.told.tracker)
+        size = tracked + whole + _untracked(way.told.tracker, subject.seen.tree) * PAGE_SIZE
+        needed = min(needed, limits.needed(size, processes))
+    if needed > limits.hard:
+        raise refused(
+            (cause("descriptors-for-rounds").told(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
+        )
+    # Until CRIU has frozen the tree, that may write more.
+    return with_open_files(2 * needed, limits)
 
 
 def _reads(way: Way, criu: Criu) -> bool:

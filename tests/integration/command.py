@@ -38,9 +38,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Crckpt:
-    """The installed command with the store `store`."""
+    """The installed command with the store `store`; `before` are words before it."""
 
     store: Path
+    before: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,7 +51,7 @@ class Crckpt:
     def run(self, *words: str, status: int = 0, **environment: str) -> Said:
         """Run it to its end, which must be `status`."""
         done = subprocess.run(
-            [str(PROGRAM), *words],
+            [*self.before, str(PROGRAM), *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

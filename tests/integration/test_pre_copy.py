@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from command import Crckpt
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
+from remote import remote
 from rounds import FEW, PAGE, PAGES, Target
 from trees import runs, wait_for
 
@@ -512,3 +514,25 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(("limits", "status"), [("128:4096", 0), ("128:128", 24)], ids=["raised", "refused"])
+def test_rounds_keep_within_the_limit_of_descriptors(crckpt: Crckpt, limits: str, status: int) -> None:
+    """CRIU moves memory into pipes: it gets the limit that it needs, or the tree is left alone."""
+    code = "import mmap; m = mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE)\nfor at in range(0, len(m), 4096): m[at] = 1"
+    with remote() as program:
+        program.ask(code)
+        without = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
+        words = ("dump", str(program.pid), "job", "--pre-copy", "--max-rounds", "2", "--json")
+        limited = dataclasses.replace(crckpt, before=("prlimit", f"--nofile={limits}", *without))
+        said = limited.run(*words, status=status)
+        if status:
+            (cause,) = said.document["error"]["causes"]
+            assert re.search(r"CRIU must open about \d+ descriptors, and may open 128", cause)
+            assert "LimitNOFILE=" in said.document["error"]["hint"]
+            assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
+        else:
+            rounds = said.document["result"]["copying"]["rounds"]
+            assert rounds[0]["bytes"] >= 200 << 20
+            assert said.document["result"]["checkpoint"]["statistics"]["inherited_pages"] >= 50_000
+        assert program.ask("answer = sum(m[at] for at in range(0, len(m), 4096))") == 51_200

@@ -1,0 +1,55 @@
+"""How many descriptors CRIU may open, and how many a round takes, which moves memory into pipes.
+
+Source: criu/page-pipe.c, and for what a pipe may hold fs/pipe.c, pipe_set_size.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import effective_capabilities
+from crckpt.model import PAGE_SIZE
+
+_CAP_SYS_RESOURCE: Final = 24  # linux/capability.h
+_SMALLEST: Final = 16
+_LARGEST: Final = 1024
+"""Pages in a pipe: of a new one, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps)."""
+_OTHERS: Final = 64
+"""Descriptors that CRIU has open besides, and some more."""
+
+
+class OpenFiles(Struct, frozen=True):
+    """How many descriptors a CRIU may open as it is started, and if it is told to; how many pages one pipe of it takes.
+
+    With CAP_SYS_RESOURCE it raises its limit by itself.
+    """
+
+    soft: int
+    hard: int
+    pages_in_pipe: int
+
+    def needed(self, size: int, processes: int) -> int:
+        """Descriptors for a round of so many bytes of memory in so many processes: two for each pipe."""
+        pipes = -(-size // (self.pages_in_pipe * PAGE_SIZE)) + processes
+        return 2 * pipes + _OTHERS
+
+
+def open_files() -> OpenFiles:
+    """What holds for a program that we start."""
+    if _CAP_SYS_RESOURCE in effective_capabilities():
+        most = int(Path("/proc/sys/fs/nr_open").read_text())
+        return OpenFiles(most, most, _LARGEST)
+    largest = int(Path("/proc/sys/fs/pipe-max-size").read_text()) // PAGE_SIZE
+    pages = _SMALLEST
+    while pages < _LARGEST and 2 * pages <= largest:
+        pages *= 2
+    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE), pages)
+
+
+def with_open_files(most: int, limits: OpenFiles) -> tuple[str, ...]:
+    """Words before a command that is to open so many."""
+    return ("prlimit", f"--nofile={min(most, limits.hard)}:{limits.hard}") if most > limits.soft else ()
