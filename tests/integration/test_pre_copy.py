@@ -534,5 +534,5 @@ def test_rounds_keep_within_the_limit_of_descriptors(crckpt: Crckpt, limits: str
         else:
             rounds = said.document["result"]["copying"]["rounds"]
             assert rounds[0]["bytes"] >= 200 << 20
-            assert said.document["result"]["checkpoint"]["statistics"]["inherited_pages"] >= 50_000
+            assert said.document["result"]["tracked"]["left_pages"] >= 50_000
         assert program.ask("answer = sum(m[at] for at in range(0, len(m), 4096))") == 51_200
