@@ -2,12 +2,13 @@
 
 Directory (all directories have mode 0700, all files 0600, the owner is who runs crckpt)::
 
-    store.json                          {"format": 1, "id": UUID, "created": time, "fingerprint_seed": 64-bit number}
+    store.json                          {"format": 1, "id": UUID, "created": time}
     checkpoints/ID/manifest.json        what a checkpoint is; a signature may lie beside it as manifest.sig
     packs/AB/DIGEST.pack                pages; AB are the first two digits of DIGEST
     pending/                            who is storing a checkpoint, or why it was lost: PID-RANDOM, JSON
     refs/tags/JOB/TAG                   the ID that JOB:TAG names, and a newline
     cache/fingerprints/DIGEST           derived from a pack; may be deleted
+    cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are made anew
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
     lock, locks/                        flock(2) on `lock`; in `locks` who holds it, for people
 
@@ -49,9 +50,20 @@ Manifest. JSON: schema 1, job, created, parent, host, options, tree, note, run_i
 packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}. ID is the
 SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
 
-Fingerprints. xxh3-128 of each page of a pack, with the store's secret seed, 16 bytes each; then the SHA-256 of seed
-(u64), DIGEST (32 bytes) and the fingerprints. Pages with equal fingerprints are taken for equal. Where damage is found
-in a pack its fingerprints are removed: to work them out again it is read whole, and not used if it is damaged.
+Fingerprints. AES-256-GMAC of each page of a pack, under the key in `cache/fingerprints.key` and a nonce of 12 zero
+bytes, 16 bytes each; then the SHA-256 of key, DIGEST (32 bytes) and the fingerprints. Those with another seal, as of
+another key, or of the seeded xxh3-128 that stood here before, are worked out again. Where damage is found in a pack its
+fingerprints are removed: to work them out again it is read whole, and not used if it is damaged.
+
+Pages with equal fingerprints are taken for equal. That is safe against a program that chooses its pages, as GMAC is a
+universal hash: whatever two different pages are, their fingerprints are equal for at most 257 of the 2^128 points that
+a key may stand for. So the probability is at most 2^-119 for a pair, and 2^-57 for any pair among 16 TiB of pages, and
+no program can do better by what it computes. It rests on three things: the key is random, AES hides what it stands for,
+and nobody sees the key or a fingerprint: from two of those with their pages the point can be worked out. Both lie in
+`cache` alone, which only the store's owner can read, who can read the pages, too; neither comes into a manifest, an
+export or a report. What others may learn, from how long a dump takes or how big it is, is whether pages were equal to
+some that are stored. Whose backup of a store was read by others, or who was given a store by somebody, removes `cache`
+before more is stored. A fast hash with a secret seed does not do: pages were found that collide under most seeds.
 
 Copying forward. Pages that are in use of packs of which little else is in use are stored again in new packs, so that
 old packs die; they are taken from the images, or from the packs if the images left them to the parent.

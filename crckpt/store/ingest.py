@@ -80,7 +80,7 @@ def ingest(
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = Target(begun.path, compress, dedup, progress)
-        packed = pack_images(repository.layout, repository.facts, parent, images, new.details, target, new.base)
+        packed = pack_images(repository.layout, parent, images, new.details, target, new.base)
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             remember(repository.layout, written)

@@ -17,7 +17,7 @@ from crckpt.store.extents import ZERO, Bytes, Extents, Numbers, Places, differen
 from crckpt.store.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.fingerprints import recall
 from crckpt.store.index import StoredFile
-from crckpt.store.layout import Facts, Layout
+from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import FRAME_PAGES, Pack
 
@@ -33,8 +33,8 @@ class KnownPages:
     lie in mapped files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
     """
 
-    def __init__(self, layout: Layout, facts: Facts, parent: Checkpoint | None) -> None:
-        """Reads, or works out, the fingerprints."""
+    def __init__(self, layout: Layout, key: bytes, parent: Checkpoint | None) -> None:
+        """Read, or work out, the fingerprints under the store's key."""
         self.packs: list[Pack] = []
         self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
@@ -46,7 +46,7 @@ class KnownPages:
             files = _files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
             for number in range(len(parent.packs)):
-                prints = self._take(contents, number, layout, facts)
+                prints = self._take(contents, number, layout, key)
                 if prints is not None:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
@@ -122,10 +122,10 @@ class KnownPages:
                 table.extend(prints[start : start + _AT_ONCE])
         return table
 
-    def _take(self, contents: Contents, number: int, layout: Layout, facts: Facts) -> Numbers | None:
+    def _take(self, contents: Contents, number: int, layout: Layout, key: bytes) -> Numbers | None:
         try:
             pack = contents.pack(number)
-            prints = recall(layout, facts, pack)
+            prints = recall(layout, key, pack)
         except IntegrityError:
             return None
         self.packs.append(pack)

@@ -60,6 +60,11 @@ class Layout(Struct, frozen=True):
         return self.root / "cache/fingerprints"
 
     @property
+    def fingerprint_key(self) -> Path:
+        """The secret key of the fingerprints; with it collisions can be made. May be deleted."""
+        return self.root / "cache/fingerprints.key"
+
+    @property
     def transactions(self) -> Path:
         """What is in flight."""
         return self.root / "tmp"
@@ -97,10 +102,9 @@ class Layout(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True):
-    """What store.json says. `seed` is the secret that no program must know: with it, collisions cannot be made."""
+    """What store.json says."""
 
     id: str
-    seed: int
 
 
 def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
@@ -169,7 +173,6 @@ def _new_facts() -> dict[str, Any]:
         "format": FORMAT,
         "id": str(uuid.uuid4()),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "fingerprint_seed": int.from_bytes(os.urandom(8), "little"),
     }
 
 
@@ -200,7 +203,7 @@ def _facts(root: Path) -> Facts:
         document = json.loads((root / "store.json").read_bytes())
         found = document["format"]
         if found == FORMAT:
-            return Facts(str(document["id"]), int(document["fingerprint_seed"]))
+            return Facts(str(document["id"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreUnusable(f"{root}/store.json is damaged", hint="put it back from a backup") from error
     raise StoreUnusable(

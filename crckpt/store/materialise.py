@@ -52,14 +52,14 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
     That are the inventory and all page maps. Raises IntegrityError on damage, also if a pack that is in doubt is
     damaged, in which pages lie that the new set leaves to this one; OSError if the disk is full.
     """
-    from crckpt.store.fingerprints import recall
+    from crckpt.store.fingerprints import read_key, recall
 
     with repository.shared():
         contents = repository.contents(checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
                 if not (repository.layout.fingerprints / use.digest).exists():
-                    recall(repository.layout, repository.facts, contents.pack(number))
+                    recall(repository.layout, read_key(repository.layout), contents.pack(number))
         for file in contents.index.files:
             if file.kind == "file" and tells_pages(file.name):
                 write_unsynced(directory / file.name, contents.read(file), "image")

@@ -14,7 +14,6 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Numbers, Places
 from crckpt.store.fingerprints import keep
 from crckpt.store.frames import Frame, Frames
-from crckpt.store.layout import Facts
 from crckpt.store.pack import FRAME_PAGES
 from crckpt.store.pack_writer import PackWriter, Written
 from crckpt.store.workers import Workers, result_of
@@ -38,13 +37,13 @@ class NewPacks:
     A thread of its own makes finished packs durable: the disk works while the next one is compressed.
     """
 
-    def __init__(self, directory: Path, frames: Frames, limit: int, facts: Facts, syncer: Executor) -> None:
+    def __init__(self, directory: Path, frames: Frames, limit: int, key: bytes, syncer: Executor) -> None:
         """`limit` is a multiple of a frame's pages; files are made in `directory`."""
         self.limit = limit
         self.pages = 0
         self._directory = directory
         self._frames = frames
-        self._facts = facts
+        self._key = key
         self._syncer = syncer
         self._writers: list[PackWriter] = []
         self._prints: list[Numbers] = []
@@ -94,16 +93,16 @@ class NewPacks:
     def _durable(self, writer: PackWriter, prints: Numbers) -> Written:
         written = writer.finish()
         writer.close()
-        keep(self._facts, written, prints)
+        keep(self._key, written, prints)
         return written
 
 
 @contextmanager
-def new_packs(directory: Path, frames: Frames, limit: int, facts: Facts) -> Iterator[NewPacks]:
+def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterator[NewPacks]:
     """Packs that are written in `directory`, with `limit` pages in each but the last; files are closed at the end."""
     with ExitStack() as stack:
         syncer = Workers(1)
-        packs = NewPacks(directory, frames, limit, facts, syncer)
+        packs = NewPacks(directory, frames, limit, key, syncer)
         stack.callback(packs.close)
         stack.callback(syncer.shutdown, cancel_futures=True)
         yield packs

@@ -12,6 +12,7 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import EXTENT
 from crckpt.store.fingerprint_table import FingerprintTable
+from crckpt.store.fingerprints import read_key
 from crckpt.store.frames import Frames
 from crckpt.store.imageset import Source
 from crckpt.store.index import PAGES
@@ -42,8 +43,8 @@ class OnTrial:
 
     def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
         began = time.monotonic()
-        self._facts = repository.facts
-        self._known = KnownPages(repository.layout, repository.facts, parent)
+        self._key = read_key(repository.layout)
+        self._known = KnownPages(repository.layout, self._key, parent)
         self._known.with_content(np.empty((0, 2), np.uint64))
         self.known_ms = (time.monotonic() - began) * 1000
         self._directory = directory
@@ -57,9 +58,9 @@ class OnTrial:
         with (
             TemporaryDirectory(dir=self._directory) as directory,
             workers() as pool,
-            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._facts) as packs,
+            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
         ):
-            Packing(self._known, met, packs, self._facts.seed).store((source,), pool)
+            Packing(self._known, met, packs, self._key).store((source,), pool)
             packed = time.monotonic()
             written = packs.finish()
         return Tried((time.monotonic() - began) * 1000, (packed - began) * 1000, sum(pack.size for pack in written))

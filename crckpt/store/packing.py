@@ -35,12 +35,12 @@ from crckpt.store.extents import (
     together,
 )
 from crckpt.store.fingerprint_table import MOST, FingerprintTable
-from crckpt.store.fingerprints import fingerprints
+from crckpt.store.fingerprints import fingerprints, read_key
 from crckpt.store.frames import Frames
 from crckpt.store.imageset import Source, of_bytes, sources
 from crckpt.store.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.known import KnownPages
-from crckpt.store.layout import Facts, Layout
+from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.pack import FRAME_PAGES
@@ -95,7 +95,6 @@ class Target(Struct, frozen=True):
 
 def pack_images(
     layout: Layout,
-    facts: Facts,
     parent: Checkpoint | None,
     images: Path,
     details: bytes,
@@ -109,12 +108,13 @@ def pack_images(
     found = sources(images, details, base)
     held = sum(source.size for source in found)
     raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
-    known = KnownPages(layout, facts, parent if target.dedup or base else None)
+    key = read_key(layout)
+    known = KnownPages(layout, key, parent if target.dedup or base else None)
     left = [known.left(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
-    with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, facts) as packs:
+    with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
         met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = Packing(known, met, packs, facts.seed)
+        packing = Packing(known, met, packs, key)
         files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
         counts, new = _counted(packing.counts, left), packs.pages
         chosen = worth_copying(_known_in_use(files, left, known), known.starts, new)
@@ -140,13 +140,13 @@ def pack_images(
 class Packing:
     """Stores sources. Packs in its extents are numbered as in `known`, then come the new ones."""
 
-    def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, seed: int) -> None:
-        """`met` will know the pages of `packs`, `seed` is the store's."""
+    def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, key: bytes) -> None:
+        """`met` will know the pages of `packs`, `key` is that of the store's fingerprints."""
         self.counts = Counts()
         self._known = known
         self._met = met
         self._packs = packs
-        self._seed = seed
+        self._key = key
 
     def store(
         self, sources: Sequence[Source], pool: Executor, tell: Callable[[int], None] = lambda _done: None
@@ -154,7 +154,7 @@ class Packing:
         """Put what is new into the packs; `tell` hears how many bytes are done. Raises IntegrityError, OSError."""
         parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
         done = 0
-        for batch in read_ahead(sources, self._seed, pool):
+        for batch in read_ahead(sources, self._key, pool):
             parts[batch.source.key].append(self._batch(batch))
             done += batch.pages.size
             tell(done)
@@ -194,7 +194,7 @@ class Packing:
         if not len(which):
             return extents
         for at, pages in contents(start + which, numbers):
-            prints = fingerprints(pages, np.arange(len(pages)), self._seed)
+            prints = fingerprints(pages, np.arange(len(pages)), self._key)
             if (prints != self._known.fingerprints(numbers[at])).any():
                 raise IntegrityError(f"{name} changed while it was read")
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))

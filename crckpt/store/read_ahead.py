@@ -30,7 +30,7 @@ class Batch(Struct, frozen=True):
     prints: Numbers
 
 
-def read_ahead(sources: Iterable[Source], seed: int, pool: Executor) -> Iterator[Batch]:
+def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor) -> Iterator[Batch]:
     """All pages of the sources, in order. Raises IntegrityError if files shrink.
 
     A batch's contents are good until the next one: memory that is used again costs no page faults.
@@ -40,14 +40,14 @@ def read_ahead(sources: Iterable[Source], seed: int, pool: Executor) -> Iterator
     parts = ((source, start) for source in sources for start in range(0, source.pages, BATCH_PAGES))
     for number, (source, start) in enumerate(parts):
         pages = buffers[number % _BUFFERS][: source.pages - start]
-        waiting.append(pool.submit(_batch, source, start, pages, seed))
+        waiting.append(pool.submit(_batch, source, start, pages, key))
         if len(waiting) == _BUFFERS:
             yield result_of(waiting.popleft())
     while waiting:
         yield result_of(waiting.popleft())
 
 
-def _batch(source: Source, start: int, pages: Bytes, seed: int) -> Batch:
+def _batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
     first = source.read(start, pages)
     filled = np.flatnonzero(np.bitwise_or.reduce(pages.view(np.uint64), axis=1))
-    return Batch(source, first, pages, filled, fingerprints(pages, filled, seed))
+    return Batch(source, first, pages, filled, fingerprints(pages, filled, key))

@@ -96,6 +96,7 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         # Whoever stores a checkpoint holds the lock, too: these are lost.
         *(sorted(layout.pending.iterdir()) if layout.pending.exists() else ()),
         *sorted(orphans),
+        *sorted(layout.fingerprint_key.parent.glob(f".{layout.fingerprint_key.name}.*")),
         *sorted(layout.tags.glob("*/.*")),
         *sorted(layout.root.glob(".store.json.*")),
     )

@@ -10,6 +10,6 @@ import pytest
 
 @pytest.mark.parametrize("verb", ["dump", "dumping", "restore", "list", "rehearse"])
 def test_what_takes_long_to_load_is_loaded_only_where_it_is_used(verb: str) -> None:
-    said = f"import crckpt.ops.{verb}, sys; print(*{{'numpy', 'rich', 'zstandard'}} & set(sys.modules))"
+    said = f"import crckpt.ops.{verb}, sys; print(*{{'cryptography', 'numpy', 'rich', 'zstandard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -83,7 +83,7 @@ def memory_directory() -> Iterator[Path]:
 def build(base: Path) -> Stage:
     """Two checkpoints of `job`, the older one tagged `good`, one of `solo`, a garbage pack, a dead transaction.
 
-    Fingerprints of the older one are lost: who needs them works them out.
+    Fingerprints of the older one, and the key, are lost: who needs them makes them anew.
     """
     repository = opened(base)
     store(repository, base, SOLO, described("solo"))
@@ -93,6 +93,7 @@ def build(base: Path) -> Stage:
     repository.tag(first.id, "good")
     repository.remove([gone.id])
     (repository.root / "cache/fingerprints" / first.packs[0].digest).unlink()
+    repository.layout.fingerprint_key.unlink()
     (repository.root / "tmp/1-dead/images").mkdir(parents=True)
     (repository.root / "tmp/1-dead/images/core-1.img").touch()
     (base / "sets").mkdir()
@@ -139,6 +140,7 @@ def superfluous(repository: Repository) -> set[str]:
     expected = {
         "store.json",
         "lock",
+        "cache/fingerprints.key",
         *(f"checkpoints/{checkpoint.id}/manifest.json" for checkpoint in found),
         *(f"packs/{digest[:2]}/{digest}.pack" for digest in packs),
         *(f"cache/fingerprints/{digest}" for digest in packs),

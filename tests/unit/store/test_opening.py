@@ -140,7 +140,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     assert "knows store format 2" in refusal.value.hint
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1, "id": "x"}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}'])
 def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
     root = opened(tmp_path).root
     (root / "store.json").write_bytes(content)
@@ -165,6 +165,6 @@ def test_two_who_create_at_once_make_one_store(tmp_path: Path) -> None:
 
 def test_importing_the_store_is_cheap() -> None:
     program = (
-        "import sys, crckpt.store; print([name for name in ('numpy', 'zstandard', 'xxhash') if name in sys.modules])"
+        "import sys, crckpt.store; print(*{'numpy', 'zstandard', 'cryptography', '_cffi_backend'} & set(sys.modules))"
     )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
