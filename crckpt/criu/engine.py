@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.criu.hold import Hold
+from crckpt.criu.hold import GaveUp, Hold
 from crckpt.host import run
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
 
@@ -40,15 +40,27 @@ class Running:
     """A CRIU that was started and is to be followed to its end."""
 
     def __init__(
-        self, argv: tuple[str, ...], log: Path, *, terminal: int | None = None, keep: Sequence[int] = ()
+        self,
+        argv: tuple[str, ...],
+        log: Path,
+        *,
+        holds: Sequence[Hold] = (),
+        terminal: int | None = None,
+        keep: Sequence[int] = (),
     ) -> None:
-        """Start it. `terminal` and `keep` as for `follow`."""
+        """Start it, to wait at these `holds`. `terminal` and `keep` as for `follow`."""
+        environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
         self._terminal = terminal
         self._started = time.monotonic()
         self._child = run.start(
-            argv, output=log.with_suffix(".out"), own_session=terminal is None, stdin=terminal, keep=keep
+            argv,
+            output=log.with_suffix(".out"),
+            own_session=terminal is None,
+            stdin=terminal,
+            keep=keep,
+            environment=environment,
         )
         self.pid = self._child.pid
 
@@ -65,7 +77,7 @@ class Running:
             failure = _attend(self._child, hold, in_hold)
             outcome = self.ended()
             aside.join()
-            if failure is not None:
+            if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
                 raise failure
         return outcome
 
@@ -87,13 +99,15 @@ def follow(
 ) -> Outcome:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
+    A CRIU that gave up waiting for us has failed, as its outcome and its log say.
     Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
     elsewhere it is put off until CRIU has ended, as a ^Z is. `terminal` is a descriptor that CRIU gets as stdin; CRIU
     then stays in our session, because the tree is to live in it, and ^Z stops it as it does us. `keep` are descriptors
     that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
     """
     with interrupts_put_off(), _stops(terminal):
-        return Running(argv, log, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
+        holds = (hold,) if hold is not None else ()
+        return Running(argv, log, holds=holds, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
 
 
 def _stops(terminal: int | None) -> AbstractContextManager[None]:
@@ -113,6 +127,7 @@ def _attend(child: run.Child, hold: Hold | None, in_hold: Callable[[], None] | N
     ready, _, _ = select.select([hold.reached, child.pidfd], [], [])
     if hold.reached not in ready:
         return None
+    hold.work_began = time.monotonic()
     try:
         with interrupts_let_in():
             in_hold()

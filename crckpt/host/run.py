@@ -10,7 +10,7 @@ import select
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -108,13 +108,14 @@ def start(
     own_session: bool = True,
     stdin: int | None = None,
     keep: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
     python_path: Path | None = None,
 ) -> Child:
     """Start a long program; stdout and stderr are appended to `output` (0600).
 
     In a session of its own neither ^C nor our death reaches it. `stdin` is a descriptor to give it (default: none),
-    `keep` are further descriptors that it gets under their own numbers, `python_path` is where a Python program finds
-    its modules.
+    `keep` are further descriptors that it gets under their own numbers, `environment` is what its environment has
+    besides, `python_path` is where a Python program finds its modules.
     """
     words = tuple(str(word) for word in argv)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -124,7 +125,7 @@ def start(
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=descriptor,
             stderr=descriptor,
-            env=ENVIRONMENT | ({"PYTHONPATH": str(python_path)} if python_path else {}),
+            env={**ENVIRONMENT, **(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {}),
             cwd="/",
             start_new_session=own_session,
             pass_fds=tuple(keep),

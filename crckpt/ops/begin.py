@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
-from crckpt.criu.hold import Hold, Step, held, may_hold
+from crckpt.criu.hold import GaveUp, Hold, Step, held, may_hold
 from crckpt.host import proc
 from crckpt.host.files import remove_tree
 from crckpt.host.signals import interrupts_put_off
@@ -77,9 +77,15 @@ class Started(Struct, frozen=True):
     last: Hold | None
 
     def go_on(self) -> None:
-        """Let it freeze the tree. Raises OSError: then it does not."""
+        """Let it freeze the tree. Raises OSError: then it does not. If it gave up waiting, its end says so."""
         if self.first is not None:
-            self.first.commit()
+            with suppress(GaveUp):
+                self.first.commit()
+
+    def check(self) -> None:
+        """Raise GaveUp if it no longer waits at `last`, and so does not end the tree."""
+        if self.last is not None:
+            self.last.check()
 
     def give_up(self) -> None:
         """Let it end, if it has not: at a hold it undoes what it did."""
@@ -109,7 +115,7 @@ def started(
         paths = Paths(place.images, place.work, script)
         words = command(paths)
         with interrupts_put_off():
-            criu = Running(words, place.log)
+            criu = Running(words, place.log, holds=tuple(holds.values()))
             begun = Started(words, paths, criu, holds.get("pre-dump"), holds.get("post-dump"))
             stack.callback(begun.give_up)
         yield begun

@@ -192,7 +192,9 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
         # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
         log = place.log.read_text(errors="replace")
-        saved.append(_committed(subject, place, _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)))
+        new = _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)
+        # If CRIU gave up waiting meanwhile, the tree runs: a checkpoint of its end would be none.
+        saved.append(_committed(subject, place, new, going.check))
 
     with _going(subject, place, waiting) as going:
         succeeded(subject, going.criu.follow(going.last, commit, load))
@@ -238,13 +240,15 @@ def _new(
     )
 
 
-def _committed(subject: Subject, place: Place, new: NewCheckpoint) -> Checkpoint:
+def _committed(
+    subject: Subject, place: Place, new: NewCheckpoint, check: Callable[[], None] = lambda: None
+) -> Checkpoint:
     context, repository, images = subject.context, place.repository, place.images
     # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
     if subject.base:
         subject.base.lend_pages(images)
-    checkpoint = ingest(repository, images, new, compress=context.compress, progress=context.progress)
+    checkpoint = ingest(repository, images, new, compress=context.compress, progress=context.progress, check=check)
     if subject.way is not None:
         subject.way.committed(checkpoint.id)
     if subject.request.tag is not None:

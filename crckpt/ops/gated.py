@@ -13,4 +13,4 @@ from crckpt.store import load
 def gated(command: tuple[str, ...], log: Path, way: Way) -> Outcome:
     """CRIU's run. Beside its `log` there is a directory for the hold meanwhile."""
     with gate(log.with_suffix(".hold")) as hold:
-        return follow((*hold.words, *command), log, hold=hold, in_hold=way.frozen, meanwhile=load)
+        return follow(command, log, hold=hold, in_hold=way.frozen, meanwhile=load)

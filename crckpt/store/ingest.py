@@ -58,12 +58,13 @@ def ingest(
     compress: int | None = None,
     dedup: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
 
     `compress` is a zstd level, or None for what suits the pages. `progress` is told (bytes done, bytes in all). Without
-    `dedup` every page that is not zero is stored, whatever the store has: to measure what dedup gives. After a failure
-    there is no checkpoint.
+    `dedup` every page that is not zero is stored, whatever the store has: to measure what dedup gives. `check` is
+    called before the manifest is written, and may raise. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, and some 300 bytes for each extent: some 450 MiB for 64 GiB that lie in few pieces. Beside that the
@@ -84,6 +85,7 @@ def ingest(
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             remember(repository.layout, written)
+        check()
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000), begun)
 
 

@@ -27,18 +27,17 @@
 #define _GNU_SOURCE
 #include "frames.h"
 #include "smaps.h"
+#include "../criu/hold.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdarg.h>
 #include <stdint.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 /* With musl these are other names of the same; CRIU may ask for either. */
@@ -58,10 +57,6 @@
 #define PFNZERO (1ull << 5)
 #define SOFT_DIRTY (1ull << 7)
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
-/* How long the frozen tree waits to be looked at, in seconds, and so many looks at the least, nanoseconds apart. */
-#define PATIENCE 10
-#define LOOKS 1000
-#define BETWEEN_LOOKS 200000
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
 /* So many regions does the kernel report with one call. */
@@ -162,21 +157,10 @@ static int is_tracking(void)
     return *variable("CRCKPT_TRACKER") != 0;
 }
 
-/* Of a clock that stands still while all is suspended. */
-static long seconds(void)
-{
-    struct timespec now;
-
-    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-    return now.tv_sec;
-}
-
 /*
  * CRIU comes to its first scan and reset with all of the tree frozen, in a pre-dump too, where it runs no script. What
- * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold, as elsewhere its script is
- * (criu/hold.py): a byte in `reached` says that we wait; we get the lock of `owner` when we are answered, or when who
- * holds it has died; and only if `commit` is there we go on. Who holds it may have been stopped: the tree must not
- * stand still for that. ECANCELED is a failure to CRIU, after which it lets the tree run on; at EINVAL it would take the
+ * writes the tree's memory unseen must be known by then. This is CRIU's end of a hold (criu/hold.h), as elsewhere its
+ * action script is. ECANCELED is a failure to CRIU, after which it lets the tree run on; at EINVAL it would take the
  * kernel to have no soft-dirty bits, and abort.
  */
 static int let_through(void)
@@ -186,25 +170,11 @@ static int let_through(void)
     if (is_let || !*place)
         return 1;
     int hold = syscall(SYS_openat, AT_FDCWD, place, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
-    /* For reading too: then it is opened without waiting for a reader, who may have died. */
-    int reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_CLOEXEC, 0);
-    int owner = syscall(SYS_openat, hold, "owner", O_RDWR | O_CLOEXEC, 0);
-    if (owner >= 0 && syscall(SYS_write, reached, ".", 1) == 1) {
-        const struct timespec moment = {.tv_nsec = BETWEEN_LOOKS};
-        long until = seconds() + PATIENCE;
-        int is_late = 0;
-        /* Counted as well as timed: CRIU may have been stopped itself, together with who is to answer. */
-        for (int looks = 0; !is_late && syscall(SYS_flock, owner, LOCK_EX | LOCK_NB) < 0; looks++) {
-            syscall(SYS_nanosleep, &moment, NULL);
-            is_late = looks >= LOOKS && seconds() > until;
-        }
-        if (is_late)
-            say("crckpt's preload: no answer while the tree was frozen\n");
-        is_let = !is_late && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;
-    }
-    syscall(SYS_close, owner);
-    syscall(SYS_close, reached);
+    enum answer answer = wait_for_answer(hold);
     syscall(SYS_close, hold);
+    if (answer == UNANSWERED)
+        say("crckpt's preload: no answer while the tree was frozen\n");
+    is_let = answer == COMMITTED;
     if (!is_let) {
         say("crckpt's preload: who started this CRIU does not let it reset what was written\n");
         errno = ECANCELED;

@@ -93,9 +93,9 @@ def waiting(
 
 
 def is_awaited(pid: int) -> bool:
-    """Whether a CRIU that holds the process frozen has the lock open for which it waits."""
+    """Whether a CRIU that holds the process frozen has the pipe open at whose end it waits."""
     with suppress(OSError):
-        return any(one.readlink().name == "owner" for one in Path(f"/proc/{tracer(pid)}/fd").iterdir())
+        return any(one.readlink().name == "alive" for one in Path(f"/proc/{tracer(pid)}/fd").iterdir())
     return False
 
 

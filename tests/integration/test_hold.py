@@ -13,13 +13,14 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt, network_locks
+from entering import halted
 from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifests, reached, traced
 from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import find
-from crckpt.criu.hold import held
+from crckpt.criu.hold import PATIENCE_S, held
 from crckpt.errors import StoreUnusable
 from crckpt.model import Options
 
@@ -70,18 +71,85 @@ def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path
         assert_runs_on(tree, frozenset())
 
 
-def test_a_store_that_is_mounted_noexec_cannot_hold(tmp_path: Path) -> None:
-    """CRIU's script would not start, and CRIU would go on without it: refused, unless the tree is to run on anyway."""
+def test_a_store_that_is_mounted_noexec_can_hold(tmp_path: Path) -> None:
+    """What CRIU runs in a hold does not lie in the store."""
     with _mounted(tmp_path / "store", "40m", "noexec") as crckpt, started(COUNTER) as tree:
-        error = crckpt.run("dump", str(tree.pid), "job", "--stop", "--json", status=20).document["error"]
-        assert f"{crckpt.store}/tmp" in error["message"]
-        assert "noexec" in error["message"]
-        assert error["message"].endswith("the tree runs on")
-        assert "--store" in error["hint"]
-        assert manifests(crckpt.store) == 0
-        assert_runs_on(tree, frozenset())
-        crckpt.run("dump", str(tree.pid), "job")
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_growth(before)
         crckpt.run("verify", "--all")
+
+
+@pytest.mark.parametrize("how", ["SIGSTOP", "ptrace"])
+@pytest.mark.parametrize(
+    ("case", "at", "made", "when"),
+    [
+        (COUNTER, "hold.commit", 0, "before it froze the tree"),
+        (DIALOGUE, "pack.rename", 0, "frozen"),
+        (DIALOGUE, "hold.commit:2", 1, "frozen"),
+    ],
+    ids=["before the freeze", "storing", "stored"],
+)
+def test_a_crckpt_that_stands_still_in_a_hold_keeps_no_tree_frozen(
+    crckpt: Crckpt, case: Case, at: str, made: int, when: str, how: str
+) -> None:
+    """The tree runs on, with its connection; a crckpt that goes on later knows that, and ends nothing."""
+    with started(case) as tree:
+        tcp = ("--tcp", case.tcp) if case.tcp else ()
+        words = ("--stop", *tcp)
+        # Where there is no store, CRIU is not started before the tree was looked at.
+        crckpt.run("dump", str(tree.pid), "job", *tcp)
+        dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT=at)
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: psutil.Process(dump.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to stop")
+        with halted(dump.pid, how):
+            if how == "ptrace":
+                dump.send_signal(signal.SIGCONT)
+            wait_for(lambda: _has_ended_criu(dump.pid), 2 * PATIENCE_S + ENDS_WITHIN_S, "CRIU to give up")
+            assert_runs_on(tree, frozenset())
+        out, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, out + said
+        assert "waited for crckpt" in said
+        assert when in said
+        assert "the tree runs on" in said
+        assert ("no checkpoint was made" in said) == (not made)
+        assert_runs_on(tree, frozenset())
+        assert manifests(crckpt.store) == 1 + made
+        assert not list(crckpt.store.glob("tmp/*"))
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), "job", *words)
+        tree.wait_gone()
+        crckpt.run("verify", "--all")
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
+    with started(DIALOGUE) as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
+        tree.wait_gone()
+        locks, before = network_locks(), tree.counters()
+        restore = crckpt.start("restore", "job", "--detach", CRCKPT_STOP_AT="hold.commit")
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: psutil.Process(restore.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to stop")
+        wait_for(lambda: _has_ended_criu(restore.pid), 2 * PATIENCE_S + ENDS_WITHIN_S, "CRIU to give up")
+        restore.send_signal(signal.SIGCONT)
+        out, said = restore.communicate(timeout=ENDS_WITHIN_S)
+        assert restore.returncode == 23, out + said
+        assert "had built the tree, waited for crckpt, and had no answer" in said
+        assert "nothing is left behind" in said
+        tree.wait_gone()
+        assert network_locks() == locks
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_growth(before)
+
+
+def _has_ended_criu(pid: int) -> bool:
+    """Whether the children of a crckpt that stands still have ended."""
+    states = [child.status() for child in psutil.Process(pid).children()]
+    return bool(states) and set(states) == {psutil.STATUS_ZOMBIE}
 
 
 def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> None:

@@ -18,7 +18,7 @@ def main() -> None:
 
         def die() -> None:
             if when == "after":
-                (work / "hold/post-dump/commit").touch()
+                (work / "hold/post-dump/undecided").rename(work / "hold/post-dump/commit")
             os.kill(os.getpid(), signal.SIGKILL)
 
         paths = Paths(work / "images", work, hold.script)

@@ -1,18 +1,24 @@
-"""The hold's script, run as CRIU runs it: it waits for its owner and answers by what is recorded."""
+"""The hold's program, run as CRIU runs it: it waits for its owner and answers by what is recorded."""
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from entering import halted
 
-from crckpt.criu.hold import Hold, Step, gate, held
+from crckpt.criu import hold as hold_module
+from crckpt.criu.hold import GaveUp, Hold, Step, gate, held
 from crckpt.errors import HostCannot, StoreUnusable
 from crckpt.host import run
 
@@ -20,18 +26,39 @@ SOON = 20.0
 OWNER = """
 import sys
 from pathlib import Path
-from crckpt.criu.hold import held
-with held(Path(sys.argv[1]), "post-dump") as (hold,):
+from crckpt.criu import hold as module
+module.PROGRAM = Path(sys.argv[2])
+with module.held(Path(sys.argv[1]), "post-dump") as (hold,):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def ask(script: Path, action: str) -> subprocess.Popen[bytes]:
-    """Start the script as CRIU does."""
-    return subprocess.Popen(
-        [script], env={**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}, stdin=subprocess.DEVNULL
-    )
+def ask(directory: Path, action: str, steps: str = "post-dump", **environment: str) -> subprocess.Popen[bytes]:
+    """Start the program as CRIU does, for a hold in `directory`: in its work directory."""
+    script = hold_module.PROGRAM if hold_module.PROGRAM.exists() else directory / "hold"
+    ours = {"CRTOOLS_SCRIPT_ACTION": action, "CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": steps}
+    with (directory.parent / "said").open("ab") as said:
+        return subprocess.Popen(
+            [script],
+            env={**run.ENVIRONMENT, **ours, **environment},
+            stdin=subprocess.DEVNULL,
+            stderr=said,
+            cwd=directory.parent,
+        )
+
+
+@pytest.fixture(autouse=True, params=["program", "script"])
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiled program, and what stands in for it where there was no compiler."""
+    if request.param == "script":
+        monkeypatch.setattr(hold_module, "PROGRAM", tmp_path / "none")
+    elif not hold_module.PROGRAM.exists():
+        pytest.skip("crckpt was installed without a C compiler")
+
+
+def is_script() -> bool:
+    return not hold_module.PROGRAM.exists()
 
 
 def is_reached(hold: Hold, seconds: float) -> bool:
@@ -50,7 +77,7 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
 def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
     with held(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
-        script = ask(hold.script, step)
+        script = ask(tmp_path / "hold", step, step)
         assert is_reached(hold, SOON)
         assert still_waits(script)
         hold.commit()
@@ -59,7 +86,7 @@ def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
 
 def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
-        script = ask(hold.script, "post-dump")
+        script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
         assert script.wait(SOON) != 0
@@ -67,7 +94,7 @@ def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
 
 def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
-        script = ask(hold.script, "post-dump")
+        script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
     assert script.wait(SOON) != 0
 
@@ -77,26 +104,26 @@ def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
 )
 def test_at_other_steps_nobody_waits(tmp_path: Path, action: str) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
-        assert ask(hold.script, action).wait(SOON) == 0
+        assert ask(tmp_path / "hold", action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
 def test_what_is_recorded_decides_even_if_criu_comes_late(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
-    assert ask(tmp_path / "hold/hold", "post-dump").wait(SOON) == 0
+    assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
     with held(tmp_path / "other", "post-dump"):
         pass
-    assert ask(tmp_path / "other/hold", "post-dump").wait(SOON) != 0
+    assert ask(tmp_path / "other", "post-dump").wait(SOON) != 0
 
 
 def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
         assert first.script == last.script
         first.commit()
-        assert ask(first.script, "pre-dump").wait(SOON) == 0
+        assert ask(tmp_path / "hold", "pre-dump", "pre-dump,post-dump").wait(SOON) == 0
         assert not is_reached(last, 0)
-        script = ask(first.script, "post-dump")
+        script = ask(tmp_path / "hold", "post-dump", "pre-dump,post-dump")
         assert is_reached(last, SOON)
         assert still_waits(script)
         last.release()
@@ -106,7 +133,7 @@ def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
 def owner(directory: Path) -> subprocess.Popen[bytes]:
     """A process that holds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", OWNER, directory, hold_module.PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
@@ -115,7 +142,7 @@ def owner(directory: Path) -> subprocess.Popen[bytes]:
 
 def test_the_death_of_the_owner_makes_criu_undo(tmp_path: Path) -> None:
     process = owner(tmp_path / "hold")
-    script = ask(tmp_path / "hold/hold", "post-dump")
+    script = ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
     process.kill()
     assert script.wait(SOON) != 0
@@ -126,14 +153,14 @@ def test_an_owner_that_died_before_the_step_keeps_nothing_frozen(tmp_path: Path)
     process = owner(tmp_path / "hold")
     process.kill()
     process.communicate()
-    assert ask(tmp_path / "hold/hold", "post-dump").wait(SOON) != 0
+    assert ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
 
 
 def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> None:
     process = owner(tmp_path / "hold")
-    script = ask(tmp_path / "hold/hold", "post-dump")
+    script = ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
-    (tmp_path / "hold/post-dump/commit").touch()
+    (tmp_path / "hold/post-dump/undecided").rename(tmp_path / "hold/post-dump/commit")
     process.kill()
     assert script.wait(SOON) == 0
     process.communicate()
@@ -141,17 +168,26 @@ def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> No
 
 def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
-        kept = tmp_path / "hold kept"
-        kept.mkdir()
-        (kept / "hold").write_text(hold.script.read_text())
-        (kept / "hold").chmod(0o700)
-        assert ask(kept / "hold", "post-dump").wait(SOON) != 0
+        if is_script():
+            pytest.skip("the script lies in it")
+        (tmp_path / "hold").rename(tmp_path / "moved")
+        assert ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
+        assert not is_reached(hold, 0)
+        (tmp_path / "moved").rename(tmp_path / "hold")
+
+
+@pytest.mark.parametrize("action", ["network-lock", "post-dump"])
+def test_without_a_place_to_wait_every_step_makes_criu_undo(tmp_path: Path, action: str) -> None:
+    """An environment that got lost on the way must not end a tree without a commit."""
+    with held(tmp_path / "hold", "post-dump") as (hold,):
+        environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
+        assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
 def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
-        script = ask(hold.script, "post-dump")
+        script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
         assert script.wait(SOON) != 0
@@ -160,8 +196,9 @@ def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
-    with held(tmp_path / "a 'b' \"c\" $d", "post-dump") as (hold,):
-        script = ask(hold.script, "post-dump")
+    directory = tmp_path / "a 'b' \"c\" $d"
+    with held(directory, "post-dump") as (hold,):
+        script = ask(directory, "post-dump")
         assert is_reached(hold, SOON)
         hold.commit()
         assert script.wait(SOON) == 0
@@ -172,7 +209,8 @@ def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
     with held(tmp_path / "hold", "post-dump") as (hold,):
         made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
-        assert modes == {"post-dump": 0o700, "reached": 0o600, "owner": 0o600, "hold": 0o700}
+        files = dict.fromkeys(("reached", "alive", "owner", "undecided"), 0o600)
+        assert modes == {"post-dump": 0o700, "hold": 0o700} | files
         hold.commit()
         hold.release()
     assert list(Path("/proc/self/fd").iterdir()) == before
@@ -181,9 +219,9 @@ def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
 def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     before = list(Path("/proc/self/fd").iterdir())
     with gate(tmp_path / "hold") as hold:
-        assert hold.words == ("env", f"CRCKPT_HOLD={tmp_path}/hold")
+        assert hold.environment == {"CRCKPT_HOLD": f"{tmp_path}/hold"}
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hold").iterdir()}
-        assert modes == {"reached": 0o600, "owner": 0o600}
+        assert modes == dict.fromkeys(("reached", "alive", "owner", "undecided"), 0o600)
         assert stat.S_IMODE((tmp_path / "hold").stat().st_mode) == 0o700
         hold.commit()
     with pytest.raises(StoreUnusable), gate(tmp_path / "hold"):
@@ -192,15 +230,153 @@ def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_a_noexec_mount_is_refused_beforehand(tmp_path: Path) -> None:
+def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(tmp_path: Path) -> None:
     mounted = run.run(["mount", "-t", "tmpfs", "-o", "noexec", "test", str(tmp_path)])
     if not mounted.ok:
         pytest.skip(f"nothing can be mounted here: {mounted.output.strip()}")
     try:
-        with pytest.raises(HostCannot, match="noexec") as caught, held(tmp_path / "hold", "post-dump"):
-            pytest.fail("it cannot work")
-        assert "--store DIR" in caught.value.hint
+        if is_script():
+            with pytest.raises(HostCannot, match="noexec") as caught, held(tmp_path / "hold", "post-dump"):
+                pytest.fail("it cannot work")
+            assert "--store DIR" in caught.value.hint
+        else:
+            with held(tmp_path / "hold", "post-dump") as (hold,):
+                hold.commit()
+            assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
         with gate(tmp_path / "gate") as without_script:
             without_script.commit()
     finally:
         run.run(["umount", str(tmp_path)])
+
+
+def late(script: subprocess.Popen[bytes], directory: Path) -> str:
+    """What the program says, which has aborted."""
+    assert script.wait(SOON) != 0
+    return (directory / "said").read_text()
+
+
+@pytest.fixture
+def _limited() -> None:
+    if is_script():
+        pytest.skip("the script reads no signs of life")
+
+
+@pytest.mark.usefixtures("_limited")
+def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path) -> None:
+    """A commit that comes later does not count."""
+    with held(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
+        script = ask(tmp_path / "hold", "post-dump")
+        assert is_reached(hold, SOON)
+        for _ in range(25):
+            hold.beat()
+            assert still_waits(script)
+        hold.release()
+        assert script.wait(SOON) != 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hold, "beat", lambda _hold: None)
+        with held(tmp_path / "stopped", "post-dump") as (hold,):
+            hold.check()
+            assert late(ask(tmp_path / "stopped", "post-dump"), tmp_path) == (
+                "crckpt's hold: no answer while CRIU waited at post-dump\n"
+            )
+            for answer in (hold.check, hold.commit, hold.commit):
+                with pytest.raises(GaveUp):
+                    answer()
+            assert ask(tmp_path / "stopped", "post-dump").wait(SOON) != 0
+
+
+@pytest.mark.usefixtures("_limited")
+@pytest.mark.parametrize("stop", ["SIGSTOP", "ptrace"])
+def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(tmp_path: Path, stop: str) -> None:
+    process = owner(tmp_path / "hold")
+    script = ask(tmp_path / "hold", "post-dump")
+    assert still_waits(script)
+    with halted(process.pid, stop):
+        assert "no answer" in late(script, tmp_path)
+        assert (tmp_path / "hold/post-dump/abort").exists()
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.usefixtures("_limited")
+def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path: Path) -> None:
+    """As in a frozen control group, or a suspended machine: then no time has passed for either."""
+    with held(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
+        script = ask(tmp_path / "hold", "post-dump")
+        assert is_reached(hold, SOON)
+        os.kill(script.pid, signal.SIGSTOP)
+        with hold._one_at_a_time:  # noqa: SLF001
+            time.sleep(1.5)
+        os.kill(script.pid, signal.SIGCONT)
+        assert still_waits(script)
+        hold.commit()
+        assert script.wait(SOON) == 0
+
+
+@pytest.mark.usefixtures("_limited")
+def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
+    monkeypatch.setattr(hold_module, "STUCK_S", 1.5)
+    with held(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
+        script = ask(tmp_path / "hold", "post-dump")
+        with pytest.raises(subprocess.TimeoutExpired):
+            script.wait(5)
+        hold.work_began = time.monotonic()
+        # Without a limit: to look again and again takes time of a processor.
+        assert script.wait() != 0
+        assert "no answer" in (tmp_path / "said").read_text()
+
+
+def test_exactly_one_of_commit_and_abort_wins(tmp_path: Path) -> None:
+    """Where both come at the same moment."""
+    won = set()
+    for number in range(60):
+        with held(tmp_path / str(number), "post-dump") as (hold,):
+            directory = tmp_path / str(number) / "post-dump"
+            script = ask(tmp_path / str(number), "post-dump")
+            assert is_reached(hold, SOON)
+            other = threading.Thread(target=aborting, args=(directory,))
+            other.start()
+            try:
+                hold.commit()
+                committed = True
+            except GaveUp:
+                committed = False
+                hold.release()
+            other.join()
+            assert (script.wait(SOON) == 0) == committed
+            assert (directory / "commit").exists() == committed
+            assert (directory / "abort").exists() != committed
+            won.add(committed)
+    assert won
+
+
+def aborting(directory: Path) -> None:
+    """What CRIU's end does when its patience is over."""
+    with suppress(FileNotFoundError):
+        (directory / "undecided").rename(directory / "abort")
+
+
+@pytest.mark.usefixtures("_limited")
+def test_the_program_needs_nothing_that_has_a_name(tmp_path: Path) -> None:
+    """No loader, library, shell or other program: CRIU may run it where all of those are somebody else's."""
+    found = subprocess.run(["readelf", "-ld", hold_module.PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert "INTERP" not in found
+    assert "no dynamic section" in found
+    strace = shutil.which("strace")
+    if strace is None:
+        return
+    with held(tmp_path / "hold", "post-dump") as (hold,):
+        hold.commit()
+    told = subprocess.run(
+        [strace, "-e", "trace=open,openat,execve", hold_module.PROGRAM],
+        env={"CRTOOLS_SCRIPT_ACTION": "post-dump", "CRCKPT_HOLDS": "hold", "CRCKPT_HOLD_STEPS": "post-dump"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    opened = [line.split('"')[1] for line in told.splitlines() if line.startswith("open")]
+    assert opened == ["hold", "post-dump", "reached", "alive"]

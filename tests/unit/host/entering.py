@@ -23,6 +23,8 @@ from crckpt.host import pagemap
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 _WITHIN_S = 20.0
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT, _WALL = 17, 0x4206, 0x4207, 0x40000000
 
 
 def _no_write_protection() -> str:
@@ -219,3 +221,22 @@ def reset(pid: int) -> None:
             request = bytearray(struct.pack("<12Q", 96, 1, place, end, 0, *vector, 0, 32, 32 | 2, 8 | 16, 1))
             fcntl.ioctl(file, 0xC0606610, request)
             (place,) = struct.unpack_from("<Q", request, 32)
+
+
+@contextmanager
+def halted(pid: int, how: str) -> Iterator[None]:
+    """While the block runs every thread of the process stands still: by SIGSTOP, or as a debugger does it (ptrace)."""
+    if how == "SIGSTOP":
+        os.kill(pid, signal.SIGSTOP)
+        yield
+        os.kill(pid, signal.SIGCONT)
+        return
+    threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    for thread in threads:
+        for request in (_PTRACE_SEIZE, _PTRACE_INTERRUPT):
+            if LIBC.ptrace(request, thread, None, None):
+                raise OSError(ctypes.get_errno(), f"ptrace of {thread}")
+        os.waitpid(thread, _WALL)
+    yield
+    for thread in threads:
+        LIBC.ptrace(_PTRACE_DETACH, thread, None, None)

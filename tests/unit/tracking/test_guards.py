@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         (["PATH"],),
     ),
     "what is not recorded is taken for a commit": (
-        'is_let = !is_late && syscall(SYS_faccessat, hold, "commit", F_OK) == 0;',
+        "is_let = answer == COMMITTED;",
         "is_let = 1;",
         "resets of another",
         (["ECANCELED", "ECANCELED"],),
@@ -143,7 +144,8 @@ def _answers(text: str, work: Path, hold: Hold) -> dict[str, Any]:
     library = preload_library(work, text)
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
     preloaded = ("env", f"LD_PRELOAD={library}", f"CRCKPT_TRACKER={UffdWp.name}")
-    done = subprocess.run([*hold.words, *preloaded, *words], capture_output=True, text=True, check=True)
+    environment = os.environ | hold.environment
+    done = subprocess.run([*preloaded, *words], capture_output=True, text=True, check=True, env=environment)
     answers: dict[str, Any] = json.loads(done.stdout)
     return answers
 

@@ -1,0 +1,66 @@
+/*
+ * CRIU's end of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload.c).
+ *
+ * `alive` is a pipe. Each byte in it says that crckpt lives, and for how many seconds that is to be believed; its end
+ * says that crckpt has answered, or died. The answer is a name: either side renames `undecided`, crckpt to `commit` and
+ * this side to `abort`. The kernel lets one of them win, also where a disk is full.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SLICES_A_SECOND 10
+
+enum answer { ABORTED, COMMITTED, UNANSWERED };
+
+static int is_there(int hold, const char *name)
+{
+    return syscall(SYS_faccessat, hold, name, F_OK) == 0;
+}
+
+/* Wait for the end of `alive`. Returns 0 if no sign of life came in time. */
+static int wait_for_end(int alive)
+{
+    unsigned char beats[64];
+    long left = 0;
+
+    for (;;) {
+        struct timespec slice = {.tv_nsec = 1000000000 / SLICES_A_SECOND};
+        struct pollfd waiting = {.fd = alive, .events = POLLIN};
+        /* Slices are counted, and no clock is read: crckpt may have been stopped together with this process. */
+        long ready = syscall(SYS_ppoll, &waiting, 1l, &slice, 0l, 0l);
+        long length = syscall(SYS_read, alive, beats, sizeof beats);
+        if (length == 0)
+            return 1;
+        if (length > 0)
+            left = (long)beats[length - 1] * SLICES_A_SECOND;
+        else if (ready == 0 && left-- <= 0)
+            return 0;
+    }
+}
+
+/* The directory `hold` is -1 if there is none: that aborts. */
+static enum answer wait_for_answer(int hold)
+{
+    /* For writing too: then it is opened without waiting for a reader, who may have died. */
+    long reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_NONBLOCK | O_CLOEXEC, 0l);
+    long alive = syscall(SYS_openat, hold, "alive", O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0l);
+    int is_late = 0, is_decided = 0;
+
+    if (reached >= 0 && alive >= 0) {
+        syscall(SYS_write, reached, ".", 1l);
+        is_late = !is_there(hold, "commit") && !is_there(hold, "abort") && !wait_for_end(alive);
+        /* Of a disk that takes no new name the answer is waited for once more; the tree is more than the record. */
+        for (int tries = 0; !is_decided && tries < 2; tries++) {
+            syscall(SYS_renameat2, hold, "undecided", hold, "abort", 0l);
+            is_decided = is_there(hold, "commit") || is_there(hold, "abort");
+            if (!is_decided && !tries)
+                wait_for_end(alive);
+        }
+    }
+    syscall(SYS_close, alive);
+    syscall(SYS_close, reached);
+    return is_there(hold, "commit") ? COMMITTED : is_late ? UNANSWERED : ABORTED;
+}
