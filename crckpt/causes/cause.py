@@ -6,11 +6,14 @@ from msgspec import Struct
 
 from crckpt.model import MEBIBYTE
 
+LIKELY = "most likely: "
+
 
 class Cause(Struct, frozen=True):
     """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups.
 
-    `{name}` is filled in, `{name|other words}` too, or by the other words where it is not known.
+    `{name}` is filled in, `{name|other words}` too, or by the other words where it is not known. Of a cause that is not
+    `sure` CRIU writes the same in other cases: it is the most likely one, and told as that.
     """
 
     key: str
@@ -18,11 +21,13 @@ class Cause(Struct, frozen=True):
     remedy: str
     pattern: str = ""
     source: str = ""
+    sure: bool = True
 
     def told(self, **values: object) -> Finding:
         """This cause with its names filled in; what is not known is shown as `?`."""
         known = _Known(values)
-        return Finding(self.key, self.says.format_map(known), self.remedy.format_map(known))
+        says = self.says.format_map(known)
+        return Finding(self.key, says if self.sure else f"{LIKELY}{says}", self.remedy.format_map(known), self.sure)
 
 
 def mebibytes(size: int) -> str:
@@ -36,12 +41,16 @@ class _Known(dict[str, object]):
         return self.get(name, otherwise or "?")
 
 
-class Finding(Struct, frozen=True):
-    """A cause that was met: `what` is a sentence, `remedy` what to do about it."""
+class Finding(Struct, frozen=True, omit_defaults=True):
+    """A cause that was met: `what` is a sentence, `remedy` what to do about it.
+
+    It is not `sure` if CRIU says the same of other causes; the sentence says so too.
+    """
 
     key: str
     what: str
     remedy: str
+    sure: bool = True
 
     def __str__(self) -> str:
         return f"{self.what}: {self.remedy}" if self.remedy else self.what

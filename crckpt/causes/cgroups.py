@@ -7,9 +7,9 @@ from crckpt.causes.cause import Cause
 CGROUPS = (
     Cause(
         "cgroup",
-        "cgroup directory {path} does not exist",
+        "cgroup directory {path|of the tree} does not exist",
         "create it",
-        "Cgroup dir (?P<path>.+) doesn't exist",
+        "Cgroup dir (?P<path>.+) doesn't exist|bad cgroup path: [^:]+: No such",
         "criu/cgroup.c",
     ),
     Cause(
@@ -30,14 +30,30 @@ CGROUPS = (
         "cgroup-move",
         "a process cannot be moved into its cgroup",
         "restore as root; processes may only be in cgroups without children: systemd-run --scope -p Delegate=yes",
-        r"Can't move (?:\S+ )?into \S+ \(|Can't move thread \d+ into|Failed accessing cgroup dir",
+        r"Can't move (?:\S+ )?into \S+ \((?!.*No space left)|Can't move thread \d+ into|Failed accessing cgroup dir",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cpuset-empty",
+        "the cpuset into which the tree is to be moved has no CPUs or no memory nodes",
+        "fill cpuset.cpus and cpuset.mems of that cgroup and those above it; with criu: --manage-cgroups=ignore",
+        r"Can't move (?:\S+ )?into \S+ \(.*No space left",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "cgroup-mount",
+        "the file system of a cgroup controller cannot be mounted",
+        "see that this host has it: cat /proc/self/cgroup; with criu: --manage-cgroups=ignore",
+        "Unable to (?:open|configure|create|mount) the cgroup|Can't mount controller dir|cg: couldn't mount"
+        "|failed preparing cgns|couldn't set cgns prefix",
         "criu/cgroup.c",
     ),
     Cause(
         "cgroup-value",
-        "{path} does not take the value {value}",
+        "{path|a file of a cgroup} does not take {value|its value}",
         "set it by hand, or with criu: --manage-cgroups=soft",
-        r"Failed writing (?P<value>.*) to (?P<path>\S+): ",
+        r"Failed writing (?P<value>.*) to (?P<path>\S+): "
+        r"|Failed closing \S+: |Restoring \S+ (?:cpuset|special) prop\S* failed",
         "criu/cgroup.c",
     ),
     Cause(

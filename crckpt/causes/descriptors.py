@@ -9,7 +9,8 @@ DESCRIPTORS = (
         "watch",
         "an inotify or fanotify watch lies on a file system that cannot find it again",
         "watch a directory on a disk file system",
-        "Can't dump that handle|Can't find suitable path for handle|Failed to resolve [0-9a-f]+:[0-9a-f]+",
+        "Can't dump that handle|Can't find suitable path for handle|Failed to resolve [0-9a-f]+:[0-9a-f]+"
+        "|Can't open file handle for",
         "criu/fsnotify.c",
     ),
     Cause(
@@ -17,6 +18,13 @@ DESCRIPTORS = (
         "an inotify or fanotify watch lies on a file system that is not mounted here",
         "mount it where CRIU sees it, or remove the watch in the program",
         "Unable to lookup a mount by dev 0x|Can't find mount mnt_id 0x|Can't find mnt_id 0x",
+        "criu/fsnotify.c",
+    ),
+    Cause(
+        "watch-gone",
+        "{path}, which the program watches (inotify, fanotify), is missing",
+        "make it again, or dump where it is; a cgroup file is there only on hosts with the same cgroup version",
+        r"fsnotify: \s{0,4}Unable to open (?P<path>.+): No such file",
         "criu/fsnotify.c",
     ),
     Cause(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crckpt.causes.cause import Cause
 
 # Where a limit of the kernel's is reached it gives the same answers: see watch-limit and new-namespace.
-_NO_LIMIT = "^(?!.*(?:Can't create inotify|Can't add watch|Unable to create a new|Can't unshare))"
+_NO_LIMIT = "^(?!.*(?:Can't create inotify|Can't add watch|Unable to create a new|Can't unshare|cg: Can't move))"
 
 EXHAUSTED = (
     Cause(
@@ -19,21 +19,21 @@ EXHAUSTED = (
         "quota",
         "the disk quota is used up",
         "free some, or use --store on another disk",
-        "Disk quota exceeded",
+        "(?:Disk q|Q)uota exceeded",
         "errno EDQUOT",
     ),
     Cause(
         "open-files",
         "too many files are open",
         "raise the limit: ulimit -n 1048576 (for all: sysctl -w fs.file-max=4000000)",
-        f"{_NO_LIMIT}.*Too many open files|Can't chose service_fd_base",
+        f"{_NO_LIMIT}.*(?:Too many open files|No file descriptors available)|Can't chose service_fd_base",
         "errno EMFILE, ENFILE",
     ),
     Cause(
         "out-of-memory",
         "there is not enough memory",
         "free some, or raise the memory limit of the cgroup",
-        "Cannot allocate memory",
+        r"Cannot allocate memory|: Out of memory$|Can't allocate \d+ bytes",
         "errno ENOMEM",
     ),
 )

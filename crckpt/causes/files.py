@@ -37,7 +37,14 @@ FILES = (
         "link-refused",
         "the file removed as {path} cannot be given a name again",
         "make its directory writable, on the file system of the file",
-        "Can't link remap to (?P<path>.+): ",
+        "Can't link remap to (?P<path>.+): (?!File exists)",
+        "criu/files-reg.c",
+    ),
+    Cause(
+        "remap-left",
+        "a dump that failed before has left its name for the removed file {path}",
+        "remove link_remap.* from its directory, if no checkpoint needs it, and try again",
+        "Can't link remap to (?P<path>.+): File exists",
         "criu/files-reg.c",
     ),
     Cause(
@@ -58,7 +65,8 @@ FILES = (
         "deleted-again",
         "a deleted file that the program held open cannot be made again",
         "see that its directory is there and can be written",
-        "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost",
+        "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost"
+        r"|Can't (?:reset user/group|set perms|set access and modif\w+ times).* on ghost|Ghost symlink target is NULL",
         "criu/files-reg.c",
     ),
     Cause(
@@ -217,6 +225,21 @@ FILES = (
         "see that it is there, may be executed, and lies on no mount with noexec",
         "Can't restore EXE link",
         "criu/pie/restorer.c",
+    ),
+    Cause(
+        "no-file",
+        "the images do not say what a descriptor was: it was closed or changed while the dump was made",
+        "take an older checkpoint, or dump again with the tree stopped",
+        r"No file for fd \d+ id",
+        "criu/files.c",
+        sure=False,
+    ),
+    Cause(
+        "flags-dropped",
+        "the kernel does not give a file the flags that it had",
+        "restore it on the file system of the dump",
+        r"fcntl call on fd \d+ \(flags",
+        "criu/files.c",
     ),
     Cause(
         "tmpfs",

@@ -16,15 +16,24 @@ GENERAL = (
     Cause(
         "killed",
         "process {pid} was killed by signal {signal} before it was restored",
-        "with signal 9 see whether memory ran out (journalctl -k -g oom), with 11 check the images: crckpt verify REF",
-        r"\b(?P<pid>\d+) killed by signal (?P<signal>\d+)",
+        "see whether memory ran out: journalctl -k -g oom",
+        r"\b(?P<pid>\d+) killed by signal (?P<signal>(?!(?:4|7|11)\b)\d+)",
         "criu/cr-restore.c",
     ),
     Cause(
+        "crashed",
+        "this CRIU is too old for the C library or the kernel (before 3.17 it does not know the restartable"
+        " sequences of glibc 2.35): a process crashed as it was frozen or restored",
+        "scripts/install-criu; if that is so already, check the images: crckpt verify REF",
+        r"(?:killed|stopped) by signal (?:4|7|11)\b|Task (?:stopped|signaled) with (?:4|7|11)\b",
+        "criu/cr-restore.c",
+        sure=False,
+    ),
+    Cause(
         "killed-frozen",
-        "process {pid} was killed by signal {signal} while CRIU worked in it",
+        "process {pid} was killed by signal or ended with status {signal} while CRIU worked in it",
         "see whether memory ran out: journalctl -k -g oom; else try again",
-        r"\b(?P<pid>\d+) was killed by (?P<signal>\d+) unexpectedly",
+        r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>\d+) unexpectedly",
         "compel/src/lib/infect.c",
     ),
     Cause(
@@ -45,7 +54,7 @@ GENERAL = (
         "kernel-probe",
         "CRIU could not find out what this kernel can do ({what})",
         "run crckpt as root; if that is so already: scripts/install-criu",
-        r"(?P<what>\w+) (?:has )?failed when initializing kerndat"
+        r"\b(?P<what>\w+) (?:has )?failed when initializing kerndat"
         "|Could not initialize kernel features detection",
         "criu/kerndat.c",
     ),
@@ -67,7 +76,7 @@ GENERAL = (
         "device-error",
         "a disk cannot be read or written",
         "see what the kernel says: dmesg",
-        "Input/output error$",
+        "(?:Input/output|I/O) error$",
         "errno EIO",
     ),
     Cause(
@@ -81,17 +90,68 @@ GENERAL = (
         "process-gone",
         "a process ended while CRIU worked on it",
         "try again",
-        r"^(?!.*Unable to detach from).*No such process$",
+        r"^(?!.*Unable to detach from).*No such process$|Can't open \d+/\S+ on procfs: No such file",
         "errno ESRCH",
     ),
     Cause(
         "kernel-lacks",
         "this kernel lacks a function that CRIU needs",
         "crckpt doctor says which; boot a newer kernel",
-        "Function not implemented$",
+        "Function not implemented$|NSID is not supported|[Kk]ernel (?:doesn't|does not) (?:support|have)",
         "errno ENOSYS",
     ),
 )
+
+VAGUE = (
+    Cause(
+        "in-use",
+        "something that CRIU needs is in use by others",
+        "see what: crckpt explain -v LOG, then fuser -v FILE or ss -lptn",
+        "(?:Address (?:already )?in use|(?:Device or r|R)esource busy|Text file busy)$",
+        "errno EADDRINUSE, EBUSY, ETXTBSY",
+        sure=False,
+    ),
+    Cause(
+        "missing",
+        "a file that CRIU needs is not there",
+        "see which: crckpt explain -v LOG",
+        "No such file or directory$",
+        "errno ENOENT",
+        sure=False,
+    ),
+    Cause(
+        "kernel-refuses",
+        "this CRIU does not fit this kernel: the kernel does not take what CRIU asks of it",
+        "scripts/install-criu, or boot the kernel of the dump",
+        "(?:Invalid argument|Bad address|Inappropriate ioctl for device|Not a tty|(?:Operation n|N)ot supported)$",
+        "errno EINVAL, EFAULT, ENOTTY, ENOTSUP",
+        sure=False,
+    ),
+)
+
+AREAS = (
+    (r"criu/memfd\.c", "memfd"),
+    (r"criu/shmem\.c", "shared-memory"),
+    (r"criu/(?:timerfd|pie/parasite-timers)\.c", "timerfd"),
+    (r"criu/eventpoll\.c", "epoll-again"),
+    (r"criu/fsnotify\.c", "watch"),
+    (r"criu/tty\.c", "terminal-again"),
+    (r"criu/apparmor\.c", "security-profile"),
+    (r"criu/lsm\.c", "security-label"),
+    (r"criu/(?:vdso|pie-util-vdso|pie/util-vdso|pie/parasite-vdso)\.c", "vdso"),
+    (r"criu/kerndat\.c", "kernel-probe"),
+    (r"criu/uffd\.c", "lazy-server"),
+    (r"criu/page-xfer\.c", "page-server"),
+    (r"criu/(?:img-streamer|img-remote|img-proxy|img-cache)\.c", "streamer"),
+    (r"criu/mount(?:-v2)?\.c", "mount-refused"),
+    (r"criu/tun\.c", "tun-again"),
+    (r"soccr/\S+\.c|criu/sk-tcp\.c", "tcp-rebuild"),
+    (r"criu/sk-unix\.c", "unix-name"),
+    (r"criu/(?:protobuf|bfd)\.c", "images-damaged"),
+    (r"plugins/cuda/\S+\.c|cuda_plugin\.c", "cuda-plugin"),
+    (r"amdgpu_\S+\.c", "amdgpu-plugin"),
+)
+"""In which source file of CRIU a complaint was made that no pattern fits, and of which cause it is most likely."""
 
 WARNED = (
     Cause(

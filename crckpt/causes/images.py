@@ -68,7 +68,8 @@ IMAGES = (
         "Image corrupted on pid|[Ii]mage corruption|Failed unpacking object|Unexpected EOF on |Img trimmed"
         r"|Read \d+ bytes while \d+ expected from |Remap for non existing file"
         "|The image file was truncated|Core (?:task state|IDS|info) data missed|Corrupted (?:root cgset"
-        "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID",
+        "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID"
+        "|Unexpected EOF$|Can't read core data|Bad number of sigactions in the image|VMA-s are not sorted",
         "criu/protobuf.c",
     ),
     Cause(
@@ -105,7 +106,8 @@ IMAGES = (
         "see that it runs there and can be reached: criu page-server --port PORT",
         r"[Tt]he page server doesn't answer|Can't (?:connect to server|write to page server|send PSI \d+ to server)"
         "|Can't write pages to socket|Error reading data from page server|Remote side closed connection"
-        "|A socket was closed unexpectedly",
+        "|A socket was closed unexpectedly"
+        r"|Can't read pagemap from socket|async data from page server|page-xfer: .*\bsocket\b|Unable to spice data",
         "criu/page-xfer.c",
     ),
     Cause(
@@ -140,7 +142,7 @@ IMAGES = (
         "streamer",
         "what takes in the images by --stream is not there or went away",
         "start it first: criu-image-streamer, or use crckpt",
-        "Unable to connect to image streamer socket|Failed to communicate with the image streamer",
+        "Unable to connect to (?:image streamer|local) socket|Failed to communicate with the image streamer",
         "criu/img-streamer.c",
     ),
     Cause(
@@ -158,13 +160,29 @@ IMAGES = (
         "criu/config.c",
     ),
     Cause(
+        "criu-start",
+        "CRIU does not start: {why}",
+        "scripts/install-criu, or install what is missing",
+        "(?:error while loading shared libraries|Can't exec criu swrk): (?P<why>.+)",
+        "criu",
+    ),
+    Cause(
+        "client-gone",
+        "what asked CRIU for this (a container engine, a library) has gone",
+        "see its own log",
+        "Can't (?:read|recv) request: ",
+        "criu/cr-service.c",
+        sure=False,
+    ),
+    Cause(
         "arguments",
         "an option of criu cannot be meant",
         "see criu --help",
         "invalid argument for -|Unknown (?:cgroups mode|file validation method|FPU mode) "
         "|Invalid value for --network-lock|namespace flags conflict|Failed to (?:add veth pair|add skip-mnt)"
         "|Failed while parsing --|--restore-sibling only makes sense|Unable to parse value of --"
-        "|only valid on restore",
+        "|only valid on restore"
+        "|criu: (?:unrecognized|invalid) option",
         "criu/config.c",
     ),
 )

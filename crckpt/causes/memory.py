@@ -44,8 +44,17 @@ MEMORY = (
         "map-gone",
         "a mapped file cannot be reached: {path|its link in /proc does not open}",
         "dump as root in the mount namespace of the program",
-        r"Can't open mapped \[(?P<path>.*)\]|Can't open \d+'s mapfile link",
+        r"Can't open mapped \[(?P<path>.*)\]"
+        r"|Can't open \d+'s mapfile link(?! [0-9a-f]{1,16}: No such device or address)",
         "criu/proc_parse.c",
+    ),
+    Cause(
+        "io-uring-older",
+        "the program uses io_uring, or maps another file that has no name, which cannot be checkpointed",
+        "run it without io_uring (Node: UV_USE_IO_URING=0); see what it maps: grep anon_inode /proc/PID/maps",
+        r"Can't open \d+'s mapfile link [0-9a-f]{1,16}: No such device or address",
+        "criu/proc_parse.c",
+        sure=False,
     ),
     Cause(
         "uprobes",
@@ -74,6 +83,13 @@ MEMORY = (
         "run crckpt as root, or give CRIU the capability CAP_CHECKPOINT_RESTORE",
         "Can't open map_files: |map_files is inaccessible",
         "criu/proc_parse.c",
+    ),
+    Cause(
+        "kernel-config",
+        "this kernel was built without CONFIG_CHECKPOINT_RESTORE, or is too old for this CRIU",
+        "boot a kernel that has it: grep CHECKPOINT_RESTORE /boot/config-$(uname -r)",
+        "Can't stat self map_files|/children on procfs: No such file|_next_id is inaccessible",
+        "criu/kerndat.c",
     ),
     Cause(
         "memory-in-common",
@@ -107,7 +123,7 @@ MEMORY = (
         "no-dirty-tracking",
         "this kernel does not track which pages are written (soft-dirty)",
         "leave --track-mem out, or boot a kernel with CONFIG_MEM_SOFT_DIRTY",
-        r"Tracking memory is not available|BUG at criu/mem\.c:46\b",
+        r"Tracking memory is not available|BUG at criu/mem\.c:4\d\b",
         "criu/config.c",
     ),
     Cause(
@@ -165,8 +181,8 @@ MEMORY = (
         "remap",
         "a piece of the program's memory cannot be mapped where it was",
         "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
-        "Can't restore [0-9a-f]+ mapping with|Unable to map ANON_VMA|Unable to remap a private vma"
-        r"|Unable to remap [0-9a-f]+ -> [0-9a-f]+ \(",
+        r"Can't restore (?:0x)?[0-9a-f]+ mapping with|Unable to map ANON_VMA"
+        r"|Unable to remap a private vma|Unable to remap [0-9a-f]+ -> [0-9a-f]+ \(",
         "criu/pie/restorer.c",
     ),
     Cause(
@@ -181,29 +197,47 @@ MEMORY = (
         "the memory pages in the images are cut short or cannot be read",
         "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
         r"Can't read pages data \(|Reached EOF unexpectedly while reading page from image"
-        "|Can't read mapping page|Page read err ",
+        "|Can't read mapping page|Page read err "
+        "|Can't read async pr bytes|Out of order read completed|Error punching hole",
         "criu/pagemap.c",
+    ),
+    Cause(
+        "page-outside",
+        "a page of the images lies outside the memory that they describe",
+        "restore with the CRIU and on the kind of machine of the dump; check the images: crckpt verify REF",
+        r"Page entry address \S+ outside of VMA|Trying to restore page for non-private VMA",
+        "criu/mem.c",
+        sure=False,
+    ),
+    Cause(
+        "high-memory",
+        "the program uses addresses above 128 TiB (5-level page tables), which are not saved or restored here",
+        "run it on a kernel or CPU with the same page tables: boot with no5lvl where it is to be dumped",
+        "high memory region",
+        "criu/mem.c",
+    ),
+    Cause(
+        "memory-advice",
+        "this kernel does not take an advice that the program gave for its memory (madvise)",
+        "use a kernel with the same options as at the dump (transparent huge pages, KSM)",
+        r"madvise\(.*failed with",
+        "criu/pie/restorer.c",
+        sure=False,
     ),
     Cause(
         "userfaultfd",
         "CRIU may not open a userfaultfd, which it needs to restore memory later",
         "sysctl -w vm.unprivileged_userfaultfd=1, or restore as root",
-        "Unable to open an userfaultfd descriptor",
+        "Unable to open an? userfaultfd descriptor",
         "criu/uffd.c",
-    ),
-    Cause(
-        "no-lazy-pages",
-        "this kernel cannot fill in memory after a restore (userfaultfd)",
-        "restore without --lazy-pages",
-        "Lazy pages are not available|Incompatible uffd API|Failed to get uffd API",
-        "criu/kerndat.c",
     ),
     Cause(
         "lazy-server",
         "the server of the lazy pages is not there or went away",
         "start it first and leave it running: criu lazy-pages --images-dir DIR",
         r"No lazy-pages socket|connect to \S+ failed|Failed (?:sending|getting) restore finished indication"
-        "|Restorer unexpectedly closed the connection",
+        "|Restorer unexpectedly closed the connection"
+        "|uffd: .*(?:PID (?:sending|recv)|send_fd|recv_fd)",
         "criu/uffd.c",
     ),
     Cause(

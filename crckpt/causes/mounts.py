@@ -16,21 +16,22 @@ MOUNTS = (
         "mount-sharing",
         "a mount passes on mounts to one outside the tree",
         "mount --make-rprivate on it, or with criu: --external mnt[]:sm",
-        r"has unreachable sharing\. Try --enable-external-masters|External slavery sharing group",
+        r"has unreachable sharing\. Try --enable-external-masters|External slavery sharing group"
+        "|have different set of mounts|Unable to handle mounts under",
         "criu/mount.c",
     ),
     Cause(
         "mount-kind",
         "the file system at {path} is of a kind that CRIU cannot save",
         "unmount it, or with criu: --external mnt[{path}]:KEY",
-        r"FS mnt \.?(?P<path>.+) dev \S+ root .+ unsupported id",
+        r"FS mnt \.?(?P<path>.+) dev \w+ root .+ unsupported id",
         "criu/mount.c",
     ),
     Cause(
         "mount-bound",
         "{path} is bound from a place that the tree does not see",
         "unmount it, or with criu: --external mnt[{path}]:KEY",
-        r"\d+:\.?(?P<path>\S+) doesn't have a proper root mount",
+        r"\b\d+:\.?(?P<path>\S+) doesn't have a proper root mount",
         "criu/mount.c",
     ),
     Cause(
@@ -59,7 +60,11 @@ MOUNTS = (
         "a file system cannot be mounted again",
         "restore as root, with the module of the file system loaded, and its mount point there",
         r"Can't mount at |A few mount points can't be mounted|Unable to mount .+ \(id=\d+\)"
-        "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at |Can't bind remount ",
+        "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at |Can't bind remount "
+        r"|Unable to (?:re)?mount (?!the )|Can't remount |pivot_root\(|Failed to (?:move_mount|open_tree|cross-mntns)"
+        r"|Unable to apply (?:root )?mount fl|Unable to make \S+ (?:private|slave|shared)|Can't mount binfmt"
+        "|New root and old root are the same|Can't re-create deleted|Failed to (?:copy sharing"
+        r"|restore \d+:\S+ mount|set mount)|Can't (?:restore mntns|copy sharing)",
         "criu/mount.c",
     ),
     Cause(
@@ -84,10 +89,18 @@ MOUNTS = (
         "criu/mount.c",
     ),
     Cause(
+        "nested-mounts",
+        "processes of the tree have mount namespaces with different roots",
+        "run them with one root directory, or checkpoint them one by one",
+        "Nested mount namespaces|Nested mount .+ root insertion",
+        "criu/mount.c",
+    ),
+    Cause(
         "mount-format",
         "a line of the mount table is not understood: {line}",
         "a newer CRIU may: scripts/install-criu",
-        r"Bad format in \d+ mountinfo: '(?P<line>.*)'|Failed to parse FS specific data on ",
+        r"Bad format in \d+ mountinfo: '(?P<line>.*)'|Failed to parse FS specific data on "
+        r"|Can't parse \d+'s mountinfo|Error parsing mount options|Unknown option \[",
         "criu/proc_parse.c",
     ),
     Cause(

@@ -28,17 +28,26 @@ NAMESPACES = (
     ),
     Cause(
         "session-outside",
-        "the session leader of process {pid} is outside its PID namespace",
+        "the session leader of process {pid|(not named)} is outside its PID namespace",
         "start the program as a session of its own: setsid PROGRAM",
-        r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace",
+        r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace"
+        r"|Failed to write -1 to \S*ns_last_pid",
         "criu/cr-dump.c",
     ),
     Cause(
         "foreign-user-namespace",
         "namespaces of the tree belong to another user namespace than the tree's",
         "start the program with all its namespaces made at once: unshare --user --pid --net PROGRAM",
-        "One or more namespaces doesn't belong to the target user namespace",
+        "One or more namespaces doesn't belong to the target user namespace|Unable to convert uid or gid",
         "criu/namespaces.c",
+    ),
+    Cause(
+        "proc-mount",
+        "the tree has a user or PID namespace of its own, and in it /proc cannot be mounted",
+        "run the program in a mount namespace of its own too: unshare --user --mount --pid --fork",
+        "Unable to (?:open|mount) the proc file system|Can't mount proc",
+        "criu/cr-restore.c",
+        sure=False,
     ),
     Cause(
         "namespace-outside",
@@ -51,7 +60,7 @@ NAMESPACES = (
         "id-map",
         "the user and group numbers of a user namespace cannot be set",
         "restore as root, and see the ranges: cat /etc/subuid /etc/subgid",
-        "Unable to write into [ug]id_map|Unable to convert uid or gid",
+        "Unable to write into [ug]id_map",
         "criu/namespaces.c",
     ),
     Cause(

@@ -41,6 +41,20 @@ NETWORK = (
         "criu/net.c",
     ),
     Cause(
+        "link-bridge",
+        "the network namespace of the tree has a bridge with ports, which CRIU cannot save",
+        "take the ports out of it before the dump: ip link set PORT nomaster",
+        "dumping bridges with attached slaves",
+        "criu/net.c",
+    ),
+    Cause(
+        "link-type",
+        "the network namespace of the tree has a device of type {type}, which CRIU cannot save",
+        "remove it before the dump: ip link delete NAME",
+        r"Unsupported link type (?P<type>\d+)",
+        "criu/net.c",
+    ),
+    Cause(
         "veth-outside",
         "the other end of a veth lies outside the tree",
         "name it, with criu: --external veth[INSIDE]:OUTSIDE",
@@ -81,6 +95,13 @@ NETWORK = (
         "with criu: --inherit-fd fd[NUMBER]:{key}",
         "Unable to find an external netns: (?P<key>.+)",
         "criu/net.c",
+    ),
+    Cause(
+        "no-loopback",
+        "the loopback device is down, with which CRIU learns to know the kernel",
+        "ip link set lo up",
+        r"kerndat\.c:\d+\): Unable to (?:bind|connect|listen)",
+        "criu/kerndat.c",
     ),
     Cause(
         "new-namespace",

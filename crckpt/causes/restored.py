@@ -60,7 +60,8 @@ RESTORED = (
         "session-taken",
         "the session or group id of the tree is in use by others",
         "end those processes, or use --new-pid-namespace",
-        r"Current (?:sid|gid) \d+ intersects with",
+        r"Current (?:sid|gid) \d+ intersects with"
+        r"|BUG at criu/pstree\.c",
         "criu/pstree.c",
     ),
     Cause(
@@ -76,7 +77,9 @@ RESTORED = (
         "restore it on a machine like the one where it was made",
         "CPU (?:instruction )?capabilities do not match|FPU feature required by image"
         "|xsave (?:max )?size mismatch|FPU xsave area present|CPU xfeatures has unsupported bits"
-        "|missing support fxsave|Image carries unknown vendor",
+        "|missing support fxsave|Image carries unknown vendor"
+        r"|CPU capabilites do not match|Size of features in image mismatch|Image carries (?:\d+ words"
+        r"|unknown capability)|Corruption in (?:FPU|\S+ area)|Unknown cpu vendor",
         "criu/arch/x86/cpu.c",
     ),
     Cause(
@@ -85,7 +88,8 @@ RESTORED = (
         "scripts/install-criu",
         "Unexpected rt vDSO area bounds|Can't find vDSO/VVAR bounds"
         "|VVAR and VVAR_VCLOCK entries are not subsequent|Got second (?:vDSO|VVAR) entry"
-        "|Kdat sizes of vdso/vvar differ",
+        "|Kdat sizes of vdso/vvar differ|vdso: (?:ELF header|Failed to (?:fill|parse)|Compat|Helper for|Can't find rt)"
+        "|Compat(?:ible)? vdso(?:'s size is bigger| helper)|Failed to mmap compatible vdso",
         "criu/vdso.c",
     ),
     Cause(

@@ -32,7 +32,8 @@ SECURITY = (
         "a seccomp filter of the tree cannot be set again",
         "restore as root, on a kernel with CONFIG_SECCOMP_FILTER",
         "seccomp: (?:PR_SET_SECCOMP|SECCOMP_SET_MODE_FILTER|SECCOMP_MODE_STRICT) returned"
-        "|seccomp: Unknown seccomp mode",
+        "|seccomp: Unknown seccomp mode"
+        r"|sys_seccomp\(\) returned|prctl\(PR_SET_SECCOMP, \S+ returned",
         "criu/pie/restorer.c",
     ),
     Cause(
@@ -55,8 +56,17 @@ SECURITY = (
         "the program's AppArmor or SELinux profile cannot be set",
         "load that profile here; with criu another can be named: --lsm-profile TYPE:NAME",
         "can't write lsm profile|couldn't write policy for|apparmor parsing failed|write AA policy .+ failed"
-        "|failed to write policy in AA namespace",
+        "|failed to write policy in AA namespace|write AA policy failed|failed to restore aa namespace"
+        "|AA (?:policy|namespace)|aa policy|(?:scanning|requesting) aa |apparmor load file",
         "criu/pie/restorer.c",
+    ),
+    Cause(
+        "security-label",
+        "the security label of the program (AppArmor, SELinux) cannot be read",
+        "see whether it can be read at all: cat /proc/PID/attr/current; a BPF program of a security module may"
+        " be in the way",
+        "err scanfing|Can't read LSM|failed to read apparmor",
+        "criu/lsm.c",
     ),
     Cause(
         "security-module",
@@ -72,5 +82,14 @@ SECURITY = (
         r"SELinux socket context|socket SELinux context|Reading xattr security\.selinux"
         "|getting selinux profile failed|Invalid selinux context|Getting SELinux context for PID",
         "criu/lsm.c",
+    ),
+    Cause(
+        "transport-refused",
+        "a security module (SELinux, AppArmor) forbids the program to talk to CRIU",
+        "see what it forbids: ausearch -m avc -ts recent, or journalctl -k -g DENIED; then allow it, or use a"
+        " CRIU that was built with SELinux",
+        "Unable to connect a transport socket: (?:Permission denied|Operation not permitted)",
+        "compel/src/lib/infect.c",
+        sure=False,
     ),
 )

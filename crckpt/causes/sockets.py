@@ -59,7 +59,8 @@ SOCKETS = (
         "tcp-state",
         "a TCP socket is in a state that CRIU does not know, or changed it meanwhile",
         "try again in a moment",
-        r"Unknown inet socket \S+ state|Socket state \d+ obtained but expected|Wrong socket in listen state",
+        r"Unknown inet socket \S+ state|Socket state \d+ obtained but expected|Wrong socket in listen state"
+        "|on unconnected socket|returned from unconnected socket|Failed to obtain TCP_INFO",
         "criu/sk-inet.c",
     ),
     Cause(
@@ -73,7 +74,8 @@ SOCKETS = (
         "packets-not-held",
         "packets cannot be held back while TCP connections are saved",
         "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
-        "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed",
+        "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed"
+        "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config|nftables: .*(?:failed|error)",
         "criu/net.c",
     ),
     Cause(
@@ -204,6 +206,24 @@ SOCKETS = (
         "a unix socket of the tree finds its peer no more",
         "start the server first, or checkpoint both together",
         r"Can't connect \d+ socket: |Peer \d+ unresolved for \d+",
+        "criu/sk-unix.c",
+    ),
+    Cause(
+        "unix-name",
+        "the path of a unix socket cannot be found, or the socket cannot be bound to it again",
+        "see that its directory is there and can be written; on kernels before 4.10 the socket's directory must"
+        " not be moved",
+        "Can't resolve name for socket|Unable to resolve unix socket name|unix: Can't (?:readlink"
+        "|change working dir)|Can't bind socket after move|couldn't move socket|Can't (?:stat|change) socket",
+        "criu/sk-unix.c",
+        sure=False,
+    ),
+    Cause(
+        "unix-state",
+        "this CRIU is too old for the kernel: it does not know the states of its unix sockets",
+        "scripts/install-criu",
+        "Non-stream socket .+ in established state"
+        r"|Unknown state \d+ for unix socket",
         "criu/sk-unix.c",
     ),
     Cause(

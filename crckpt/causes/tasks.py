@@ -20,6 +20,57 @@ TASKS = (
         "compel/src/lib/infect.c",
     ),
     Cause(
+        "attach-refused",
+        "process {pid} cannot be attached to: {why}",
+        "end what traces it (gdb, strace); see what forbids it: sysctl kernel.yama.ptrace_scope, journalctl -k"
+        " -g denied",
+        r"Can't (?:attach to|interrupt the|seize) (?P<pid>\d+)(?: task)?: (?P<why>(?!No such process).+)",
+        "compel/src/lib/infect.c",
+        sure=False,
+    ),
+    Cause(
+        "code-refused",
+        "a security policy or this kernel does not let CRIU run its code in the program",
+        "see what forbids it: journalctl -k -g denied, sysctl vm.overcommit_memory; then try again",
+        "compel_syscall for mprotect failed|remote_mprotect failed|Can't inject (?:syscall blob|memfd args)"
+        "|Can't create memfd in victim|Can't (?:rmap|lmap) memfd",
+        "compel/src/lib/infect.c",
+        sure=False,
+    ),
+    Cause(
+        "prctl-refused",
+        "CRIU may not set an attribute of a process (prctl)",
+        "restore as root, with CAP_SYS_RESOURCE and CAP_CHECKPOINT_RESTORE, on a kernel of 5.9 or newer",
+        r"prctl failed @\d+|Unable to set (?:no_new_privs|PR_SET_(?!SECUREBITS)\w+: -\d)|Can't drop the dumpable",
+        "criu/pie/restorer.c",
+        sure=False,
+    ),
+    Cause(
+        "freezer-state",
+        "the freezer of the tree's cgroup is in a state that CRIU does not know",
+        "thaw it and try again: echo 0 > /sys/fs/cgroup/GROUP/cgroup.freeze",
+        "Unable to (?:freeze|thaw) tasks|Unknown freezer state|incompatible with the freezer",
+        "criu/seize.c",
+        sure=False,
+    ),
+    Cause(
+        "ended-restored",
+        "process {pid} ended as soon as it ran again",
+        "see whether it was killed or crashed: journalctl -k -n 50; restore with the CRIU of the dump or a newer one",
+        r"Unable to detach (?P<pid>\d+): No such process",
+        "criu/cr-restore.c",
+        sure=False,
+    ),
+    Cause(
+        "registers",
+        "the registers of a thread do not have the form that this CRIU knows: it is too old for this CPU or kernel",
+        "scripts/install-criu",
+        "Can't (?:obtain|set) FPU registers|PTRACE_GETREGSET (?:failed|read)|Can't set xstate"
+        r"|reported \d+ bytes \(expecting|Can't get thread area",
+        "compel/arch/x86/src/lib/infect.c",
+        sure=False,
+    ),
+    Cause(
         "pid-reused",
         "a process ended, and another got its number, while the tree was being frozen",
         "try again; while processes come and go fast, freeze a cgroup: --freeze-cgroup with criu",
@@ -123,7 +174,7 @@ TASKS = (
         "rseq",
         "process {pid} uses restartable sequences, and this kernel does not show them to CRIU",
         "start it with GLIBC_TUNABLES=glibc.pthread.rseq=0, or boot a kernel of 5.13 or newer",
-        r"(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf",
+        r"\b(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf",
         "criu/cr-dump.c",
     ),
     Cause(

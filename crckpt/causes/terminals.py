@@ -31,7 +31,14 @@ TERMINALS = (
         "no-terminal",
         "the tree had a terminal, and there is none to take over",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
-        "Don't have tty to inherit session from",
+        "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
+        "criu/tty.c",
+    ),
+    Cause(
+        "session-missing",
+        "the checkpoint has a terminal of session {session}, whose leader is not in it",
+        "restore it as a job of this shell: crckpt restore REF on a terminal; with criu: --shell-job",
+        r"No task found with sid (?P<session>\d+)",
         "criu/tty.c",
     ),
     Cause(
@@ -45,7 +52,7 @@ TERMINALS = (
         "terminal-queue",
         "a terminal holds more input than CRIU can save",
         "let the program read it, then try again",
-        r"queued data overflow \d+ bytes limit",
+        r"queued data overr?flow \d+ bytes limit",
         "criu/tty.c",
     ),
     Cause(
@@ -62,5 +69,14 @@ TERMINALS = (
         "Unable to find a master for |The master for .+ isn't from the root mntns|Can't open (?:slave"
         "|master) pty|Can't open slave tty",
         "criu/tty.c",
+    ),
+    Cause(
+        "terminal-again",
+        "a terminal of the tree cannot be opened or set up again",
+        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
+        "Can't open tty |Can't set sid on terminal|Can't set tty params|Unable to (?:un)?lock pty"
+        "|Can't get tty (?:locked |window )?params",
+        "criu/tty.c",
+        sure=False,
     ),
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from crckpt.causes import Cause, Finding
-from crckpt.causes.catalogue import GENERAL, SPECIFIC, WARNED
+from crckpt.causes.catalogue import AREAS, BY_KEY, GENERAL, PASSING, SILENT, SPECIFIC, VAGUE, WARNED
 
 # Lines that CRIU also writes in good runs: the last two are tried again, or matter only where such a socket is met.
 _HARMLESS = re.compile(
@@ -17,29 +20,52 @@ _HARMLESS = re.compile(
     r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
     r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
-# What refuses to be traced is only warned of. What is said before the log is open has no mark.
+# What refuses to be traced is only warned of. What is said before the log is open has no mark, nor what other programs
+# say; of what people copied the word in front is often missing.
 _TELLING = re.compile(
-    r"Error \(|Unable to interrupt|Can't connect to server|CRIU needs to have|Running as non-root|BUG at "
-    "|no answer while"
+    r"Error \(|(?<!Warn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |Unable to interrupt|Can't connect to server"
+    "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
+    "|error while loading shared libraries|Can't exec criu swrk|criu: (?:unrecognized|invalid) option"
 )
-_LONGEST = 4096
-"""Characters of a line that are looked at: longer ones are not CRIU's."""
-_MOST_LINES = 1000
+_SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
+_FAILED = "ing FAILED."
+_NO_IPTABLES = 'execvp("iptables-restore"'
+_NEAR = 400
+# What CRIU says after another complaint: it is a cause only where nothing else was complained of.
+_CONSEQUENCE = re.compile(
+    r"killed by signal|was killed by \d|exited, status=|Restorer (?:fail|abnormal)|(?:Restoring|Dumping) FAILED"
+    r"|failed with -?\d+$|Unable to open fd=|Child \d+ died|Failed to wait on helpers|Can't infect"
+    r"|Can't dump (?:page|thread)|Parasite (?:exited|failed)|Command \d+ for daemon failed|Can't init thread"
+    r"|`- Can't open vma|Can't wait or bad status|Can't make \w+ id|munmap for remote|Trimmed message"
+)
+_LONGEST_BEGIN, _LONGEST_END = 700, 300
+"""Characters of the begin and of the end of a line that are looked at: no pattern takes long for so few."""
+_MOST_LINES = 500
 """Different lines that are looked for in the catalogue: a log with more of them is not CRIU's."""
+_MOST_COMPLAINTS = 200_000
+_FARTHEST = 8 << 20
+"""Characters before the line that told why in which CRIU may have said where it was."""
 
-_TIME = re.compile(r"^\([\d.]+\) *")
-_WRITER = re.compile(rf"(?:{_TIME.pattern})?(?:pie: )?(\d+): ")
+_TIME = re.compile(r"^\([\d.]{1,20}\) {0,8}", re.MULTILINE)
+_CUT = re.compile(r">\n(?:\([\d.]{1,20}\) ?)?pie: (?:\d{1,10}: )?")
+"""The restorer has little room for a line: before CRIU 3.16 it cut longer ones in pieces."""
+_WRAPPED = re.compile(r"(Error \([^\n]{1,300})\n {2,8}(?=[/a-z])")
+"""What people copied may be broken into lines; CRIU begins each of its own with a time, a number or a word."""
+_WRITER = re.compile(r"(?:\([\d.]{1,20}\) {0,8})?(?:pie: )?(\d{1,10}): ")
 """At a restore every process writes lines of its own, with its number before them."""
-_PROCESS = re.compile(r"(?<!processes )\((?:type: \d+ )?pid: (\d+)(?: comm: (.*))?\)")
+_PROCESS = re.compile(r"[\w :.-]{1,60}(?<!processes )\((?:type: \d{1,9} )?pid: (\d{1,10})(?: comm: (.{0,64}))?\)")
 _RULE = "-" * 40
 _PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
-_DESCRIPTOR = re.compile(r"\d+ fdinfo (\d+): pos")
-_PATH = re.compile(r"Dumping path for (-?\d+) fd via self \d+ \[(.*)\]")
-_NOT_OPENED = re.compile(r"Unable to open fd=(\d+) id=")
+_DESCRIPTOR = re.compile(r"\d{1,10} fdinfo (\d{1,10}): pos")
+_PATH = re.compile(r"Dumping path for (-?\d{1,10}) fd via self \d{1,10} \[(.*)\]")
+_PLACED = re.compile(rf"pid: \d|{_RULE}|{_PROCESS_DONE.pattern}| fdinfo \d|Dumping path for")
+"""What is in the lines that say where CRIU is."""
+_NOT_OPENED = re.compile(r"Unable to open fd=(\d{1,10}) id=")
 _SAID_AFTER = 2
 """Lines after why in which a restore says that."""
+_AFTER = 64 << 10
 _OF_FILES = "(criu/files-reg.c:"
-_OUTSIDE_END = re.compile(r"Dumped extern: id \S+ ino (\d+) ")
+_OUTSIDE_END = re.compile(r"Dumped extern: id \S{1,20} ino (\d{1,20}) ")
 """What a dump says right before it refuses a unix socket whose other end, the one named, is outside the tree."""
 _LONGEST_AGO = 3
 """Lines: its other complaints come at most so far after it."""
@@ -76,49 +102,127 @@ class Explanation(Struct, frozen=True):
     outside_end: int = 0
 
 
+class _Line(NamedTuple):
+    """A line of a log, shortened, and where in the log it begins and ends."""
+
+    text: str
+    begin: int
+    end: int
+
+
 def is_log(text: str) -> bool:
     """Whether any line begins with a time, as CRIU's do, or is one of those that it has before its log is open."""
-    return any(_TIME.match(line) or _TELLING.search(line) for line in text.splitlines())
+    return bool(_TIME.search(text) or _TELLING.search(text))
 
 
 def explain(log: str) -> Explanation:
-    """The first known cause in a log of `criu dump` or `criu restore`, and the lines that matter."""
-    lines = log.splitlines()
-    telling = dict(islice(_telling(lines), _MOST_LINES))
-    shown = tuple(line for line in telling.values() if "Warn " not in line)[:8]
-    for causes in (SPECIFIC, GENERAL, WARNED):
-        for number, line in telling.items():
-            if finding := _known(line, causes):
-                return Explanation(finding, shown, line, _place(lines, number), _outside_end(lines, number))
+    """The first known cause in a log of `criu dump` or `criu restore`, and the lines that matter.
+
+    Takes time and memory in proportion to the log's length at most, whatever is in it.
+    """
+    log = _WRAPPED.sub(r"\1 ", _WRAPPED.sub(r"\1 ", _CUT.sub("", log)))
+    telling = tuple(islice(_telling(log), _MOST_LINES))
+    shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
+    for line, finding in _findings(telling):
+        return Explanation(finding, shown, line.text, _place(log, line), _outside_end(log, line))
+    if _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling):
+        return _without_complaint(log, shown)
     return Explanation(None, shown)
 
 
-def _telling(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The lines that may tell why, with their numbers; of those that differ in their times only, the first."""
+def _findings(telling: tuple[_Line, ...]) -> Iterator[tuple[_Line, Finding]]:
+    """What the lines tell, what is surest first."""
+    tiers: tuple[tuple[Iterable[_Line], Callable[[str], Finding | None]], ...] = (
+        (telling, partial(_known, SPECIFIC)),
+        (telling, partial(_known, PASSING)),
+        (_before_unknown(telling), partial(_known, GENERAL)),
+        (telling, lambda line: _known(WARNED, line) or _of_area(line)),
+        (telling, partial(_known, VAGUE)),
+    )
+    for lines, look_up in tiers:
+        for line in lines:
+            if finding := look_up(line.text):
+                yield line, finding
+
+
+def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
+    """Of a CRIU that failed and did not say why, what else it said."""
+    for cause in SILENT:
+        if found := re.search(cause.pattern, log):
+            return Explanation(cause.told(**found.groupdict()), shown, _line_at(log, found.start(), 0).text)
+    return Explanation(None, shown)
+
+
+def _before_unknown(telling: Iterable[_Line]) -> Iterator[_Line]:
+    """The lines, without the consequences of a complaint that no cause fits: that is the cause, and is not known."""
+    unknown = False
+    for line in telling:
+        is_consequence = _CONSEQUENCE.search(line.text)
+        if not (is_consequence and unknown):
+            yield line
+        unknown = unknown or not (is_consequence or "Warn " in line.text)
+
+
+def _telling(log: str) -> Iterator[_Line]:
+    """The lines that may tell why; of those that differ in their times only, the first."""
     seen: set[str] = set()
-    for number, line in enumerate(line[:_LONGEST] for line in lines):
-        if _TELLING.search(line) and not _HARMLESS.search(line):
-            said = _TIME.sub("", line)
-            if said not in seen:
-                seen.add(said)
-                yield number, line
+    end = 0
+    for _ in range(_MOST_COMPLAINTS):
+        found = _TELLING.search(log, end)
+        if found is None:
+            return
+        line = _line_at(log, found.start(), end)
+        end = line.end
+        said = _TIME.sub("", line.text, count=1)
+        if said not in seen and _TELLING.search(line.text) and not _is_harmless(log, line):
+            seen.add(said)
+            yield line
 
 
-def _known(line: str, causes: Iterable[Cause]) -> Finding | None:
+def _is_harmless(log: str, line: _Line) -> bool:
+    """That one of several iptables is not there counts only if it was not just asked for its version."""
+    if not _HARMLESS.search(line.text):
+        return False
+    return not (_NO_IPTABLES in line.text and "-V failed" not in log[line.end : line.end + _NEAR])
+
+
+def _line_at(log: str, position: int, earliest: int) -> _Line:
+    """The line around `position`, which does not begin before `earliest`."""
+    begin = log.rfind("\n", earliest, position) + 1 or earliest
+    end = log.find("\n", position)
+    end = len(log) if end < 0 else end
+    if end - begin <= _LONGEST_BEGIN + _LONGEST_END:
+        return _Line(log[begin:end].rstrip("\r"), begin, end)
+    return _Line(f"{log[begin : begin + _LONGEST_BEGIN]}...{log[end - _LONGEST_END : end]}", begin, end)
+
+
+def _known(causes: Iterable[Cause], line: str) -> Finding | None:
     for cause in causes:
         if found := re.search(cause.pattern, line):
             return cause.told(**{name: text for name, text in found.groupdict().items() if text})
     return None
 
 
-def _place(lines: Sequence[str], number: int) -> Place | None:
+def _of_area(line: str) -> Finding | None:
+    """What a complaint is about by the file of CRIU that made it: most likely, but not sure."""
+    written = _SOURCE.search(line)
+    if not written:
+        return None
+    key = next((key for pattern, key in AREAS if re.fullmatch(pattern, written[1])), None)
+    return msgspec.structs.replace(BY_KEY[key], sure=False).told() if key else None
+
+
+def _place(log: str, told: _Line) -> Place | None:
     """What the writer of that line said last of a process, a descriptor and a path."""
-    writer = _writer(lines[number])
+    writer = _writer(told.text)
     place = Place(int(writer)) if writer else None
     names: dict[int, str] = {}
     begun = False
-    for said in (line[:_LONGEST] for line in lines[:number] if _writer(line) == writer):
-        if found := _PROCESS.search(said):
+    for line in _placed(log, told.begin):
+        if _writer(line) != writer:
+            continue
+        said = _TIME.sub("", line, count=1)
+        if found := _PROCESS.match(said):
             pid = int(found[1])
             names[pid] = found[2] or names.get(pid, "")
             place, begun = Place(pid, names[pid]), True
@@ -128,18 +232,32 @@ def _place(lines: Sequence[str], number: int) -> Place | None:
         elif place:
             place = _moved(place, said)
     if writer:
-        after = islice((line for line in lines[number + 1 :] if _writer(line) == writer), _SAID_AFTER)
-        if found := _NOT_OPENED.search("\n".join(after)):
+        of_writer = (line for line in _lines_after(log, told.end) if _writer(line) == writer)
+        if found := _NOT_OPENED.search("\n".join(islice(of_writer, _SAID_AFTER))):
             return Place(int(writer), fd=int(found[1]))
-    if place and place.fd is None and _OF_FILES not in lines[number]:
+    if place and place.fd is None and _OF_FILES not in told.text:
         # The path of a mapping that was well: CRIU was at the next one.
         return Place(place.pid, place.comm)
     return place
 
 
-def _outside_end(lines: Sequence[str], number: int) -> int:
-    found = (_OUTSIDE_END.search(line[:_LONGEST]) for line in reversed(lines[max(0, number - _LONGEST_AGO) : number]))
-    return next((int(told[1]) for told in found if told), 0)
+def _placed(log: str, before: int) -> Iterator[str]:
+    """The lines before that position that say where CRIU is."""
+    end = max(0, before - _FARTHEST)
+    while found := _PLACED.search(log, end, before):
+        line = _line_at(log, found.start(), end)
+        end = line.end
+        yield line.text
+
+
+def _lines_after(log: str, position: int) -> list[str]:
+    return log[position : position + _AFTER].splitlines()[1:]
+
+
+def _outside_end(log: str, told: _Line) -> int:
+    before = log[max(0, told.begin - _AFTER) : told.begin].splitlines()
+    found = (_OUTSIDE_END.search(line) for line in reversed(before[-_LONGEST_AGO:]))
+    return next((int(outside[1]) for outside in found if outside), 0)
 
 
 def _writer(line: str) -> str:
@@ -149,11 +267,11 @@ def _writer(line: str) -> str:
 
 def _moved(place: Place, said: str) -> Place | None:
     """Where CRIU is after it has said that."""
-    if _PROCESS_DONE.search(said):
+    if _PROCESS_DONE.match(said):
         return None
-    if found := _DESCRIPTOR.search(said):
+    if found := _DESCRIPTOR.match(said):
         return Place(place.pid, place.comm, int(found[1]))
-    if found := _PATH.search(said):
+    if found := _PATH.match(said):
         fd = int(found[1])
         return Place(place.pid, place.comm, fd if fd >= 0 else None, found[2])
     return place

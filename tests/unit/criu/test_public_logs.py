@@ -1,0 +1,33 @@
+"""What CRIU said in failures that others told of in public, where their threads say what the cause was.
+
+tests/data/logs/public.tsv: the log in public/, the causes that are right, the thread (owner/repository#number), and the
+set: `fixed-with` were before our eyes when the catalogue was changed, each `held-out-N` only after `explain` was
+measured with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crckpt.causes.catalogue import BY_KEY
+from crckpt.causes.cause import LIKELY
+from crckpt.criu.explain import explain
+
+LOGS = Path(__file__).parents[2] / "data" / "logs"
+ROWS = [tuple(line.split("\t")) for line in (LOGS / "public.tsv").read_text().splitlines() if not line.startswith("#")]
+
+
+def test_the_table_is_of_the_logs() -> None:
+    assert len(ROWS) >= 150
+    assert {f"{row[0]}.log" for row in ROWS} == {path.name for path in (LOGS / "public").iterdir()}
+    assert {cause for row in ROWS for cause in row[1].split(",")} <= set(BY_KEY)
+
+
+@pytest.mark.parametrize(("name", "causes"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_the_cause_is_the_one_of_the_thread(name: str, causes: str) -> None:
+    finding = explain((LOGS / "public" / f"{name}.log").read_text()).finding
+    assert finding is not None
+    assert finding.key in causes.split(",")
+    assert str(finding.what).startswith(LIKELY) != finding.sure
