@@ -35,6 +35,7 @@ def explain(
         "cause": finding.key if finding else None,
         "what": finding.what if finding else None,
         "remedy": finding.remedy if finding else None,
+        "sure": finding.sure if finding else None,
         "place": told.place,
         "line": told.line or None,
         "lines": told.lines,
@@ -52,6 +53,6 @@ def _said(told: Explanation, *, verbose: bool) -> Iterator[str]:
         yield "crckpt does not know this failure (crckpt report LOG makes an archive to report it with); CRIU said:\n"
     else:
         yield "the log shows no error\n"
-    if verbose or not told.finding:
+    if verbose or not (told.finding and told.finding.sure):
         for line in dict.fromkeys((told.line, *told.lines) if told.line else told.lines):
             yield f"  | {line}\n"

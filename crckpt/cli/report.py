@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,16 +55,15 @@ def report(
 
 def _log(subject: str | None) -> Callable[[], bytes] | None:
     """What reads the log; None where `subject` is none. What lies in the directory plays no part in which it is."""
-    if subject == "-":
-        return _stdin
-    if subject is not None and ("/" in subject or subject.endswith(".log")):
-        return Path(subject).read_bytes
+    if subject is not None and (subject == "-" or "/" in subject or subject.endswith(".log")):
+        return partial(_read_log, Path(subject))
     return None
 
 
-def _stdin() -> bytes:
-    with open(0, "rb", closefd=False) as stream:
-        return stream.read()
+def _read_log(log: Path) -> bytes:
+    from crckpt.ops.explain import read_log
+
+    return read_log(log)
 
 
 def _lines(result: Report) -> Iterator[str]:

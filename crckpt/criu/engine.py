@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from crckpt.criu.hold import GaveUp, Hold
 from crckpt.host import run
+from crckpt.host.ends import read_file_ends
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
 
 
@@ -140,6 +141,6 @@ def _attend(child: run.Child, hold: Hold | None, in_hold: Callable[[], None] | N
 
 
 def _read_log(log: Path) -> str:
-    """CRIU's log, after what it wrote to its stderr before the log was open."""
-    texts = (path.read_text(errors="replace") for path in (log.with_suffix(".out"), log) if path.exists())
-    return "".join(texts)
+    """CRIU's log, after what it wrote to its stderr before the log was open; of long ones the begin and the end."""
+    paths = (path for path in (log.with_suffix(".out"), log) if path.exists())
+    return "".join(read_file_ends(path).decode(errors="replace") for path in paths)

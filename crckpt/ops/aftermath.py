@@ -12,6 +12,7 @@ from msgspec import Struct
 from crckpt.criu.engine import run_id
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import network, proc
+from crckpt.host.ends import read_file_ends
 from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.failures import as_ours
 from crckpt.store import Repository
@@ -99,7 +100,7 @@ def _left_by(log: Path, repository: Repository) -> tuple[str | None, str | None]
     """
     name = None
     try:
-        name = run_id(log.read_text(errors="replace")) if log.exists() else None
+        name = run_id(read_file_ends(log).decode(errors="replace")) if log.exists() else None
         return name, next((made.id[:12] for made in repository.checkpoints() if name and made.run_id == name), "")
     except (CrckptError, OSError):
         return name, None

@@ -18,6 +18,7 @@ from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import machine, proc
 from crckpt.host.cores import left_to
+from crckpt.host.ends import read_file_ends
 from crckpt.host.files import remove_tree
 from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
@@ -191,7 +192,7 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
             subject.way.frozen()
         # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
-        log = place.log.read_text(errors="replace")
+        log = read_file_ends(place.log).decode(errors="replace")
         new = _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)
         # If CRIU gave up waiting meanwhile, the tree runs: a checkpoint of its end would be none.
         saved.append(_committed(subject, place, new, going.check))

@@ -21,6 +21,7 @@ from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import Interrupted, RehearsalFailed
 from crckpt.host import limited_group, run
 from crckpt.host.endings import Watch, watched
+from crckpt.host.ends import read_file_ends
 from crckpt.host.seclusion import Plan
 from crckpt.host.throwaway import KINDS, Throwaway, throwaway
 from crckpt.images.core import ZOMBIE
@@ -293,7 +294,7 @@ def _probed(subject: _Subject, inside: tuple[str, ...], once_ended: ExitStack) -
     # Not killed: its child in the namespaces would be somebody else's to reap, and they end only when that is done.
     once_ended.callback(child.wait)
     status = child.wait() if child.ends_within(PROBE_S) else None
-    said = output.read_text(errors="replace")[-_SAID:].strip()
+    said = read_file_ends(output).decode(errors="replace")[-_SAID:].strip()
     return Probed(probe, status, said)
 
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, Interrupted, UsageError
+from crckpt.host.ends import read_file_ends
 from crckpt.host.files import open_private, removed_on_failure
 from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
@@ -203,7 +204,7 @@ def _left_logs(context: Context) -> _Files:
     ]
     logs.sort(key=lambda log: (log.stat().st_mtime, log), reverse=True)
     for number, log in enumerate(logs[:_LOGS], 1):
-        yield f"logs/{number}-{log.name}", _text(log.read_bytes())
+        yield f"logs/{number}-{log.name}", _text(read_file_ends(log))
 
 
 def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:

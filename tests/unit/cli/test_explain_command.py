@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from crckpt.host.ends import MOST
 
 KNOWN = (
     b"(00.01) Error (criu/new.c:1): first\n(00.02) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
@@ -34,7 +37,7 @@ def test_a_file_and_stdin_are_told_alike(tmp_path: Path) -> None:
 
 def test_as_json() -> None:
     result = json.loads(explained("-", "--json", stdin=KNOWN))["result"]
-    assert set(result) == {"known", "cause", "what", "remedy", "place", "line", "lines"}
+    assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}
     assert (result["known"], result["cause"]) == (True, "netlink-data")
     assert len(result["lines"]) == 2
 
@@ -56,7 +59,13 @@ def test_no_log_at_all() -> None:
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
-    assert "cannot read the log" in explained(str(tmp_path), status=2)
+    assert f"{tmp_path} is a directory\n" in explained(str(tmp_path), status=2)
+    assert "/dev/zero is a device, not a file\n" in explained("/dev/zero", status=2)
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe is a named pipe, not a file\n" in explained(str(tmp_path / "pipe"), status=2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        assert "cannot read the log" in explained(str(tmp_path / "socket"), status=2)
 
 
 def test_a_closed_stdin_is_an_empty_one() -> None:
@@ -66,5 +75,40 @@ def test_a_closed_stdin_is_an_empty_one() -> None:
     assert done.stderr.startswith("crckpt: what came on stdin is empty\n")
 
 
-def test_what_never_ends_is_no_log() -> None:
-    assert "longer than 256 MiB" in explained("/dev/zero", status=2)
+def test_a_stream_that_never_ends_is_no_log() -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        command = [sys.executable, "-m", "crckpt", "explain", "-"]
+        done = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "what came on stdin is longer than 256 MiB" in done.stderr
+
+
+def test_of_a_terabyte_the_begin_and_the_end_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "dump.log"
+    log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n")
+    os.truncate(log, 1 << 40)
+    with log.open("ab") as file:
+        file.write(b"\n" + KNOWN)
+    said = explained(str(log), "-v")
+    assert said.startswith("a netlink socket holds messages that the program has not read\n")
+    with log.open("rb") as file:
+        assert (
+            subprocess.run(
+                [sys.executable, "-m", "crckpt", "explain", "-v", "-"], stdin=file, capture_output=True, check=True
+            ).stdout.decode()
+            == said
+        )
+
+
+def test_of_a_long_stream_too() -> None:
+    filler = b"(00.01) nothing of note\n" * (1 << 20)
+    assert len(filler) > MOST
+    said = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + filler + KNOWN)
+    assert said.splitlines()[0] == "a netlink socket holds messages that the program has not read"
+    assert "begin" in said
+
+
+def test_what_is_only_likely_is_said_so_with_the_lines() -> None:
+    said = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
+    assert said.startswith("most likely: ")
+    assert "  | (00.01) Error (criu/netlink.c:1)" in said
