@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Itera
             said = as_ours(error, DumpFailed, "the dump")
             # An ended tree whose checkpoint is there, or may be, needs the lock until its restore.
             if name and (state.kind != "lost" or made == ""):
-                said = _lifted(name, said)
+                said = _lifted(name, said, tree)
             raise _with_state(said, made, state) from error
 
 
@@ -106,10 +107,16 @@ def _left_by(log: Path, repository: Repository) -> tuple[str | None, str | None]
         return name, None
 
 
-def _lifted(name: str, error: CrckptError) -> CrckptError:
+def _lifted(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
     """The error, with what became of the lock if it cannot be lifted."""
+    own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
     try:
-        network.lift_lock(name)
+        if its is None or its == own:
+            network.lift_lock(name)
+        else:
+            with network.find_network(its, tree.pids) as inside:
+                if inside is not None:
+                    network.lift_lock(name, inside)
     except CrckptError as failure:
         said = f"{error.message}; CRIU's lock of its connections is still there: {failure.message}"
         return type(error)(said, hint=failure.hint, causes=error.causes)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
@@ -23,16 +27,20 @@ def rm(context: Context, refs: tuple[str, ...]) -> Removed:
     repository = context.repository()
     with repository.exclusive():
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
-        locks = [_lock_of(repository, identity) for identity in found]
+        locks = [lock for identity in found for lock in _locks_of(repository, identity)]
         repository.remove(tuple(found))
-    lifted = [network.lift_lock(lock) for lock in locks if lock]
+    lifted = [network.lift_lock(lock, place) for lock, places in locks for place in places]
     return Removed(tuple(found), tuple(table for table in lifted if table))
 
 
-def _lock_of(repository: Repository, identity: CheckpointId) -> str | None:
-    """The run of CRIU whose network lock may wait for a restore. A damaged manifest tells nothing, and can go too."""
-    try:
+def _locks_of(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:
+    """The run of CRIU whose network lock may wait for a restore, and the network namespaces that may have it.
+
+    A damaged manifest tells nothing, and can go too.
+    """
+    with suppress(IntegrityError):
         checkpoint = repository.get(identity)
-    except IntegrityError:
-        return None
-    return checkpoint.run_id if checkpoint.stopped else None
+        if checkpoint.stopped and checkpoint.run_id:
+            # A tree with a network of its own: that goes with it, unless it has a name.
+            named = network.named_networks() if checkpoint.options.network_lock == "nftables" else ()
+            yield checkpoint.run_id, (None, *named)

@@ -1,0 +1,69 @@
+"""A tree in a network namespace that has a name: what CRIU locks there does not stay locked."""
+
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from command import Crckpt
+from moments import ENDS_WITHIN_S
+from remote import Remote, remote
+from stopped import JOB
+from trees import wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """The name of a network namespace."""
+    name = f"crckpt-test-{secrets.token_hex(4)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    yield name
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.fixture
+def program(name: str) -> Iterator[Remote]:
+    """A program in it."""
+    with remote() as program:
+        program.ask(_ENTER % name)
+        yield program
+
+
+_ENTER = """
+import ctypes, os
+assert ctypes.CDLL(None).setns(os.open('/run/netns/%s', os.O_RDONLY | os.O_CLOEXEC), 0x40000000) == 0
+"""
+
+
+def _locks(name: str) -> str:
+    listed = ["ip", "netns", "exec", name, "nft", "list", "tables"]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: str) -> None:
+    """The tree runs on, and its packets go through again."""
+    dump = crckpt.start("dump", str(program.pid), JOB, "--stop", CRCKPT_STOP_AT="hold.commit")
+    wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the hold")
+    assert "CRIU-" in _locks(name)
+    for process in psutil.Process(dump.pid).children(recursive=True):
+        process.kill()
+    dump.send_signal(signal.SIGCONT)
+    _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+    assert dump.returncode == 21, said
+    assert "the tree runs on" in said
+    assert "CRIU-" not in _locks(name)
+    assert program.ask("answer = 42") == 42
+
+
+def test_giving_up_its_checkpoint_lifts_the_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
+    """The tree has ended, the namespace has not: others use it."""
+    crckpt.run("dump", str(program.pid), JOB, "--stop")
+    program.wait_gone()
+    assert "CRIU-" in _locks(name)
+    (lifted,) = crckpt.run("rm", JOB, "--json").document["result"]["lifted_locks"]
+    assert lifted.startswith("CRIU-")
+    assert "CRIU-" not in _locks(name)
