@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, aligned, count, duration, emit, moment, short, size, summary
+from crckpt.cli.render import Shown, aligned, count, duration, emit, made, moment, short, size, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,10 @@ def list_checkpoints(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List checkpoints, oldest first: when, how long the tree was frozen, how many bytes each added."""
+    """List checkpoints in the order of their storing: when, how long the tree was frozen, how many bytes each added.
+
+    `in the future`: its clock was wrong, or ours is. JOB names the last of a job in any case.
+    """
     from crckpt.ops.list import list_checkpoints as perform
 
     listing = perform(options.context(store, config=config), job)
@@ -121,7 +124,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     return (
         short(checkpoint.id),
         checkpoint.job,
-        moment(checkpoint.created),
+        made(checkpoint),
         str(len(checkpoint.tree)),
         duration(numbers.frozen_ms),
         size(numbers.raw_bytes),

@@ -43,7 +43,7 @@ def import_images(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take images that `criu dump` made into the store. DIR is left as it is."""
+    """Take images that `criu dump` made into the store, as the newest checkpoint of JOB. DIR is left as it is."""
     from crckpt.ops.import_images import import_images as perform
 
     with shown("storing", as_json=as_json) as progress:

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -132,6 +132,11 @@ def moment(when: datetime) -> str:
     return when.astimezone().isoformat(" ", "seconds")[:19]
 
 
+def made(checkpoint: Checkpoint) -> str:
+    """When a checkpoint was made."""
+    return moment(checkpoint.created) + (" (in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else "")
+
+
 def short(identity: str) -> str:
     """The digits of an id that people need."""
     return identity[:12]
@@ -182,6 +187,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, object]:
         "id": checkpoint.id,
         "job": checkpoint.job,
         "created": checkpoint.created,
+        "in_future": checkpoint.is_in_future(datetime.now(UTC)),
         "parent": checkpoint.parent,
         "stopped": checkpoint.stopped,
         "note": checkpoint.note,

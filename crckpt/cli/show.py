@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, duration, emit, escaped, moment, size, summary, table
+from crckpt.cli.render import Shown, duration, emit, escaped, made, size, summary, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def _draw(console: Console, detail: Detail) -> None:
     facts = (
         ("id", checkpoint.id),
         ("job", checkpoint.job + "".join(f"  :{tag}" for tag in detail.tags)),
-        ("created", moment(checkpoint.created) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
+        ("created", made(checkpoint) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
         ("parent", checkpoint.parent or "none"),
         ("note", checkpoint.note or ""),
         ("host", f"{checkpoint.host.hostname}, kernel {checkpoint.host.kernel}, {checkpoint.host.arch}"),

@@ -130,10 +130,7 @@ def wait(restored: Restored) -> int:
 
 
 def _candidates(repository: Repository, newest: Checkpoint, *, or_older: bool) -> tuple[Checkpoint, ...]:
-    if not or_older:
-        return (newest,)
-    series = repository.checkpoints(newest.job)
-    return tuple(reversed([checkpoint for checkpoint in series if checkpoint.created <= newest.created]))
+    return repository.back_from(newest) if or_older else (newest,)
 
 
 class _Subject(Struct, frozen=True):

@@ -46,9 +46,13 @@ written as 2n, or as -2n-1 if it is negative.
 Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
 If the set before was stored, they are extents of that checkpoint's, in the same page map, at the same address.
 
-Manifest. JSON: schema 1, job, created, parent, host, options, tree, note, run_id, stopped, config_digest, statistics,
-packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}. ID is the
-SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
+Manifest. JSON: schema 1, job, sequence, created, parent, host, options, tree, note, run_id, stopped, config_digest,
+statistics, packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}.
+ID is the SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
+
+Order. A manifest's `sequence` is one more than the highest of the store when it is committed, which is done in turn
+(flock(2) on `checkpoints`); without one it is 0. Checkpoints stand in the order of `sequence`, then `created`, then ID:
+a clock that was wrong makes none the newest of its job.
 
 Fingerprints. AES-256-GMAC of each page of a pack, under the key in `cache/fingerprints.key` and a nonce of 12 zero
 bytes, 16 bytes each; then the SHA-256 of key, DIGEST (32 bytes) and the fingerprints. Those with another seal, as of

@@ -115,10 +115,37 @@ class StoreLock:
         )
 
 
+@contextmanager
+def taking_turns(directory: Path, timeout: float = TIMEOUT_S) -> Iterator[None]:
+    """Run the block while nobody else runs one for the same directory, by flock(2) on that.
+
+    Who has waited for `timeout` seconds goes on all the same, as if the other had just ended; so does who may not lock
+    a directory, as on NFS: what needs turns must bear that.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + timeout
+        with suppress(OSError):
+            while not _is_locked(descriptor) and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def holders(root: Path) -> tuple[Owner, ...]:
     """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
     owners = (read_owner(path) for path in sorted((root / "locks").iterdir()))
     return tuple(owner for owner in owners if owner is not None and owner.is_alive)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether we have it alone now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _clock(owner: Owner) -> str:

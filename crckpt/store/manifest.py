@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,11 @@ from crckpt.model import CheckpointId, Host, JobName, Options, Statistics, Task
 from crckpt.store.names import SHORT
 
 SCHEMA: Final = 1
+
+_MOST: Final = 1 << 53
+"""The highest number that all who read JSON agree about."""
+
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
 
 class PackUse(Struct, frozen=True):
@@ -39,7 +45,8 @@ class Checkpoint(Struct, frozen=True):
     """One immutable, complete restore point.
 
     `created` is aware, in UTC; `parent` is for lineage only; `run_id` is CRIU's `dump_criu_run_id`; `stopped` says
-    that the tree was ended by the dump; extents' pack numbers count in `packs`.
+    that the tree was ended by the dump; extents' pack numbers count in `packs`. `sequence` orders the checkpoints of a
+    store as they were committed; older crckpts wrote none: those count as 0, and so as older than all others.
     """
 
     id: CheckpointId
@@ -56,6 +63,16 @@ class Checkpoint(Struct, frozen=True):
     index: IndexPlace
     statistics: Statistics
     config_digest: str | None
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
+
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        """What sorts checkpoints as they were committed, whatever the clock said: the time counts for equal numbers."""
+        return self.sequence, self.created, self.id
+
+    def is_in_future(self, now: datetime) -> bool:
+        """Whether it was made later than now, by more than clocks differ: under a clock that was wrong, or is."""
+        return self.created > now + _CLOCKS_DIFFER
 
     @property
     def short_id(self) -> str:
@@ -103,6 +120,11 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     )
 
 
+def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
+    """Return the number of the checkpoint that is committed after these."""
+    return min(max((checkpoint.sequence for checkpoint in checkpoints), default=0) + 1, _MOST)
+
+
 def job_named_in(manifest: bytes) -> str | None:
     """The job that a manifest names, however damaged the rest of it is; None if that cannot be read."""
     found = re.search(rb'"job": "([A-Za-z0-9._-]+)"', manifest)
@@ -121,9 +143,16 @@ def _encode(checkpoint: Checkpoint) -> bytes:
 
 
 # A host is most of its manifest, and the same in thousands of them: it is decoded once.
-_FIELDS: Final = {**get_type_hints(Checkpoint), "host": msgspec.Raw, "schema": Literal[SCHEMA]}
+_FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "host": msgspec.Raw, "schema": Literal[SCHEMA]}
+_OPTIONAL: Final = {"sequence": 0}
 _STORED: Final = msgspec.json.Decoder(
-    msgspec.defstruct("_Stored", [(name, kind) for name, kind in _FIELDS.items() if name != "id"])
+    msgspec.defstruct(
+        "_Stored",
+        [
+            *((name, kind) for name, kind in _FIELDS.items() if name not in ("id", *_OPTIONAL)),
+            *((name, _FIELDS[name], default) for name, default in _OPTIONAL.items()),
+        ],
+    )
 )
 _host: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Host).decode)
 

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.files import (
     LOST,
@@ -25,8 +27,8 @@ from crckpt.host.files import (
 )
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.layout import Facts, Layout, open_layout
-from crckpt.store.lock import TIMEOUT_S, StoreLock
-from crckpt.store.manifest import Checkpoint, job_named_in, seal, unseal
+from crckpt.store.lock import TIMEOUT_S, StoreLock, taking_turns
+from crckpt.store.manifest import Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.names import ID, SHORT
 from crckpt.store.pending import Pending, announced, read_pending
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
@@ -78,9 +80,13 @@ class Repository:
             yield begun
 
     def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
-        """All checkpoints, or those of a job, oldest first. Those that `unreadable` lists are left out."""
+        """All checkpoints, or those of a job, as they were committed; not those that `unreadable` lists."""
         found, _ = self.read_all()
         return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
+
+    def back_from(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+        """The checkpoint and those of its job that were committed before it, the newest first."""
+        return tuple(found for found in reversed(self.checkpoints(checkpoint.job)) if found.order <= checkpoint.order)
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """The ids of all checkpoints, readable or not."""
@@ -204,13 +210,17 @@ class Repository:
         sync_directory(self.layout.packs, "pack-directory")
 
     def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
-        """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there."""
-        checkpoint, manifest = seal(draft)
-        directory = begun.path / "checkpoint"
-        make_private_directory(directory, "checkpoint")
-        write_new(directory / "manifest.json", manifest, "manifest")
-        sync_directory(directory, "checkpoint")
-        move_durably(directory, self.layout.checkpoints / checkpoint.id, "checkpoint")
+        """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there.
+
+        It gets the number that follows all that are there: of what is committed at the same time, in turn.
+        """
+        with taking_turns(self.layout.checkpoints):
+            checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
+            directory = begun.path / "checkpoint"
+            make_private_directory(directory, "checkpoint")
+            write_new(directory / "manifest.json", manifest, "manifest")
+            sync_directory(directory, "checkpoint")
+            move_durably(directory, self.layout.checkpoints / checkpoint.id, "checkpoint")
         return checkpoint
 
     def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
@@ -228,7 +238,7 @@ class Repository:
                 with suppress(OSError):
                     job = job_named_in(self.layout.read_manifest(checkpoint_id))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
-        found.sort(key=lambda checkpoint: (checkpoint.created, checkpoint.id))
+        found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
 
     def _named(self) -> list[CheckpointId]:

@@ -14,7 +14,7 @@ from trees import CASES, Tree, started, wait_for
 
 CRIU = "/usr/local/lib/crckpt/criu/criu"
 
-SUMMARY = {"id", "job", "created", "parent", "stopped", "note", "processes", "statistics"}
+SUMMARY = {"id", "job", "created", "in_future", "parent", "stopped", "note", "processes", "statistics"}
 STATISTICS = {
     "frozen_ms",
     "dump_ms",

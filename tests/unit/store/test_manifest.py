@@ -21,7 +21,7 @@ from crckpt.store.manifest import seal, unseal
 
 KEYS = {
     "config_digest", "created", "host", "index", "job", "note", "options", "packs", "parent", "run_id", "schema",
-    "statistics", "stopped", "tree",
+    "sequence", "statistics", "stopped", "tree",
 }  # fmt: skip
 
 

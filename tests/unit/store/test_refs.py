@@ -93,11 +93,11 @@ def _days(checkpoints: tuple[Checkpoint, ...]) -> list[int]:
     return [(checkpoint.created - START).days for checkpoint in checkpoints]
 
 
-def test_listing_is_by_time(repository: Repository) -> None:
-    assert _days(repository.checkpoints()) == [1, 2, 3, 4]
-    assert _days(repository.checkpoints("one")) == [1, 2, 3]
+def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
+    assert _days(repository.checkpoints()) == [3, 1, 2, 4]
+    assert _days(repository.checkpoints("one")) == [3, 1, 2]
     assert repository.checkpoints("three") == ()
-    assert [_days((repository.get(repository.resolve(f"one~{back}")),)) for back in range(3)] == [[3], [2], [1]]
+    assert [_days((repository.get(repository.resolve(f"one~{back}")),)) for back in range(3)] == [[2], [1], [3]]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])

@@ -1,0 +1,164 @@
+"""Which checkpoint is the newest: the one that was committed last, whatever the clock said."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, described, opened, store
+
+from crckpt.errors import StoreUnusable
+from crckpt.model import CheckpointId
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.lock import taking_turns
+
+NOW = datetime.now(UTC)
+IN_TWO_DAYS = NOW + timedelta(days=2)
+CRCKPT = Path(sys.executable).with_name("crckpt")
+
+
+def _stored(repository: Repository, base: Path, created: datetime, job: str = "job") -> CheckpointId:
+    number = len(list(base.iterdir()))
+    return store(repository, base, ImageSet({"pagemap-1.img": [area(1, number)]}), described(job, created=created)).id
+
+
+def _order(repository: Repository, job: str | None = None) -> list[CheckpointId]:
+    return [checkpoint.id for checkpoint in repository.checkpoints(job)]
+
+
+def _rewritten(repository: Repository, checkpoint_id: CheckpointId, **changes: object) -> CheckpointId:
+    """Put a changed manifest in the place of a checkpoint's; None takes an entry away."""
+    path = repository.layout.manifest(checkpoint_id)
+    left = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in changes}
+    changed = {key: value for key, value in changes.items() if value is not None}
+    manifest = json.dumps({**left, **changed}).encode()
+    found = CheckpointId(hashlib.sha256(manifest).hexdigest())
+    path.write_bytes(manifest)
+    path.parent.rename(path.parent.with_name(found))
+    return found
+
+
+def test_a_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    ahead = _stored(repository, tmp_path, IN_TWO_DAYS)
+    assert repository.resolve("job") == ahead
+    second, third = (_stored(repository, tmp_path, NOW + timedelta(seconds=number)) for number in range(2))
+    assert [repository.resolve(ref) for ref in ("job", "job~1", "job~2")] == [third, second, ahead]
+    assert [repository.get(found).parent for found in (third, second)] == [second, ahead]
+    assert [found.id for found in repository.back_from(repository.get(second))] == [second, ahead]
+    assert _order(repository) == [ahead, second, third]
+
+
+def test_a_clock_that_goes_back_all_the_time(tmp_path: Path) -> None:
+    """Also of several jobs: `list` shows what was stored last at the end."""
+    repository = opened(tmp_path)
+    ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
+    assert _order(repository) == ids
+    assert _order(repository, "a") == ids[::2]
+
+
+def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    ahead, second, third = (_stored(repository, tmp_path, when) for when in (IN_TWO_DAYS, NOW, NOW))
+    repository.remove([second])
+    assert _order(repository) == [ahead, third]
+    repository.remove([third])
+    fourth = _stored(repository, tmp_path, NOW)
+    assert _order(repository) == [ahead, fourth]
+    repository.remove([ahead, fourth])
+    assert _order(repository) == []
+    assert repository.get(_stored(repository, tmp_path, NOW)).sequence == 1
+
+
+def test_manifests_without_a_number_are_older_than_those_with_one(tmp_path: Path) -> None:
+    """And stand in the order of their time, as before."""
+    repository = opened(tmp_path)
+    times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
+    ids = [_rewritten(repository, _stored(repository, tmp_path, when), sequence=None) for when in times]
+    without = [ids[2], ids[0], ids[1]]
+    assert _order(repository) == without
+    assert [*_order(repository), _stored(repository, tmp_path, NOW)] == [*without, repository.resolve("job")]
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 54, 1 << 80, 1.5, "7", True])
+def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> None:
+    repository = opened(tmp_path)
+    bad = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=number)
+    good = _stored(repository, tmp_path, NOW, "other")
+    assert _order(repository) == [good]
+    with pytest.raises(StoreUnusable, match="written by another version"):
+        repository.get(bad)
+
+
+def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    highest = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=1 << 53)
+    assert _stored(repository, tmp_path, NOW + timedelta(seconds=1)) == repository.resolve("job")
+    assert repository.resolve("job~1") == highest
+
+
+_COMMITS = """
+import sys
+from datetime import datetime, UTC
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from image_sets import ImageSet, described, write_set
+from crckpt.store import Repository, ingest
+repository = Repository.open(Path(sys.argv[1], "store"))
+for number in range(8):
+    directory = write_set(Path(sys.argv[1], f"{sys.argv[3]}-{number}"), ImageSet(files={"core-1.img": b"x"}))
+    ingest(repository, directory, described(sys.argv[3]))
+"""
+
+
+def test_those_who_commit_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(Path(__file__).parent)]
+    running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert [checkpoint.sequence for checkpoint in repository.checkpoints()] == list(range(1, 25))
+
+
+def test_who_is_stopped_while_committing_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with taking_turns(tmp_path, timeout=0.05):
+            pass
+    finally:
+        os.close(other)
+
+
+def _listed(repository: Repository, *words: str) -> str:
+    command = (str(CRCKPT), "list", "--store", str(repository.root), *words)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_checkpoint_from_the_future_is_shown_as_such(tmp_path: Path) -> None:
+    """By `list`; not for the seconds by which two hosts' clocks differ."""
+    repository = opened(tmp_path)
+    times = (IN_TWO_DAYS, datetime.now(UTC) + timedelta(seconds=30), NOW)
+    ids = [_stored(repository, tmp_path, when) for when in times]
+    document = json.loads(_listed(repository, "--json"))["result"]["checkpoints"]
+    assert [(entry["id"], entry["in_future"]) for entry in document] == [
+        (ids[0], True),
+        (ids[1], False),
+        (ids[2], False),
+    ]
+    lines = _listed(repository).splitlines()[1:]
+    assert ["(in the future)" in line for line in lines] == [True, False, False]
+    assert [line.split()[0] for line in lines] == [found[:12] for found in ids]
+
+
+def test_a_checkpoint_says_whether_it_is_from_the_future(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint: Checkpoint = repository.get(_stored(repository, tmp_path, NOW))
+    assert not checkpoint.is_in_future(NOW - timedelta(seconds=59))
+    assert checkpoint.is_in_future(NOW - timedelta(seconds=61))
