@@ -7,9 +7,10 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -370,16 +371,27 @@ def boot_id() -> str:
     return procfs.text("/proc/sys/kernel/random/boot_id").strip()
 
 
-def wait_until_gone(pids: Iterable[int], timeout: float) -> tuple[int, ...]:
+def start_of(pid: int) -> int | None:
+    """When the process with that PID was started, in clock ticks since boot; None if there is none."""
+    try:
+        return int(procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def wait_until_gone(
+    pids: Iterable[int], timeout: float, starts: Mapping[int, int] = MappingProxyType({})
+) -> tuple[int, ...]:
     """Wait until none of these PIDs is in /proc any more; those that still are after `timeout` seconds.
 
+    One that was given to another process, started at another time than `starts` says, is gone, too.
     A process that has ended keeps its PID until its parent has reaped it, which the system's init may do a second or
     two later; no event tells of it, so this looks again every 10 ms.
     """
     deadline = time.monotonic() + timeout
     left = tuple(pids)
     while True:
-        left = tuple(pid for pid in left if (_PROC / str(pid)).exists())
+        left = tuple(pid for pid in left if (now := start_of(pid)) is not None and starts.get(pid, now) == now)
         if not left or time.monotonic() > deadline:
             return left
         select.select([], [], [], 0.01)

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from crckpt.errors import Interrupted, UsageError
-from crckpt.host import proc, targets
+from crckpt.host import proc
+from crckpt.host.held import held
 from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.begin import begun, placed
 from crckpt.ops.context import Context, need_root
@@ -33,8 +34,8 @@ def dump(request: Request, context: Context, running: Callable[[Dumped], None] =
             with untouched_said():
                 _check(request)
                 need_root("to checkpoint a process")
-                pid = targets.resolve(request.target)
-                root = proc.read_process(pid)
+                target = stack.enter_context(held(request.target))
+                root = proc.read_process(target.pid)
                 place = waiting = None
                 # Where there is no store yet, a dump that is refused makes none.
                 if root is not None and not request.dry_run and not is_blank(context.store):
@@ -45,7 +46,7 @@ def dump(request: Request, context: Context, running: Callable[[Dumped], None] =
                     from crckpt.ops.aftermath import tree_state_said
                     from crckpt.ops.dumping import dry_run, dumped
                     from crckpt.ops.subject import subject_of
-                subject = subject_of(request, context, pid)
+                subject = subject_of(request, context, target)
                 if request.dry_run:
                     return dry_run(subject)
                 if place is None:

@@ -141,6 +141,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     details, began = _details(subject), time.monotonic()
     outcome = succeeded(subject, _followed(subject, place, waiting))
+    subject.check_root()
     written = place.work / "stats-dump"
     frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
     # CRIU writes it when the tree has just gone on.
@@ -161,7 +162,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
 
 def _followed(subject: Subject, place: Place, waiting: Started | None) -> Outcome:
     if subject.way is not None and subject.way.tracks:
-        return gated(subject.command(place.paths), place.log, subject.way)
+        return gated(subject, subject.command(place.paths), place.log, subject.way)
     # What is loaded beside CRIU makes it a little slower: whoever is only waiting for the tree waits less without.
     meanwhile = (lambda: None) if subject.request.asynchronous else load
     with _going(subject, place, waiting) as going:
@@ -175,6 +176,7 @@ def _going(subject: Subject, place: Place, waiting: Started | None) -> Iterator[
         with started(subject.command, place, stop=subject.request.stop) as another:
             yield another
         return
+    subject.check_root()
     waiting.go_on()
     yield waiting
 
@@ -188,6 +190,7 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
         # An interruption amid an import would leave the lock taken for which the thread that loads waits for ever.
         with interrupts_put_off():
             load()
+        subject.check_root()
         if subject.way is not None:
             subject.way.frozen()
         # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
@@ -215,9 +218,10 @@ def _tracked(subject: Subject, place: Place) -> Tracked | None:
 def _unreaped(tree: proc.Tree) -> tuple[int, ...]:
     """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
     others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
-    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
+    starts = {process.pid: process.start for process in tree.processes}
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S, starts)
     within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
-    return (*proc.wait_until_gone((tree.root.pid,), within), *left)
+    return (*proc.wait_until_gone((tree.root.pid,), within, starts), *left)
 
 
 def _new(

@@ -7,10 +7,16 @@ from pathlib import Path
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.hold import gate
 from crckpt.ops.incremental import Way
+from crckpt.ops.subject import Subject
 from crckpt.store import load
 
 
-def gated(command: tuple[str, ...], log: Path, way: Way) -> Outcome:
+def gated(subject: Subject, command: tuple[str, ...], log: Path, way: Way) -> Outcome:
     """CRIU's run. Beside its `log` there is a directory for the hold meanwhile."""
+
+    def look() -> None:
+        subject.check_root()
+        way.frozen()
+
     with gate(log.with_suffix(".hold")) as hold:
-        return follow(command, log, hold=hold, in_hold=way.frozen, meanwhile=load)
+        return follow(command, log, hold=hold, in_hold=look, meanwhile=load)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
-from crckpt.host import targets
+from crckpt.host.held import held
 from crckpt.host.signals import interrupts_put_off
 from crckpt.model import JobName
 from crckpt.ops.aftermath import tree_state_said
@@ -44,7 +44,7 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
         with ExitStack() as stack:
             with untouched_said():
                 need_root("to checkpoint a process")
-                subject = subject_of(request, context, targets.resolve(request.target))
+                subject = subject_of(request, context, stack.enter_context(held(request.target)))
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path

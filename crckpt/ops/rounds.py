@@ -95,7 +95,8 @@ def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Co
     before = str(way.base.before) if way.base else None
     root, criu = subject.seen.tree.root, subject.criu
     words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
-    outcome = gated((*_enough_files(subject, way), *way.environment, *words), work / "pre-dump.log", way)
+    command = (*_enough_files(subject, way), *way.environment, *words)
+    outcome = gated(subject, command, work / "pre-dump.log", way)
     if way.is_late and outcome.status >= 0:
         # It will not say that anything counts from here.
         raise HostCannot(ENDED)

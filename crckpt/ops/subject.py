@@ -15,6 +15,7 @@ from crckpt.criu.engine import Outcome
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, UsageError
 from crckpt.host import observe, proc, room, targets
+from crckpt.host.held import HeldProcess
 from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.base import Base
@@ -53,7 +54,8 @@ class Copying(Struct, frozen=True):
 class Subject(Struct, frozen=True):
     """What is dumped, how, and for whom: all that is known before anything is touched.
 
-    `way` is None unless the dump is to be incremental, or a base of one; `copying` is what came before the dump.
+    `way` is None unless the dump is to be incremental, or a base of one; `copying` is what came before the dump. `root`
+    holds the root since the first look.
     """
 
     request: Request
@@ -64,6 +66,7 @@ class Subject(Struct, frozen=True):
     planned: Plan
     way: Way | None = None
     copying: Copying | None = None
+    root: HeldProcess | None = None
 
     @property
     def base(self) -> Base | None:
@@ -74,6 +77,11 @@ class Subject(Struct, frozen=True):
     def apart(self) -> bool:
         """Whether CRIU runs as another user, or in namespaces of the tree."""
         return bool(self.planned.enter) or self.planned.as_user is not None
+
+    def check_root(self) -> None:
+        """Raise DumpFailed if the root's number may have been another process's since the first look."""
+        if self.root is not None:
+            self.root.check()
 
     def foreseen(self, *, wanted: bool | None) -> Tracked | None:
         """What a dump now would have to do with the one before it."""
@@ -155,13 +163,13 @@ def examine(request: Request, context: Context) -> Examined:
     )
 
 
-def subject_of(request: Request, context: Context, pid: int, memory: int | None = None) -> Subject:
-    """What the request names, process `pid`, if nothing stands against a dump.
+def subject_of(request: Request, context: Context, root: HeldProcess, memory: int | None = None) -> Subject:
+    """What the request names, process `root`, if nothing stands against a dump.
 
     `memory` is how many bytes of it are to be dumped; it is measured if it is not known. Raises UsageError,
     PreflightRefused, HostCannot.
     """
-    subject = _looked_at(request, context, pid, memory)
+    subject = structs.replace(_looked_at(request, context, root.pid, memory), root=root)
     blockers = _against(subject, memory)
     if not (request.preflight or request.dry_run):
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
@@ -178,7 +186,8 @@ def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
     root = subject.seen.tree.root
     # An exec has changed its name.
     request = structs.replace(subject.request, job=subject.job)
-    again = subject_of(request, subject.context, root.pid, memory)
+    assert subject.root is not None
+    again = subject_of(request, subject.context, subject.root, memory)
     if again.seen.tree.root.start != root.start:
         raise DumpFailed(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {subject.request.target}")
     return structs.replace(again, way=subject.way, copying=subject.copying)
@@ -238,6 +247,8 @@ def _room(context: Context) -> Room:
 def succeeded(subject: Subject, outcome: Outcome) -> Outcome:
     """The outcome of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed."""
     if not outcome.ok:
+        if subject.root is not None and subject.root.is_replaced:
+            subject.root.check()
         # A CRIU that was cut short leaves sockets in repair mode, which nobody else can end.
         dead = outcome.status < 0 and subject.planned.options.tcp == "keep"
         if outcome.status < 0:

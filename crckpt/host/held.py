@@ -1,0 +1,68 @@
+"""A process that is held by a descriptor (pidfd), so that another one with the same number is not taken for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from crckpt.errors import DumpFailed, UsageError
+from crckpt.host import proc, procfs, targets
+
+
+class HeldProcess:
+    """A process, known by its number `pid` since it was opened."""
+
+    def __init__(self, pid: int) -> None:
+        """Open it. Where there is no such process, `has_its_number` says so."""
+        self.pid = pid
+        self._descriptor = -1
+        with suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+
+    @property
+    def has_its_number(self) -> bool:
+        """Whether nobody else can have had the number since: it runs, or has ended and was not reaped yet."""
+        if self._descriptor < 0:
+            return False
+        lines = procfs.lines(f"/proc/self/fdinfo/{self._descriptor}")
+        # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
+        return any(line.split() == ["Pid:", str(self.pid)] for line in lines)
+
+    def check(self) -> None:
+        """Raise DumpFailed unless everything that was done to this number since was done to this process."""
+        if self.has_its_number:
+            return
+        now = proc.read_process(self.pid)
+        whose = f", and its number belongs to another process now ({now.comm})" if now is not None else ""
+        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="look whether the program runs under another PID")
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another process has its number."""
+        return not self.has_its_number and proc.start_of(self.pid) is not None
+
+    def close(self) -> None:
+        """The process is no longer of interest."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@contextmanager
+def held(target: str) -> Iterator[HeldProcess]:
+    """The root that `target` names, held while the block runs. Raises what `targets.resolve` raises.
+
+    Between the answer to what a unit, pidfile or control group names and the descriptor the number may be given anew:
+    a process that was started since then is refused.
+    """
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process = HeldProcess(targets.resolve(target))
+    try:
+        started = proc.start_of(process.pid)
+        if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
+            raise UsageError(f"the process that {target} names was started a moment ago", hint="try again")
+        yield process
+    finally:
+        process.close()

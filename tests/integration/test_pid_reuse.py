@@ -1,0 +1,146 @@
+"""A PID is held from the first look on: another process that got the number meanwhile is neither saved nor ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from command import Crckpt
+from incremental import NO_TRACKER, wrapper
+from moments import ENDS_WITHIN_S, manifests
+from trees import wait_for
+
+from crckpt.host import proc
+from crckpt.host.held import HeldProcess
+
+_SYS_CLONE3 = 435
+SLEEP = ("/bin/sleep", "1000")
+
+
+class Sleeper:
+    """A program that can be replaced by another with the same number."""
+
+    def __init__(self) -> None:
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(SLEEP, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        self.pid = process.pid
+        process.returncode = 0  # reaped here
+        wait_for(lambda: psutil.Process(self.pid).name() == "sleep", ENDS_WITHIN_S, "the program")
+
+    def replace(self) -> None:
+        """End it, and start another one with its number."""
+        self.end()
+        assert started_as(self.pid) == self.pid
+        wait_for(lambda: psutil.Process(self.pid).name() == "sleep", ENDS_WITHIN_S, "the other program")
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def started_as(pid: int) -> int:
+    """A program of this number, in a session of its own."""
+    number = ctypes.c_int(pid)
+    words = [0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0]
+    arguments = (ctypes.c_uint64 * 11)(*words)
+    # A library whose calls keep the interpreter's lock: the child must have it.
+    made: int = ctypes.PyDLL(None, use_errno=True).syscall(_SYS_CLONE3, ctypes.byref(arguments), 88)
+    if made == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.closerange(3, 1024)
+        os.execv(SLEEP[0], SLEEP)  # noqa: S606
+    return made
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    process = Sleeper()
+    yield process
+    process.end()
+
+
+def is_untouched(pid: int) -> None:
+    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, ENDS_WITHIN_S, "the other to run on")
+    process = proc.read_process(pid)
+    assert process is not None
+    assert process.tracer == 0
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
+@pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
+def test_a_number_that_was_given_to_another_process(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
+    """After the first look, or when CRIU is about to freeze the tree."""
+    crckpt.run("dump", str(sleeper.pid), "job")
+    words = ("--stop",) if stop else ()
+    dump = crckpt.start("dump", str(sleeper.pid), "job", *words, CRCKPT_STOP_AT=at)
+    wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "crckpt to stop")
+    sleeper.replace()
+    dump.send_signal(signal.SIGCONT)
+    out, said = dump.communicate(timeout=ENDS_WITHIN_S)
+    assert dump.returncode in (21, 22), out + said
+    assert f"PID {sleeper.pid} ended, and its number belongs to another process now (sleep)" in said
+    assert "no checkpoint was made" in said
+    is_untouched(sleeper.pid)
+    assert manifests(crckpt.store) == 1
+    assert not list(crckpt.store.glob("tmp/*"))
+    crckpt.run("dump", str(sleeper.pid), "job", "--stop")
+
+
+@pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER)
+@pytest.mark.parametrize("words", [("pre-dump",), ("dump", "--incremental")])
+def test_a_number_that_was_given_to_another_process_while_it_is_tracked(
+    crckpt: Crckpt, sleeper: Sleeper, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """When CRIU is about to freeze the tree."""
+    asked, waits, goes = (tmp_path / name for name in ("asked", "waits", "goes"))
+    until = f"[ ! -e {waits} ] || {{ touch {asked}; until [ -e {goes} ]; do sleep 0.02; done; }}"
+    criu = str(wrapper(tmp_path, f'case "$1" in dump|pre-dump) {until};; esac'))
+    crckpt.run("dump", str(sleeper.pid), "job", "--incremental", "--criu", criu)
+    waits.touch()
+    command, *more = words
+    dump = crckpt.start(command, str(sleeper.pid), "job", "--criu", criu, *more)
+    wait_for(asked.exists, ENDS_WITHIN_S, "CRIU to start")
+    sleeper.replace()
+    goes.touch()
+    out, said = dump.communicate(timeout=2 * ENDS_WITHIN_S)
+    assert dump.returncode in (21, 22), out + said
+    assert f"PID {sleeper.pid} ended, and its number belongs to another process now (sleep)" in said
+    is_untouched(sleeper.pid)
+    assert manifests(crckpt.store) == 1
+
+
+def test_a_process_keeps_its_number_until_it_is_reaped(sleeper: Sleeper) -> None:
+    held = HeldProcess(sleeper.pid)
+    assert_has_number(held)
+    os.kill(sleeper.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert_has_number(held)
+    sleeper.replace()
+    assert_has_number(held, has=False)
+    again = HeldProcess(sleeper.pid)
+    assert_has_number(again)
+    held.close()
+    again.close()
+    assert_has_number(held, has=False)
+
+
+def assert_has_number(held: HeldProcess, *, has: bool = True) -> None:
+    assert held.has_its_number == has
+
+
+def test_a_number_that_another_process_has_is_not_waited_for(sleeper: Sleeper) -> None:
+    start = proc.start_of(sleeper.pid)
+    assert start is not None
+    assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start}) == (sleeper.pid,)
+    assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start - 1}) == ()
