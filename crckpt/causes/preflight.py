@@ -82,6 +82,11 @@ PREFLIGHT = (
         "choose: --tcp keep (the connection is frozen and goes on) or --tcp close (the program sees it closed)",
     ),
     Cause(
+        "untested-kind",
+        "{kind} ({where}): no test shows that a program with one can be restored",
+        "leave out --stop, so that it runs on; or end it all the same with --force",
+    ),
+    Cause(
         "outside-pipe",
         "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is the output of "
         "crckpt restore (/dev/null with --detach)",

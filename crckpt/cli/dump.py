@@ -44,6 +44,12 @@ def dump(
     stop: Annotated[
         bool, typer.Option("--stop", help="End the tree, once its checkpoint is safe on disk and not before.")
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="With --stop: end the tree, too, if it holds what no test has shown to come back."
+        ),
+    ] = False,
     tcp: TcpOption = None,
     skip_in_flight: Annotated[
         bool,
@@ -139,6 +145,7 @@ def dump(
         incremental,
         _rounds(pre_copy, max_rounds, max_freeze, abort_over),
         skip_in_flight,
+        force,
     )
 
     def say(result: Dumped) -> None:

@@ -44,6 +44,7 @@ class Process(Struct, frozen=True):
 
     `ns_pids` are its PIDs from our pid namespace inwards; `namespaces` maps kind to inode. `uids` and `gids` are real,
     effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
+    `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread.
     """
 
     pid: int
@@ -61,6 +62,7 @@ class Process(Struct, frozen=True):
     namespaces: tuple[tuple[str, int], ...]
     is_kernel_thread: bool
     trapped: bool = False
+    seccomp: int = 0
 
 
 class Descriptor(Struct, frozen=True):
@@ -156,6 +158,7 @@ def read_process(pid: int) -> Process | None:
         namespaces=_namespaces(directory),
         is_kernel_thread=bool(int(fields[6]) & 0x00200000),  # PF_KTHREAD, linux/sched.h
         trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
+        seccomp=int(status.get("Seccomp", "0")),
     )
 
 

@@ -21,6 +21,7 @@ class PreCopy(Struct, frozen=True):
 class Request(Struct, frozen=True):
     """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump.
 
+    With `force` a tree is ended, too, that holds what no test has shown to come back.
     `incremental` None: if the tree is tracked already, or is to be copied in rounds before (`pre_copy`).
     """
 
@@ -36,6 +37,7 @@ class Request(Struct, frozen=True):
     incremental: bool | None = None
     pre_copy: PreCopy | None = None
     skip_in_flight: bool = False
+    force: bool = False
 
     @property
     def wants_tracker(self) -> bool | None:

@@ -175,6 +175,8 @@ def subject_of(request: Request, context: Context, root: HeldProcess, memory: in
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise refused(blockers)
+    if request.stop and not request.force and subject.planned.untested:
+        raise refused(subject.planned.untested)
     return subject
 
 

@@ -15,6 +15,7 @@ from crckpt.host.proc import Descriptor, Process
 from crckpt.host.waits import RESTARTED
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
+from crckpt.preflight.kinds import find_untested
 
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
@@ -27,7 +28,7 @@ class Reason(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What a dump would do. With blockers it must not begin.
+    """What a dump would do. With blockers it must not begin, and with `untested` it must not end the tree.
 
     `enter` are kinds of namespaces to run CRIU in, `as_user` the (uid, gid) to run it as, with all our capabilities.
     """
@@ -38,6 +39,7 @@ class Plan(Struct, frozen=True):
     warnings: tuple[Finding, ...]
     enter: tuple[str, ...]
     as_user: tuple[int, int] | None
+    untested: tuple[Finding, ...] = ()
 
 
 def refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> Finding | None:
@@ -74,6 +76,7 @@ def plan(
     told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
     reasons = tuple(_reasons(seen, told))
     picked = {reason.option for reason in reasons}
+    untested = tuple(cause("untested-kind").told(kind=kind, where=where) for kind, where in find_untested(seen).items())
     options = Options(
         tcp=told,
         shell_job="--shell-job" in picked,
@@ -94,9 +97,11 @@ def plan(
             *_warnings(seen, stop=stop),
             *(_skipped(seen) if skip_in_flight else ()),
             *_interrupted(seen, restarts_calls=restarts_calls and not enter),
+            *untested,
         ),
         enter=enter,
         as_user=user_to_run_as(seen),
+        untested=untested,
     )
 
 

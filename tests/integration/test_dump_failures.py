@@ -180,7 +180,7 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
     """CRIU finds out late, with the connection locked: the cause is named, and all is as before."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
-        words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", *mode)
+        words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", "--force", *mode)
         error = crckpt.run(*words, "--json", status=21).document["error"]
         assert cause in error["message"]
         assert error["message"].endswith("; no checkpoint was made; the tree runs on")

@@ -1,11 +1,16 @@
 """Real trees, checkpointed and brought back through the command line, and checked from the inside and the outside."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from command import Crckpt
 from trees import CASES, TRAINING, Case, Tree, started
 
+from crckpt.ops.context import Context
+from crckpt.ops.request import Request
+from crckpt.ops.subject import examine
+from crckpt.preflight.kinds import TESTED, find_kinds
 from crckpt.store import Repository
 
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
@@ -36,8 +41,11 @@ def test_a_stopped_tree_comes_back(tree: Tree, crckpt: Crckpt) -> None:
     Repository.open(crckpt.store, create=True)
     tree.case.probe(tree.workdir)
     before, facts = tree.counters(), tree.facts()
+    kinds = _kinds(tree)
+    assert {kind for kind, test in TESTED.items() if f"[{tree.case.name}]" in test} <= kinds
     _stop_and_restore(tree, crckpt)
     tree.wait_growth(before)
+    assert _kinds(tree) >= kinds
     _has_lost_nothing(tree, facts)
 
 
@@ -69,6 +77,10 @@ def _stop_and_restore(tree: Tree, crckpt: Crckpt, job: str = "job") -> None:
     crckpt.run("dump", str(tree.pid), job, "--stop", *_tcp(tree.case))
     tree.wait_gone()
     crckpt.run("restore", job, "--detach", *_tcp(tree.case))
+
+
+def _kinds(tree: Tree) -> set[str]:
+    return set(find_kinds(examine(Request(str(tree.pid)), Context(Path("/nowhere"))).seen))
 
 
 def _tcp(case: Case) -> tuple[str, ...]:

@@ -369,6 +369,8 @@ CASES: Final = (
     Case("locks", _python("locks"), probe=_locks_are_held),
     Case("signals", _python("signals")),
     Case("asyncio", _python("asyncio_tasks")),
+    Case("rarities", _python("rarities")),
+    Case("apart", ("unshare", "--uts", "--time", "--monotonic", "5000000", *_python("apart")), needs=("unshare",)),
     Case(
         "nobody",
         (

@@ -1,0 +1,152 @@
+"""The kinds of things that a tree may hold, each with the test that shows that it is restored. Pure.
+
+CRIU may save what it cannot restore: a tree that has what no test has shown to come back is ended only by force.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from crckpt.host.observe import Observed
+from crckpt.host.proc import Descriptor, Process
+
+_TREES: Final = "tests/integration/test_trees.py::test_a_stopped_tree_comes_back"
+
+TESTED: Final = {
+    "regular file": f"{_TREES}[growing-log]",
+    "deleted file": f"{_TREES}[deleted-files]",
+    "directory": f"{_TREES}[rarities]",
+    "file of /proc": f"{_TREES}[rarities]",
+    "file opened with O_PATH": f"{_TREES}[rarities]",
+    "pipe": f"{_TREES}[pipes]",
+    "named pipe": f"{_TREES}[pipes]",
+    "memfd": f"{_TREES}[maps]",
+    "eventfd": f"{_TREES}[events]",
+    "eventpoll": f"{_TREES}[events]",
+    "timerfd": f"{_TREES}[events]",
+    "signalfd": f"{_TREES}[events]",
+    "inotify": f"{_TREES}[events]",
+    "fanotify": f"{_TREES}[rarities]",
+    "pidfd": f"{_TREES}[rarities]",
+    "device 1:3": f"{_TREES}[rarities]",  # null
+    "device 1:5": f"{_TREES}[rarities]",  # zero
+    "device 1:7": f"{_TREES}[rarities]",  # full
+    "device 1:8": f"{_TREES}[rarities]",  # random
+    "device 1:9": f"{_TREES}[rarities]",  # urandom
+    "pseudo terminal, master side": f"{_TREES}[tmux]",
+    "pseudo terminal": f"{_TREES}[tmux]",
+    "socket AF_UNIX SOCK_STREAM": f"{_TREES}[unix-sockets]",
+    "socket AF_UNIX SOCK_DGRAM": f"{_TREES}[unix-sockets]",
+    "socket AF_UNIX SOCK_SEQPACKET": f"{_TREES}[pipes]",
+    "socket AF_INET SOCK_STREAM": f"{_TREES}[tcp-pair]",
+    "socket AF_INET6 SOCK_STREAM": f"{_TREES}[tcp-listen]",
+    "socket AF_INET SOCK_DGRAM": f"{_TREES}[rarities]",
+    "socket AF_INET6 SOCK_DGRAM": f"{_TREES}[rarities]",
+    "socket AF_INET SOCK_RAW": f"{_TREES}[rarities]",
+    "socket AF_INET6 SOCK_RAW": f"{_TREES}[rarities]",
+    "socket AF_NETLINK SOCK_RAW": f"{_TREES}[rarities]",
+    "socket AF_PACKET SOCK_RAW": f"{_TREES}[rarities]",
+    "System V shared memory": f"{_TREES}[sysv-ipc]",
+    "ipc namespace": f"{_TREES}[sysv-ipc]",
+    "uts namespace": f"{_TREES}[apart]",
+    "time namespace": f"{_TREES}[apart]",
+    "net namespace": "tests/integration/test_own_network.py::test_it_listens_again",
+    "mnt namespace": "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored",
+    "pid namespace": "tests/integration/test_new_pid_namespace.py::test_a_tree_that_had_pids_of_its_own",
+    "filter of system calls (seccomp)": f"{_TREES}[rarities]",
+    "process that is stopped": f"{_TREES}[rarities]",
+    "process that has ended and was not reaped": f"{_TREES}[rarities]",
+}
+"""What a tree may hold -> the test that dumps a tree with it, ends that, restores it, and finds it as it was."""
+
+_MASTER: Final = (5, 2)
+_PSEUDO_TERMINALS: Final = range(136, 144)
+_SECCOMP_FILTER: Final = 2  # linux/seccomp.h
+
+
+def find_kinds(seen: Observed) -> dict[str, str]:
+    """What the tree holds, and where for one: a process, or one of its descriptors."""
+    found: dict[str, str] = {}
+    for kind, where in _all(seen):
+        found.setdefault(kind, where)
+    return found
+
+
+def find_untested(seen: Observed) -> dict[str, str]:
+    """What the tree holds that no test has shown to come back, and where."""
+    return {kind: where for kind, where in find_kinds(seen).items() if kind not in TESTED}
+
+
+def _all(seen: Observed) -> Iterator[tuple[str, str]]:
+    own, root = dict(seen.own_namespaces), dict(seen.tree.root.namespaces)
+    for process in seen.tree.processes:
+        for kind in _of_process(process, own, root):
+            yield kind, f"process {process.pid}"
+    for found in seen.descriptors:
+        if not found.target.startswith("socket:["):
+            yield _of_descriptor(found), f"fd {found.fd} of process {found.pid}, {found.target}"
+    for held in seen.sockets:
+        yield f"socket {_name(held.family, 'AF_')} {_name(held.kind, 'SOCK_')}", f"fd {held.fd} of process {held.pid}"
+    for mapping in seen.mappings:
+        if mapping.kind == "sysv":
+            yield "System V shared memory", f"process {mapping.pid}"
+
+
+def _of_process(process: Process, own: dict[str, int], root: dict[str, int]) -> Iterator[str]:
+    if process.state == "zombie":
+        yield "process that has ended and was not reaped"
+        return
+    if process.state == "stopped":
+        yield "process that is stopped"
+    for kind, inode in process.namespaces:
+        if not kind.endswith("_for_children") and own.get(kind, inode) != inode:
+            yield f"{kind} namespace" if root.get(kind) == inode else f"{kind} namespace inside the tree"
+    if process.seccomp:
+        yield (
+            "filter of system calls (seccomp)"
+            if process.seccomp == _SECCOMP_FILTER
+            else "strict limit of system calls (seccomp)"
+        )
+
+
+def _of_descriptor(found: Descriptor) -> str:
+    kind, _, name = found.target.partition(":")
+    if kind == "pipe":
+        return "pipe"
+    if kind == "anon_inode":
+        return name.strip("[]")
+    if found.target.startswith("/memfd:"):
+        return "memfd"
+    if stat.S_ISCHR(found.mode):
+        return _of_device(os.major(found.device), os.minor(found.device))
+    if found.flags & os.O_PATH:
+        return "file opened with O_PATH"
+    return _of_file(found)
+
+
+def _of_device(major: int, minor: int) -> str:
+    if (major, minor) == _MASTER:
+        return "pseudo terminal, master side"
+    return "pseudo terminal" if major in _PSEUDO_TERMINALS else f"device {major}:{minor}"
+
+
+def _of_file(found: Descriptor) -> str:
+    kinds = {stat.S_IFREG: "regular file", stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe"}
+    kind = kinds.get(stat.S_IFMT(found.mode), "")
+    place = next((place for place in ("/proc", "/sys") if found.target.startswith(f"{place}/")), "")
+    if not kind:
+        return f"file of mode {found.mode:o}" if found.mode else "file that cannot be looked at"
+    if place:
+        return f"{'file' if kind == 'regular file' else kind} of {place}"
+    return "deleted file" if kind == "regular file" and found.target.endswith(" (deleted)") else kind
+
+
+def _name(number: int, prefix: str) -> str:
+    """The constant of that number, as socket(7) spells it."""
+    return next(
+        (name for name in dir(socket) if name.startswith(prefix) and getattr(socket, name) == number), str(number)
+    )

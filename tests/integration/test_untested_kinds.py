@@ -1,0 +1,75 @@
+"""A tree that holds what no test has shown to come back is ended only by force."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from trees import CASES, PYTHON, runs, wait_for
+
+from crckpt.preflight.kinds import TESTED
+
+REFUSED: Final = 24
+ROOT: Final = Path(__file__).parents[2]
+HOLDS: Final = """
+import os, socket, sys, time
+held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+open(sys.argv[1], "w").close()
+while os.path.exists(sys.argv[1]): time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a packet socket of a rare type."""
+    ready = tmp_path / "ready"
+    null = subprocess.DEVNULL
+    words = (PYTHON, "-c", HOLDS, str(ready))
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    try:
+        wait_for(ready.exists, 20, "the program to be ready")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("adopted")
+def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
+    words = ("dump", str(holder.pid), "job")
+    for more in ((), ("--no-preflight",), ("--dry-run",)):
+        said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
+        assert f"socket AF_PACKET SOCK_DGRAM (fd 3 of process {holder.pid}): no test shows" in said
+        assert "--force" in said
+    assert runs(holder.pid)
+    assert "no test shows" in crckpt.run(*words).out
+    assert "no test shows" in crckpt.run("doctor", str(holder.pid)).out
+    assert runs(holder.pid)
+    crckpt.run(*words, "--stop", "--force")
+    holder.wait(20)
+    assert crckpt.run("show", "job").out
+
+
+def test_a_tree_without_it_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> None:
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(("sleep", "60"), stdin=null, stdout=null, stderr=null, start_new_session=True)
+    try:
+        crckpt.run("dump", str(process.pid), "job", "--stop")
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", TESTED)
+def test_what_counts_as_tested_has_a_test(kind: str) -> None:
+    file, _, name = TESTED[kind].partition("::")
+    function, _, case = name.rstrip("]").partition("[")
+    tree = ast.parse((ROOT / file).read_text())
+    assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert not case or case in {case.name for case in CASES}
