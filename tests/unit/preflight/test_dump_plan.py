@@ -412,7 +412,7 @@ def test_every_finding_is_whole() -> None:
     )
     found = planned(without_cap(seen))
     assert keys(found.blockers) == ["traced", "nested-namespace", "foreign-limits", "tcp"]
-    warnings = ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace"]
+    warnings = ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace", "untested-kind"]
     assert keys(found.warnings) == warnings
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
