@@ -13,6 +13,13 @@ MOUNTS = (
         "criu/mount.c",
     ),
     Cause(
+        "not-entered",
+        "CRIU did not enter the mounts of the tree: {why}",
+        "try again; if the program changes its namespaces, wait until it has",
+        r"crckpt's preload: the mounts of the tree cannot be entered: (?P<why>.+)",
+        "crckpt/tracking/enter.c",
+    ),
+    Cause(
         "mount-sharing",
         "a mount passes on mounts to one outside the tree",
         "mount --make-rprivate on it, or with criu: --external mnt[]:sm",

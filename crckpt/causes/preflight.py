@@ -72,6 +72,11 @@ PREFLIGHT = (
         "restore it with what dumped it, for example its container engine",
     ),
     Cause(
+        "cannot-enter",
+        "process {pid} has mounts of its own, and CRIU cannot be run in them safely: {why}",
+        "run a CRIU that takes the library: scripts/install-criu; or start the program without mounts of its own",
+    ),
+    Cause(
         "mount-namespace",
         "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
         "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",

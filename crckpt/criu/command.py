@@ -97,7 +97,9 @@ def shown(options: Options) -> tuple[str, ...]:
 
 
 def _places(paths: Paths, *, log: str) -> tuple[str, ...]:
-    return ("--images-dir", str(paths.images), "--work-dir", str(paths.work), "--log-file", log, LOG_LEVEL)
+    places = ("--images-dir", str(paths.images), "--work-dir", str(paths.work), "--log-file", log, LOG_LEVEL)
+    # /etc/criu and ~/.criu may name other scripts, and options that were not picked for this tree.
+    return ("--no-default-config", *places)
 
 
 def _common(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:

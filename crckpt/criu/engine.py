@@ -85,7 +85,7 @@ class Running:
     def ended(self) -> Outcome:
         """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
         status = self._child.wait()
-        return Outcome(self._argv, status, _read_log(self._log), self._started, time.monotonic())
+        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic())
 
 
 def follow(
@@ -140,7 +140,7 @@ def _attend(child: run.Child, hold: Hold | None, in_hold: Callable[[], None] | N
     return None
 
 
-def _read_log(log: Path) -> str:
+def read_log(log: Path) -> str:
     """CRIU's log, after what it wrote to its stderr before the log was open; of long ones the begin and the end."""
     paths = (path for path in (log.with_suffix(".out"), log) if path.exists())
     return "".join(read_file_ends(path).decode(errors="replace") for path in paths)

@@ -25,7 +25,8 @@ _HARMLESS = re.compile(
 _TELLING = re.compile(
     r"Error \(|(?<!Warn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |Unable to interrupt|Can't connect to server"
     "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
-    "|error while loading shared libraries|Can't exec criu swrk|criu: (?:unrecognized|invalid) option"
+    "|cannot be entered: |error while loading shared libraries|Can't exec criu swrk"
+    "|criu: (?:unrecognized|invalid) option"
 )
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."

@@ -36,7 +36,7 @@ def trial(criu: Path) -> str | None:
 
     None if that works, else why it does not. Nothing is left behind.
     """
-    checked = run.run([criu, "check"])
+    checked = run.run([criu, "check", "--no-default-config"])
     if not checked.ok:
         return _reason(checked.output, "criu check fails")
     with tempfile.TemporaryDirectory(prefix="crckpt-trial-") as name:
@@ -45,7 +45,7 @@ def trial(criu: Path) -> str | None:
 
 def locks_by_nftables(criu: Path) -> bool:
     """Whether it can lock a tree's network by nftables on this host."""
-    return run.run([criu, "check", "--feature", "network_lock_nftables"]).ok
+    return run.run([criu, "check", "--no-default-config", "--feature", "network_lock_nftables"]).ok
 
 
 def digest_of(criu: Path) -> str:

@@ -76,11 +76,23 @@ def need_staging(context: Context) -> None:
 
 
 def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The words before a command that is to run in the namespaces of process `pid`; none for no kinds."""
+    """The words before a command that is to run in the namespaces of process `pid`; none for no kinds.
+
+    Only for namespaces that crckpt made and in which nobody else has run yet: the command, and all it loads, is what
+    is mounted there.
+    """
     if not kinds:
         return ()
     flags = {"pid": "--pid", "mnt": "--mount", "net": "--net", "ipc": "--ipc", "uts": "--uts"}
     return ("nsenter", "--target", str(pid), *(flags[kind] for kind in kinds))
+
+
+def in_pids_of(pid: int) -> tuple[str, ...]:
+    """Return the words before a command that is to run in the PID namespace of process `pid`, with the host's files.
+
+    It sees a /proc of that namespace, in a mount namespace of its own: nothing of the process's own mounts.
+    """
+    return ("nsenter", "--target", str(pid), "--pid", "unshare", "--mount", "--mount-proc")
 
 
 def as_user(user: tuple[int, int] | None, capabilities: frozenset[int]) -> tuple[str, ...]:

@@ -13,12 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.criu.command import Paths
-from crckpt.criu.engine import Outcome, run_id
+from crckpt.criu.engine import Outcome, read_log, run_id
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import machine, proc
 from crckpt.host.cores import left_to
-from crckpt.host.ends import read_file_ends
 from crckpt.host.files import remove_tree
 from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
@@ -147,6 +146,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     # CRIU writes it when the tree has just gone on.
     ended = datetime.fromtimestamp(written.stat().st_mtime, UTC)
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
+    subject.check_entered(outcome.log)
     created = ended - timedelta(milliseconds=frozen_ms / 2)
     new = _new(subject, outcome.log, details, created, frozen_ms, (outcome.ended - began) * 1000)
     done = replace(_result(subject, outcome.argv), frozen_ms=frozen_ms, tracked=_tracked(subject, place))
@@ -195,7 +195,8 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
             subject.way.frozen()
         # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
-        log = read_file_ends(place.log).decode(errors="replace")
+        log = read_log(place.log)
+        subject.check_entered(log)
         new = _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)
         # If CRIU gave up waiting meanwhile, the tree runs: a checkpoint of its end would be none.
         saved.append(_committed(subject, place, new, going.check))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct, structs
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome
 from crckpt.criu.find import Criu
@@ -19,7 +18,7 @@ from crckpt.host.held import HeldProcess
 from crckpt.host.signals import interrupts_let_in
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.base import Base
-from crckpt.ops.context import Context, as_user, entered, need_root, need_staging
+from crckpt.ops.context import Context, as_user, in_pids_of, need_root, need_staging
 from crckpt.ops.failures import explained, refused
 from crckpt.ops.freeze import is_in_memory
 from crckpt.ops.incremental import Copied, Tracked, Way, foreseen
@@ -28,11 +27,13 @@ from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 from crckpt.preflight.room import Room, shortages
 from crckpt.store import check_name
-from crckpt.tracking.preload import restarts_calls, untracked_words
+from crckpt.tracking.preload import ENTERED, restarts_calls, untracked_words, why_not_entering
 from crckpt.tracking.tracker import untracked, written
 
 _ENDING_S = 0.5
 
+_MOUNTS_DUMPED = "Dumping mountpoints"
+"""What CRIU logs when it dumps mounts, as it does if it is elsewhere itself."""
 _OF_THE_BASE = ("parent-pages", "parent-directory", "parent-untracked")
 """Causes by which the base is not what CRIU was told, or not what the tree was."""
 
@@ -95,7 +96,7 @@ class Subject(Struct, frozen=True):
         words = dump_command(
             self.criu.path,
             pid,
-            _seen_from(enter, paths),
+            paths,
             self.planned.options,
             leave_running=not self.request.stop,
             unprivileged=self.planned.as_user is not None,
@@ -104,21 +105,18 @@ class Subject(Struct, frozen=True):
         )
         if self.way is not None and self.way.tracks:
             words = (*self.way.environment, *words)
-        elif not enter:
-            # In the tree's mounts the library may be another file, or none.
-            words = (*untracked_words(self.criu.path), *words)
+        else:
+            words = (*untracked_words(self.criu.path, enter=pid if enter else None), *words)
         user = as_user(self.planned.as_user, self.seen.own_capabilities)
-        return (*entered(root.pid, enter), *user, *words)
+        return (*(in_pids_of(root.pid) if "pid" in enter else ()), *user, *words)
 
-
-def _seen_from(enter: tuple[str, ...], paths: Paths) -> Paths:
-    """The paths for a CRIU in another mount namespace, where /tmp may be another and /var/lib read-only (systemd)."""
-    if enter != ("mnt",) or not paths.work.is_absolute():
-        return paths
-    # /proc/PID/root leads into the files of PID, wherever it is followed; /proc itself is shared with the PIDs.
-    ours = Path(f"/proc/{os.getpid()}/root")
-    images, work = (ours / path.relative_to("/") for path in (paths.images, paths.work))
-    return Paths(images, work, ours / paths.script.relative_to("/") if paths.script else None)
+    def check_entered(self, log: str) -> None:
+        """Raise DumpFailed if CRIU was to enter the mounts of the tree and, as its `log` says, did not."""
+        if self.planned.enter and (ENTERED not in log or _MOUNTS_DUMPED in log):
+            raise DumpFailed(
+                f"the dump failed: CRIU {self.criu.version} did not enter the mounts of the tree",
+                hint="a newer CRIU does: scripts/install-criu",
+            )
 
 
 def _look(request: Request, pid: int, memory: int | None) -> tuple[observe.Observed, JobName]:
@@ -229,6 +227,9 @@ def _looked_at(request: Request, context: Context, pid: int, memory: int | None 
         names={tracer: proc.title(tracer) for tracer in seen.tracers},
         restarts_calls=restarts_calls(),
     )
+    if planned.enter and (why := why_not_entering(criu.path)):
+        found = cause("cannot-enter").told(pid=seen.tree.root.pid, why=why)
+        planned = structs.replace(planned, blockers=(*planned.blockers, found))
     return Subject(request, context, seen, job, criu, planned)
 
 

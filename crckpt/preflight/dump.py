@@ -70,7 +70,7 @@ def plan(
     """Judge a tree.
 
     `names` says what the tracers' PIDs are called; `tcp`, `stop` and `skip_in_flight` are what the user chose.
-    `restarts_calls` if CRIU gets the preload library, unless it is to enter namespaces.
+    `restarts_calls` if CRIU gets the preload library.
     """
     enter = _namespaces_to_enter(seen)
     told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
@@ -96,7 +96,7 @@ def plan(
         warnings=(
             *_warnings(seen, stop=stop),
             *(_skipped(seen) if skip_in_flight else ()),
-            *_interrupted(seen, restarts_calls=restarts_calls and not enter),
+            *_interrupted(seen, restarts_calls=restarts_calls),
             *untested,
         ),
         enter=enter,

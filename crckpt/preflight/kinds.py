@@ -55,6 +55,7 @@ TESTED: Final = {
     "uts namespace": f"{_TREES}[apart]",
     "time namespace": f"{_TREES}[apart]",
     "net namespace": "tests/integration/test_own_network.py::test_it_listens_again",
+    "net namespace inside the tree": "tests/integration/test_namespaces.py::test_a_nested_network_namespace_comes_back",
     "mnt namespace": "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored",
     "pid namespace": "tests/integration/test_new_pid_namespace.py::test_a_tree_that_had_pids_of_its_own",
     "filter of system calls (seccomp)": f"{_TREES}[rarities]",

@@ -2,7 +2,7 @@
  * Lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel has no soft-dirty bits; stops
  * it before it resets any, so that whoever started it can look at the frozen tree (let_through); moves scattered pages
  * out of it with fewer calls (splice), or reads them when it runs again (process_vm_readv); and tells it the flags of
- * maps without a look at every page (smaps.c).
+ * maps without a look at every page (smaps.c). Where a tree has mounts of its own, CRIU comes to be in them (enter.c).
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel as it is; but pages that
  * are not where they were, or may be written without a bit, read as written (frames.c).
@@ -25,6 +25,7 @@
  * criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
+#include "enter.h"
 #include "frames.h"
 #include "smaps.h"
 #include "../criu/hold.h"
@@ -326,6 +327,7 @@ static void keep_to_criu(void)
         if (!begins(*one, "LD_PRELOAD="))
             *kept++ = *one;
     *kept = NULL;
+    prepare_to_enter(variable("CRCKPT_ENTER="));
     prepare_for_smaps(variable("CRCKPT_MAP_FLAGS="));
     prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "", !*variable("CRCKPT_JOINED_ARE_DIRTY="));
 }
@@ -333,7 +335,10 @@ static void keep_to_criu(void)
 static int opened(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
+    int inside;
     keep_to_criu();
+    if (opened_inside(directory, path, flags, is_mount_table(path) && !pid_beside(directory, path, last), &inside))
+        return inside;
     if (!is_tracking())
         return syscall(SYS_openat, directory, path, flags, mode);
     if (begins(last, "criu.kdat") && !tracker_is("soft-dirty")) {

@@ -1,7 +1,7 @@
 """The library that CRIU gets for a dump.
 
-It keeps system calls from being interrupted (restart.c). In a dump that tracks it stops CRIU before CRIU resets what
-was written, and lets it do so on write protection (preload.c).
+It keeps system calls from being interrupted (restart.c), and enters the mounts of a tree (enter.c). In a dump that
+tracks it stops CRIU before CRIU resets what was written, and lets it do so on write protection (preload.c).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 """Compiled from preload.c and its neighbours when the package is built."""
 
 
+ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
+"""What the library writes to CRIU's stderr when CRIU is where it was to go."""
 _NO_TRACKER: Final = "no tracker of this name"
+_NO_PID: Final = "no PID was given"
+_NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
 
 
 def refusal(criu: Path, tracker: str) -> str:
@@ -31,7 +35,7 @@ def refusal(criu: Path, tracker: str) -> str:
     Where the kernel tracks, CRIU would do without it. It is not let: what writes unseen in its freeze would be missed.
     """
     if not LIBRARY.exists():
-        return "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
+        return _NO_LIBRARY
     # Where the kernel has the bits CRIU says yes without the library too, which shows by what it refuses.
     if _NO_TRACKER not in _asked(criu, "").output:
         reason = "it runs without it"
@@ -42,9 +46,19 @@ def refusal(criu: Path, tracker: str) -> str:
     return f"{criu} does not take crckpt's preload library: {reason}"
 
 
+def why_not_entering(criu: Path) -> str:
+    """Say why this CRIU does not enter mounts with the library, found by asking it; or nothing."""
+    if not LIBRARY.exists():
+        return _NO_LIBRARY
+    words = untracked_words(criu, enter=0)
+    if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
+        return ""
+    return f"{criu} does not take crckpt's preload library: see scripts/install-criu for one that does"
+
+
 def _asked(criu: Path, tracker: str) -> run.Finished:
     words = (f"{name}={value}" for name, value in environment(criu, tracker).items())
-    return run.run(["env", *words, criu, "check", "--feature", "mem_dirty_track"])
+    return run.run(["env", *words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"])
 
 
 def release_of(criu: Path) -> tuple[int, int] | None:
@@ -59,9 +73,14 @@ def restarts_calls() -> bool:
     return LIBRARY.exists() and os.uname().machine == "x86_64"
 
 
-def untracked_words(criu: Path) -> tuple[str, ...]:
-    """What comes before the command line of this CRIU for a dump that tracks nothing; none without the library."""
-    return ("env", f"{_variable(criu)}={LIBRARY}") if LIBRARY.exists() else ()
+def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
+    """What comes before the command line of this CRIU for a dump that tracks nothing; none without the library.
+
+    With `enter` CRIU enters the mounts of the process that it knows by that PID (enter.c).
+    """
+    if not LIBRARY.exists():
+        return ()
+    return ("env", f"{_variable(criu)}={LIBRARY}", *((f"CRCKPT_ENTER={enter}",) if enter is not None else ()))
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:

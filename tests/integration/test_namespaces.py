@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,20 @@ from typing import Final
 import pytest
 from command import Crckpt
 from stopped import JOB
-from trees import NOBODY, PYTHON, Case, Tree, started, wait_for
+from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
+
+from crckpt.criu.command import Paths, dump_command
+from crckpt.model import Options
+from crckpt.tracking.preload import untracked_words
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
 REFUSED: Final = 24
 AS_NOBODY: Final = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+MOUNTS: Final = Case(
+    "mounts",
+    ("unshare", "--mount", "sh", "-c", f"exec </dev/null >/dev/null 2>&1 {PYTHON} {{programs}}/counter.py {{workdir}}"),
+)
 COUNTER: Final = (PYTHON, "{workdir}/programs/counter.py", "{workdir}")
 TRAP: Final = """#!/bin/sh
 echo "$0 $*: $(cat /proc/self/status | grep CapEff) $(cat /proc/self/uid_map)" >> {workdir}/won
@@ -58,6 +67,62 @@ def test_a_namespace_of_another_user_namespace_is_refused(crckpt: Crckpt, kind: 
         _is_refused(crckpt, tree, f"the {name} namespace of process {tree.pid} (python3) belongs to another user")
 
 
+@pytest.mark.parametrize("proc", ["real", "masked"])
+def test_mounts_that_the_tree_can_write_run_nothing(crckpt: Crckpt, criu: Path, proc: str) -> None:
+    """Root's own namespace, as of systemd, with a hostile service: it is dumped as it is, and comes back as it was."""
+    with started(_hostile(criu, proc)) as tree:
+        before = tree.counters()
+        (warning,) = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
+        assert "mount namespace of its own" in warning
+        tree.wait_growth(before)
+        crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")
+        tree.wait_gone()
+        before = tree.counters()
+        assert not (tree.workdir / "won").exists(), (tree.workdir / "won").read_text()
+        (tree.workdir / "root").rmdir()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{tree.pid}/status").read_text().splitlines())
+        assert status["Uid"].split() == [str(NOBODY)] * 4
+        assert int(status["CapEff"], 16) == 0
+        assert not (tree.workdir / "won").exists(), (tree.workdir / "won").read_text()
+
+
+def test_mounts_without_a_proc_are_refused_by_criu(crckpt: Crckpt, criu: Path) -> None:
+    """What runs in the program looks there, with the program's rights."""
+    with started(_hostile(criu, "empty")) as tree:
+        before = tree.counters()
+        error = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json", status=21).document["error"]
+        assert "/proc" in error["message"]
+        tree.wait_growth(before)
+        assert not (tree.workdir / "won").exists(), (tree.workdir / "won").read_text()
+
+
+def test_a_criu_that_does_not_take_the_library_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
+    """Not with --no-preflight either."""
+    own = crckpt.store.parent / "criu"
+    own.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD\nexec {criu} "$@"\n')
+    own.chmod(0o755)
+    with started(MOUNTS) as tree:
+        for more in ((), ("--no-preflight",)):
+            words = ("dump", str(tree.pid), JOB, "--stop", "--json", *more)
+            error = crckpt.run(*words, status=REFUSED, CRCKPT_CRIU=str(own)).document["error"]
+            assert "does not take crckpt's preload library" in error["message"]
+        tree.wait_growth(tree.counters())
+
+
+def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu: Path, tmp_path: Path) -> None:
+    """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
+    with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
+        command = dump_command(criu, pid, Paths(tmp_path, tmp_path), Options(), leave_running=True)
+        done = subprocess.run(
+            [*untracked_words(criu, enter=pid), *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "cannot be entered: they belong to another user namespace" in done.stderr
+        assert not list(tmp_path.glob("pages-*.img"))
+
+
 def test_a_nested_network_namespace_comes_back(crckpt: Crckpt) -> None:
     """In a tree that has a network of its own doctor names nothing, and that is right."""
     nested = f"unshare --net {PYTHON} {{programs}}/counter.py {{workdir}}/nested & exec {' '.join(COUNTER)}"
@@ -73,6 +138,13 @@ def test_a_nested_network_namespace_comes_back(crckpt: Crckpt) -> None:
         networks = {Path(f"/proc/{pid}/ns/net").readlink() for pid in (*tree.pids(), "self")}
         assert len(tree.pids()) == 2
         assert len(networks) == 3
+
+
+def _hostile(criu: Path, proc: str) -> Case:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    hostile = ("sh", str(PROGRAMS / "hostile_root.sh"), "{workdir}", str(criu), proc, *COUNTER)
+    return Case("hostile", ("unshare", "--mount", *hostile), user=NOBODY)
 
 
 def _is_refused(crckpt: Crckpt, tree: Tree, what: str) -> None:

@@ -21,6 +21,7 @@ ALL = Options(
     external=("unix[5]", "mnt[a b]:c"),
 )
 COMMON = (
+    "--no-default-config",
     "--images-dir",
     "/s/images",
     "--work-dir",
