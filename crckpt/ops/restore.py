@@ -74,15 +74,19 @@ def restore(request: Request, context: Context) -> Restored:
 
     Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, RestoreFailed. After a failure nothing is
     left behind, and the same can be tried again. What is in use (a PID, a port, a lock) is a reason to wait, not to go
-    back to an older one: it may well be the program itself.
+    back to an older one: it may well be the program itself. Raises StoreLocked if another restore of the job goes on.
     """
     need_root("to restore a checkpoint")
     if request.or_older and not request.preflight:
         said = "--or-older goes by what is known beforehand, which --no-preflight passes over"
         raise UsageError(said, hint="leave one of them out")
     repository = context.repository()
-    with repository.shared():
+    with ExitStack() as stack:
+        stack.enter_context(repository.shared())
         newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
+        if not request.dry_run and (not request.new_pid_namespace or request.grown == "rewind"):
+            # Two at once would find the same PIDs free, and cut back the same files.
+            stack.enter_context(repository.restoring(newest.job))
         criu = context.criu()
         damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(newest.job)) if request.or_older else ()
         failures: list[tuple[Checkpoint, CrckptError]] = []

@@ -11,6 +11,7 @@ Directory (all directories have mode 0700, all files 0600, the owner is who runs
     cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are made anew
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
     lock, locks/                        flock(2) on `lock`; in `locks` who holds it, for people
+    locks/restore-JOB                   flock(2): one restore of JOB at a time
 
 A reader that finds another `format`, or another `schema` in a manifest, refuses.
 

@@ -180,6 +180,12 @@ class Repository:
         """While the block stores a checkpoint, `pending` names it; see `pending.announced`."""
         return announced(self.layout, job, created, run_id, alone=alone)
 
+    def restoring(self, job: JobName) -> AbstractContextManager[None]:
+        """While the block restores a checkpoint of `job`, nobody else does. Raises StoreLocked; see `restoring`."""
+        from crckpt.store.restoring import restoring
+
+        return restoring(self.layout, job)
+
     def pending(self) -> tuple[Pending, ...]:
         """What is being stored, and what was lost since the last gc; oldest first."""
         return read_pending(self.layout)

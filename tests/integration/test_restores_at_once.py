@@ -1,0 +1,87 @@
+"""Two restores of one job at the same time: the second waits for the first, or says that it is there."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from remote import Remote, remote
+from stopped import JOB, ObstructedCriu, foreground, staging
+from trees import wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+LOCKED: Final = 11
+REFUSED: Final = 24
+WITHIN_S: Final = 20
+
+
+@pytest.fixture
+def ended(crckpt: Crckpt) -> Iterator[Remote]:
+    """A program with two checkpoints, ended."""
+    with remote() as program:
+        program.ask("n = 1")
+        crckpt.run("dump", str(program.pid), JOB)
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        yield program
+
+
+@pytest.mark.parametrize("ref", [JOB, f"{JOB}~1"], ids=["same", "older"])
+def test_the_second_finds_what_the_first_has_done(
+    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu, ref: str
+) -> None:
+    """It touches nothing until then, and the tree of the first lives."""
+    with obstructed.waits(committed=False) as obstacle:
+        first = crckpt.start("restore", JOB, "--detach", "--criu", str(obstructed.path))
+        obstacle.wait_reached()
+        second = crckpt.start("restore", ref, "--detach")
+        wait_for(lambda: _waits_for_a_lock(second) or second.poll() is not None, WITHIN_S, "it to wait")
+        assert len(staging(crckpt)) == 1, "the second has begun"
+        obstacle.let_go()
+        _, said = first.communicate(timeout=WITHIN_S)
+        assert first.returncode == 0, said
+        _, said = second.communicate(timeout=WITHIN_S)
+    assert second.returncode == REFUSED
+    assert f"PID {ended.pid} is taken by python3" in said
+    assert ended.ask("answer = n") == 1
+    assert not list((crckpt.store / "locks").iterdir())
+
+
+def test_the_second_restores_what_the_first_could_not(
+    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
+) -> None:
+    with obstructed.waits(committed=False) as obstacle:
+        first = crckpt.start("restore", JOB, "--detach", "--criu", str(obstructed.path))
+        obstacle.wait_reached()
+        second = crckpt.start("restore", JOB, "--detach")
+        wait_for(lambda: _waits_for_a_lock(second) or second.poll() is not None, WITHIN_S, "it to wait")
+        first.terminate()
+        obstacle.let_go()
+        _, said = first.communicate(timeout=WITHIN_S)
+        assert "nothing is left behind" in said
+        _, said = second.communicate(timeout=WITHIN_S)
+    assert second.returncode == 0, said
+    assert ended.ask("answer = n") == 1
+
+
+def test_who_waited_too_long_says_for_whom(crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu) -> None:
+    """With its PID, as long as it is there; in the foreground a program that runs keeps nobody out."""
+    with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
+        obstacle.wait_reached()
+        said = crckpt.run("restore", JOB, "--detach", status=LOCKED)
+        assert f"another restore of {JOB} is in progress: PID {first.pid} (" in said.err
+        obstacle.let_go()
+        assert ended.ask("answer = n") == 1
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"PID {ended.pid} is taken by python3" in said.err
+
+
+def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
+    """Whether it has the lock of the job open."""
+    try:
+        return any(name.readlink().name == f"restore-{JOB}" for name in Path(f"/proc/{process.pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
