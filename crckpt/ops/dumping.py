@@ -250,6 +250,11 @@ def _committed(
     subject: Subject, place: Place, new: NewCheckpoint, check: Callable[[], None] = lambda: None
 ) -> Checkpoint:
     context, repository, images = subject.context, place.repository, place.images
+    if any(images.glob("userns-*.img")):
+        raise DumpFailed(
+            "the dump failed: a process went to another user namespace while the tree was dumped",
+            hint="start it without one (unshare --user), or checkpoint it with its container engine",
+        )
     # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
     if subject.base:

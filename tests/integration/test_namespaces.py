@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 from command import Crckpt
 from stopped import JOB
@@ -29,6 +32,18 @@ MOUNTS: Final = Case(
 COUNTER: Final = (PYTHON, "{workdir}/programs/counter.py", "{workdir}")
 TRAP: Final = """#!/bin/sh
 echo "$0 $*: $(cat /proc/self/status | grep CapEff) $(cat /proc/self/uid_map)" >> {workdir}/won
+"""
+GOES_TO_USER_NAMESPACE: Final = """
+import ctypes, pathlib, sys, time
+work = pathlib.Path(sys.argv[1])
+(work / "ready").touch()
+while not (work / "go").exists():
+    time.sleep(0.02)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+for name, text in (("uid_map", "0 0 1"), ("setgroups", "deny"), ("gid_map", "0 0 1")):
+    pathlib.Path("/proc/self", name).write_text(text)
+(work / "gone").touch()
+time.sleep(300)
 """
 HIDES_CRIU: Final = """
 set -e
@@ -121,6 +136,30 @@ def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu
         assert done.returncode == 1
         assert "cannot be entered: they belong to another user namespace" in done.stderr
         assert not list(tmp_path.glob("pages-*.img"))
+
+
+def test_a_tree_that_goes_to_a_user_namespace_later_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
+    """No restore would bring it back."""
+    script = (sys.executable, "-c", GOES_TO_USER_NAMESPACE, str(tmp_path))
+    null = subprocess.DEVNULL
+    with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:
+        try:
+            wait_for((tmp_path / "ready").exists, 10, "the program to be ready")
+            # Where there is a store, CRIU is started first.
+            crckpt.run("dump", str(process.pid), JOB)
+            # It is stopped when it has looked at the tree, before it lets CRIU freeze it.
+            dump = crckpt.start("dump", str(process.pid), JOB, "--stop", "--json", CRCKPT_STOP_AT="hold.commit")
+            wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 20, "crckpt to have looked")
+            (tmp_path / "go").touch()
+            wait_for((tmp_path / "gone").exists, 10, "the program to be elsewhere")
+            dump.send_signal(signal.SIGCONT)
+            out, _ = dump.communicate(timeout=60)
+            assert dump.returncode == 21, out
+            assert "went to another user namespace" in out
+            assert "the tree runs on" in out
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_a_nested_network_namespace_comes_back(crckpt: Crckpt) -> None:

@@ -22,6 +22,7 @@ PROGRAMS = Path(__file__).parent.parent / "programs"
 READY_S = 20.0
 ENDED = "the process that kept its tracker has ended"
 GROWTH_S = 10.0
+NOBODY = 65534
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,25 @@ def test_mount_namespace_of_its_own_is_said(started: Callable[[str], Service]) -
     isolated.goes_on_from(stopped)
 
 
+def test_unit_whose_root_directory_is_its_users_runs_nothing(started: Callable[[str], Service]) -> None:
+    """Where a CRIU in these mounts would look for programs, libraries and configuration lie traps for root."""
+    _lay_traps(Path("/srv/hostile"), Path("/var/lib/hostile/won"))
+    hostile = started("hostile")
+    before = hostile.counters()
+    assert Path(f"/proc/{hostile.pid}/root/etc/criu/default.conf").exists()
+    (warning,) = crckpt("dump", "unit:hostile", "job")["warnings"]
+    assert "mount namespace of its own" in warning
+    hostile.goes_on_from(before)
+
+    crckpt("dump", "unit:hostile", "job", "--stop")
+    stopped = hostile.counters()
+    assert not (hostile.workdir / "won").exists(), (hostile.workdir / "won").read_text()
+    pid = crckpt("restore", "job", "--detach")["pid"]
+    hostile.goes_on_from(stopped)
+    assert f"\nUid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}\n" in Path(f"/proc/{pid}/status").read_text()
+    assert not (hostile.workdir / "won").exists(), (hostile.workdir / "won").read_text()
+
+
 def test_unit_without_main_process(started: Callable[[str], Service]) -> None:
     """The hint names the cgroup, and that works."""
     forked = started("forked")
@@ -248,6 +268,29 @@ def ask(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crckpt with a store below /tmp."""
     argv = [sys.executable, "-m", "crckpt", *words, "--json", "--store", "/tmp/store"]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _lay_traps(root: Path, won: Path) -> None:
+    """Make a root directory, owned by nobody. What root executes or loads there is named in the file `won`."""
+    script = f'#!/bin/sh\n[ "$(id -u)" != 0 ] || echo "$0 $*" >> {won}\n'
+    for name in ("usr/bin", "usr/lib", "opt/programs", "etc/criu", ".criu", "root/.criu", "run"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(Path("/", name).readlink())
+    programs = [
+        f"usr/local/{at}/{name}" for at in ("bin", "sbin") for name in ("criu", "env", "sh", "tar", "nft", "ip")
+    ]
+    for name in (*programs, "usr/local/lib/crckpt/criu/criu", "trap"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(script)
+        (root / name).chmod(0o755)
+    for name in ("etc", ".criu", "root/.criu"):
+        (root / name / ("criu/default.conf" if name == "etc" else "default.conf")).write_text("action-script /trap\n")
+    (root / "run/criu.kdat").write_text("garbage")
+    shutil.copy("/etc/passwd", root / "etc/passwd")
+    shutil.copy("/etc/group", root / "etc/group")
+    _output("chown", "-R", "nobody:nogroup", str(root))
 
 
 def _end(service: Service) -> None:
