@@ -15,6 +15,7 @@ from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 
 _TREES: Final = "tests/integration/test_trees.py::test_a_stopped_tree_comes_back"
+_TERMINALS: Final = "tests/integration/test_own_terminals.py"
 
 TESTED: Final = {
     "regular file": f"{_TREES}[growing-log]",
@@ -37,6 +38,9 @@ TESTED: Final = {
     "device 1:7": f"{_TREES}[rarities]",  # full
     "device 1:8": f"{_TREES}[rarities]",  # random
     "device 1:9": f"{_TREES}[rarities]",  # urandom
+    "terminal of the session": f"{_TERMINALS}::test_a_program_talks_over_its_own_terminal",
+    "console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name[/dev/console]",
+    "virtual console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name[/dev/tty1]",
     "pseudo terminal, master side": f"{_TREES}[tmux]",
     "pseudo terminal": f"{_TREES}[tmux]",
     "socket AF_UNIX SOCK_STREAM": f"{_TREES}[unix-sockets]",
@@ -64,7 +68,12 @@ TESTED: Final = {
 }
 """What a tree may hold -> the test that dumps a tree with it, ends that, restores it, and finds it as it was."""
 
-_MASTER: Final = (5, 2)
+_TERMINALS_BY_NUMBER: Final = {
+    (5, 0): "terminal of the session",
+    (5, 1): "console",
+    (5, 2): "pseudo terminal, master side",
+    **{(4, minor): "virtual console" for minor in range(1, 64)},
+}
 _PSEUDO_TERMINALS: Final = range(136, 144)
 _SECCOMP_FILTER: Final = 2  # linux/seccomp.h
 
@@ -130,9 +139,9 @@ def _of_descriptor(found: Descriptor) -> str:
 
 
 def _of_device(major: int, minor: int) -> str:
-    if (major, minor) == _MASTER:
-        return "pseudo terminal, master side"
-    return "pseudo terminal" if major in _PSEUDO_TERMINALS else f"device {major}:{minor}"
+    if major in _PSEUDO_TERMINALS:
+        return "pseudo terminal"
+    return _TERMINALS_BY_NUMBER.get((major, minor), f"device {major}:{minor}")
 
 
 def _of_file(found: Descriptor) -> str:
