@@ -116,6 +116,11 @@ PREFLIGHT = (
         "the capability CAP_SYS_RESOURCE, or leave out the rounds (a longer freeze)",
     ),
     Cause(
+        "output-socket",
+        "the tree is to write to the output of crckpt, which is a socket: CRIU cannot open that anew for it",
+        "put a pipe in between: crckpt restore ... 2>&1 | cat; or give it a file, or use --detach",
+    ),
+    Cause(
         "link-remap",
         "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
         "use --stop, or close the file",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -257,8 +258,19 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) 
         has_terminal=request.terminal is not None and not request.detach,
         crius=(subject.checkpoint.host.criu_version, subject.criu.version),
         closed_pipes=frozenset(details.get("closed_pipes", ())),
+        sockets=frozenset() if request.detach else _sockets(request.output),
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
+
+
+def _sockets(output: int) -> frozenset[int]:
+    """Which of the tree's outputs would be sockets; `output` is our descriptor for its standard output."""
+    found = set()
+    for number, ours in ((1, output), (2, 2)):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(ours).st_mode):
+                found.add(number)
+    return frozenset(found)
 
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ class Wanted(Struct, frozen=True):
     `append_sizes` are the sizes of files opened for appending, which CRIU does not record; `cpu_features` are those
     of the CPU of the dump. With `keeps_connections` TCP connections go on. `crius` are the versions of the CRIU
     that dumped it and of the one that is to restore it. `closed_pipes` are inodes of pipes of which nobody had the
-    other end; a checkpoint that was imported, or made by an older crckpt, does not name them.
+    other end; a checkpoint that was imported, or made by an older crckpt, does not name them. `sockets` are those of
+    our descriptors for the tree's output, 1 and 2, that are sockets.
     """
 
     tree: ImageTree
@@ -118,6 +119,7 @@ class Wanted(Struct, frozen=True):
     has_terminal: bool
     crius: tuple[str, str]
     closed_pipes: frozenset[int] = frozenset()
+    sockets: frozenset[int] = frozenset()
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
@@ -208,12 +210,15 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     needs_terminal = _needs_terminal(wanted.tree)
     if needs_terminal and not wanted.has_terminal:
         blockers.append(cause("terminal").told())
-    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), _outside_pipes(wanted), needs_terminal)
+    pipes = _outside_pipes(wanted)
+    if any((_STDERR if pipe.errors else _STDOUT) in wanted.sockets for pipe in pipes):
+        blockers.append(cause("output-socket").told())
+    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal)
 
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 _HARMLESS = ("file-written", "log-kept")
 _IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
 _KINDS = {

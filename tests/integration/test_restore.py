@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 
 OBEDIENT = program("obedient")
 STATUS = 13
+REFUSED = 24
 WITHIN_S = 20
 
 
@@ -171,6 +173,28 @@ def test_detached_a_writer_into_an_outside_pipe_is_not_ended(crckpt: Crckpt, whe
     with _talker(crckpt) as (_, workdir):
         crckpt.run("restore", "job", "--detach", *where)
         _goes_on(workdir)
+
+
+def test_a_socket_for_the_output_is_refused_by_name(crckpt: Crckpt) -> None:
+    """As of a command that ssh runs, or of a service of systemd; nothing is begun, and a pipe will do."""
+    with _talker(crckpt) as (pid, _):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            argv = [str(PROGRAM), "restore", "job"]
+            null = subprocess.DEVNULL
+            done = subprocess.run(
+                argv,
+                stdin=null,
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                text=True,
+                env=crckpt.environment,
+                check=False,
+            )
+        assert done.returncode == REFUSED
+        assert "the output of crckpt, which is a socket" in done.stderr
+        assert "| cat" in done.stderr
+        assert not Path(f"/proc/{pid}").exists()
 
 
 @contextmanager
