@@ -39,8 +39,8 @@ TESTED: Final = {
     "device 1:8": f"{_TREES}[rarities]",  # random
     "device 1:9": f"{_TREES}[rarities]",  # urandom
     "terminal of the session": f"{_TERMINALS}::test_a_program_talks_over_its_own_terminal",
-    "console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name[/dev/console]",
-    "virtual console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name[/dev/tty1]",
+    "console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name",
+    "virtual console": f"{_TERMINALS}::test_a_console_is_opened_by_its_name",
     "pseudo terminal, master side": f"{_TREES}[tmux]",
     "pseudo terminal": f"{_TREES}[tmux]",
     "socket AF_UNIX SOCK_STREAM": f"{_TREES}[unix-sockets]",
