@@ -47,6 +47,9 @@ _ALL_THREADS: Final = 0x40000000  # __WALL
 _NOWHERE: Final = 2**64 - 1
 _EVERY_SIGNAL: Final = 2**64 - 1
 _COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
+_ARGUMENTS: Final = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
+_COMPAT_ARGUMENTS: Final = ("rbx", "rcx", "rdx", "rsi", "rdi", "rbp")
+_RED_ZONE: Final = 512  # more than what a function may use below its stack pointer (System V ABI: 128)
 STOPS_WITHIN_S: Final = 2.0
 """What gets to run does so within that."""
 _OFTEN_S: Final = 1.0
@@ -79,8 +82,8 @@ class Stopped:
         """Whether it runs 32-bit code: system calls have other numbers there."""
         self._instruction = _instruction(pid, b"\xcd\x80" if self.is_compat else b"\x0f\x05")
 
-    def system_call(self, number: int, argument: int, *, within_s: float | None = None) -> int:
-        """Let it make this call with one argument; what comes of it, or minus the errno.
+    def system_call(self, number: int, *arguments: int, within_s: float | None = None) -> int:
+        """Let it make this call with up to six arguments; what comes of it, or minus the errno.
 
         Raises Refused, with the call not made, if it does not get to run `within_s` seconds.
         """
@@ -89,7 +92,9 @@ class Stopped:
         registers.rax = number
         # Else the kernel would restart, from here, the call that it was stopped in.
         registers.orig_rax = _NOWHERE
-        registers.rdi = registers.rbx = argument
+        names = _COMPAT_ARGUMENTS if self.is_compat else _ARGUMENTS
+        for name, value in zip(names, arguments, strict=False):
+            setattr(registers, name, value & _NOWHERE)
         _ask(_SETREGS, self.tid, registers)
         try:
             self._go_on_to_system_call(within_s)
@@ -99,7 +104,23 @@ class Stopped:
         # In the kernel it waits for nobody.
         self._go_on_to_system_call(None)
         _ask(_GETREGS, self.tid, registers)
-        return int(ctypes.c_int32(registers.rax & 0xFFFFFFFF).value)
+        width = ctypes.c_int32 if self.is_compat else ctypes.c_int64
+        return int(width(registers.rax).value)
+
+    @contextmanager
+    def lent(self, content: bytes) -> Iterator[int]:
+        """The address of `content` on the thread's stack, below all that it uses, while the block runs."""
+        address = (self._found.rsp - _RED_ZONE - len(content)) & ~0xF
+        with Path(f"/proc/{self._pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(address)
+            before = memory.read(len(content))
+            memory.seek(address)
+            memory.write(content)
+            try:
+                yield address
+            finally:
+                memory.seek(address)
+                memory.write(before)
 
     def _go_on_to_system_call(self, within_s: float | None) -> None:
         """To where it enters its next call, or returns from one. Raises TimeoutError: then it runs."""
@@ -125,11 +146,11 @@ class Stopped:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[Stopped]:
-    """One thread of a process, stopped; afterwards as it was. Raises Refused, with the process untouched."""
+def stopped(pid: int, tid: int | None = None) -> Iterator[Stopped]:
+    """One thread of a process (any, or `tid`), stopped; afterwards as it was. Raises Refused, with it untouched."""
     if platform.machine() != "x86_64":
         raise Refused(f"a system call cannot be made in another process on {platform.machine()} yet")
-    tid = _thread(pid)
+    tid = _thread(pid) if tid is None else tid
     # SIGCHLD is how we are told of a stop; sigtimedwait needs it blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     _seize(pid, tid)
