@@ -1,4 +1,4 @@
-"""A checkpoint's images: what they tell of the tree, and as CRIU is to read them, with periodic timers mended."""
+"""A checkpoint's images: what they tell of the tree, and as CRIU is to read them: with what it would lose mended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from crckpt.host import proc
 from crckpt.host.other_memory import can_write_memory
 from crckpt.images.own_memory import own_memory
 from crckpt.images.pagemap import pagemap_name
+from crckpt.images.scheduling import without_deadline
 from crckpt.images.timers import rearm_timers
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Progress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from crckpt.store.reading import Reader
 
 _FILES = "files.img"
+_CORE = "core-"
 _NOBODY = 0
 """No process has this PID."""
 
@@ -35,6 +37,10 @@ def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, prog
     files = directory / _FILES
     if files.exists():
         files.write_bytes(rearm_timers(files.read_bytes()))
+    for core in directory.glob(f"{_CORE}*"):
+        changed = without_deadline(found := core.read_bytes())
+        if changed != found:
+            core.write_bytes(changed)
 
 
 def laid_out(repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress) -> Path:
@@ -81,6 +87,8 @@ class Streamed:
             return None
         if name == _FILES:
             image = iter([memoryview(rearm_timers(b"".join(bytes(part) for part in image)))])
+        elif name.startswith(_CORE):
+            image = iter([memoryview(without_deadline(b"".join(bytes(part) for part in image)))])
         return self._counted(image)
 
     def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:

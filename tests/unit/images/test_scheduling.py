@@ -1,0 +1,29 @@
+"""Threads with deadline scheduling are given to CRIU with the usual policy; nothing else is touched."""
+
+import pytest
+
+from crckpt.images import magics
+from crckpt.images.core import read_core
+from crckpt.images.framing import Image, Record, write_image
+from crckpt.images.scheduling import without_deadline
+from crckpt.images.wire import BYTES, FIXED64, VARINT, encode
+
+
+def _core(policy: int) -> bytes:
+    credentials = encode(((1, VARINT, 0), (13, VARINT, 0), (14, VARINT, 4), (14, VARINT, 6)))
+    thread = encode(((1, VARINT, 32), (2, VARINT, 24), (4, VARINT, policy), (10, BYTES, credentials), (6, FIXED64, 6)))
+    return write_image(Image(magics.CORE, (Record(encode(((1, VARINT, 1), (5, BYTES, thread)))),)))
+
+
+def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
+    """All of its other fields stay, those that are repeated too."""
+    assert without_deadline(_core(6)) == _core(0)
+    credentials = read_core(without_deadline(_core(6))).credentials
+    assert credentials is not None
+    assert credentials.groups == (4, 6)
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2, 3, 5])
+def test_other_policies_stay(policy: int) -> None:
+    """Byte for byte."""
+    assert without_deadline(_core(policy)) == _core(policy)
