@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crckpt.causes.attributes import ATTRIBUTES
 from crckpt.causes.cgroups import CGROUPS
 from crckpt.causes.descriptors import DESCRIPTORS
 from crckpt.causes.exhausted import EXHAUSTED
@@ -39,5 +40,5 @@ SPECIFIC = (
     *RESTORED,
     *IMAGES,
 )
-CATALOGUE = (*PREFLIGHT, *NEEDS, *SPECIFIC, *PASSING, *SILENT, *GENERAL, *VAGUE, *WARNED)
+CATALOGUE = (*PREFLIGHT, *NEEDS, *ATTRIBUTES, *SPECIFIC, *PASSING, *SILENT, *GENERAL, *VAGUE, *WARNED)
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

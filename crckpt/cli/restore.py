@@ -51,6 +51,14 @@ def restore(
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, or the program does.")
     ] = False,
+    allow_weaker: Annotated[
+        bool,
+        typer.Option(
+            "--allow-weaker",
+            help="Restore a program that would be less confined than it was (Landlock, a cgroup namespace, rules of "
+            "its control group). What gets weaker is said.",
+        ),
+    ] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -77,6 +85,7 @@ def restore(
         new_pid_namespace=new_pid_namespace,
         grown=grown.value,
         preflight=not no_preflight,
+        allow_weaker=allow_weaker,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
         # The document is to be alone on stdout.
         output=2 if as_json else 1,

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.host import procfs
+from crckpt.host.bpf import group_programs
 
 _OURS = Path("/proc/self/cgroup")
 _MOUNTS = Path("/sys/fs/cgroup")
@@ -18,6 +19,15 @@ _NOT_MOUNTED_ALONE = "unified"
 # Version 2 and 1: the limit, what is used of it, and the lines of memory.stat that tell of files.
 _MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+
+_LIMITED = {
+    "memory.max": "memory",
+    "memory.limit_in_bytes": "memory",
+    "memory.swap.max": "swap",
+    "pids.max": "pids",
+}
+_NO_LIMIT = 1 << 62
+"""Version 1 has no word for that, but a number of about this size."""
 
 # Version 2 and 1: what says whether a group is frozen itself, and what to write where to thaw it.
 _FREEZERS = (
@@ -54,6 +64,67 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
                 own = mount / path.lstrip("/")
                 yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
                 break
+
+
+def memberships(pid: int | str) -> tuple[tuple[str, str], ...]:
+    """(controllers, path) of each hierarchy in which a process has a group; version 2 has no controllers' names.
+
+    Raises OSError if the process has ended.
+    """
+    found = (line.split(":", 2) for line in procfs.lines(f"/proc/{pid}/cgroup"))
+    return tuple((names, path) for _, names, path in found)
+
+
+def directory(controllers: str, path: str) -> Path | None:
+    """Where the group lies; None if it is not there, or is no path from the top of a hierarchy."""
+    parts = path.strip("/").split("/")
+    if not path.startswith("/") or "." in parts or ".." in parts:
+        return None
+    name = controllers.removeprefix("name=")
+    if "/" in name or name in (".", ".."):
+        return None
+    for mount in (_MOUNTS / name,) if name else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
+        if mount.is_dir():
+            found = mount / path.lstrip("/")
+            return found if (found / "cgroup.procs").exists() else None
+    return None
+
+
+def restrictions(controllers: str, path: str) -> dict[str, int]:
+    """What a group and those above it restrict: the least limit of memory and swap (bytes), tasks and CPU (in ppm).
+
+    Rules on devices and on the network, of which nothing more can be compared, count as 1.
+    """
+    least: dict[str, int] = {}
+    own = directory(controllers, path)
+    if own is None:
+        return least
+    above = len([part for part in path.split("/") if part])
+    for group in (own, *list(own.parents)[:above]):
+        for name, limit in _limits(group):
+            least[name] = min(limit, least.get(name, limit))
+    if not controllers:
+        least.update(dict.fromkeys(group_programs(own), 1))
+    return least
+
+
+def _limits(group: Path) -> Iterator[tuple[str, int]]:
+    for file, name in _LIMITED.items():
+        with suppress(OSError, ValueError):
+            limit = _number(group / file)
+            if limit is not None and limit < _NO_LIMIT:
+                yield name, limit
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        if quota != "max":
+            yield "cpu", int(quota) * 1_000_000 // int(period)
+    with suppress(OSError, ValueError):
+        quota_1 = int((group / "cpu.cfs_quota_us").read_text())
+        if quota_1 > 0:
+            yield "cpu", quota_1 * 1_000_000 // int((group / "cpu.cfs_period_us").read_text())
+    with suppress(OSError):
+        if (group / "devices.list").read_text().split() != ["a", "*:*", "rwm"]:
+            yield "devices", 1
 
 
 def frozen(pid: int) -> Frozen | None:

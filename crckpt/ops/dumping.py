@@ -24,6 +24,7 @@ from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task
+from crckpt.ops import attributes
 from crckpt.ops.begin import Place, Started, started
 from crckpt.ops.failures import as_ours
 from crckpt.ops.gated import gated
@@ -138,7 +139,8 @@ def _must_be_short(request: Request) -> bool:
 
 def _left_running(subject: Subject, place: Place, waiting: Started | None, running: Running) -> Dumped:
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
-    details, began = _details(subject), time.monotonic()
+    subject, asked = _asked(subject)
+    details, began = _details(subject, asked), time.monotonic()
     outcome = succeeded(subject, _followed(subject, place, waiting))
     subject.check_root()
     written = place.work / "stats-dump"
@@ -183,7 +185,8 @@ def _going(subject: Subject, place: Place, waiting: Started | None) -> Iterator[
 
 def _held_until_committed(subject: Subject, place: Place, waiting: Started | None) -> Dumped:
     """The tree is held frozen until its checkpoint is committed, and only then ended."""
-    details, began = _details(subject), time.monotonic()
+    subject, asked = _asked(subject)
+    began = time.monotonic()
     saved: list[Checkpoint] = []
 
     def commit() -> None:
@@ -197,6 +200,7 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
         spent_ms = (time.monotonic() - began) * 1000
         log = read_log(place.log)
         subject.check_entered(log)
+        details = _details(subject, asked)
         new = _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)
         # If CRIU gave up waiting meanwhile, the tree runs: a checkpoint of its end would be none.
         saved.append(_committed(subject, place, new, going.check))
@@ -267,8 +271,19 @@ def _committed(
     return checkpoint
 
 
-def _details(subject: Subject) -> dict[str, object]:
-    """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files."""
+def _asked(subject: Subject) -> tuple[Subject, attributes.Asked]:
+    """What processes say of themselves, and the subject with what a restore will refuse because of that."""
+    asked = attributes.ask(subject.seen.tree, everyone=subject.request.stop)
+    planned = subject.planned
+    warned = replace(planned, warnings=(*planned.warnings, *attributes.confined(subject.seen.tree, asked)))
+    return replace(subject, planned=warned), asked
+
+
+def _details(subject: Subject, asked: attributes.Asked) -> dict[str, object]:
+    """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files.
+
+    So are the attributes of processes and threads that CRIU does not save.
+    """
     processes = [
         {
             "pid": process.ns_pids[-1],
@@ -281,7 +296,8 @@ def _details(subject: Subject) -> dict[str, object]:
     # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
-    return {"schema": 1, "processes": processes, "append_sizes": appended}
+    record = attributes.record(subject.seen.tree.root, asked)
+    return {"schema": 1, "processes": processes, "append_sizes": appended, "attributes": record}
 
 
 def _closed_pipes(subject: Subject) -> list[int]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,12 +27,14 @@ from crckpt.host.throwaway import KINDS, Throwaway, throwaway
 from crckpt.images.core import ZOMBIE
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
+from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore import complete, outside_ends
 from crckpt.ops.survey import survey
+from crckpt.preflight.attributes import read_record
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, details_of, reader
@@ -107,6 +109,7 @@ class _Subject(Struct, frozen=True):
     files: Path | None
     work: Path
     group: limited_group.Group | None
+    put_back: PutBack
 
 
 class _Run(Struct, frozen=True):
@@ -117,6 +120,7 @@ class _Run(Struct, frozen=True):
     ended: tuple[Ended, ...]
     probe: Probed | None
     unwritable: tuple[str, ...]
+    lost: tuple[Finding, ...]
 
 
 def rehearse(request: Request, context: Context) -> Rehearsed:
@@ -145,7 +149,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         if not tree.is_read_by_position:
             images = Streamed(reading, tree, context.progress)
             images.begin()
-        wanted = _wanted(repository, checkpoint, tree, criu)
+        details = json.loads(details_of(repository, checkpoint) or b"{}")
+        wanted = _wanted(checkpoint, tree, criu, details)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
         now = replace(survey(wanted, reading.files, context.store), refused={}, locks={}, writers={})
         verdict = _verdict(wanted, now)
@@ -155,13 +160,15 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         files = None
         if images is None:
             files = laid_out(repository, checkpoint, work, context.progress)
-        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group)
+        # Where it changes nothing it may be weaker, if that is said.
+        put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
+        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group, put_back)
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out
     return Rehearsed(
         checkpoint=checkpoint,
         criu=criu,
-        warnings=verdict.warnings,
+        warnings=(*verdict.warnings, *put_back.judgement.weaker, *put_back.judgement.lost, *done.lost),
         failures=tuple(_failures(tree, done, out_of_memory=out_of_memory)),
         restore_ms=done.restore_ms,
         ran_s=done.ran_s,
@@ -174,9 +181,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     )
 
 
-def _wanted(repository: Repository, checkpoint: Checkpoint, tree: ImageTree, criu: Criu) -> Wanted:
+def _wanted(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> Wanted:
     """As for a restore with PIDs of its own, in which files may be cut back."""
-    details = json.loads(details_of(repository, checkpoint) or b"{}")
     return Wanted(
         tree=tree,
         created=checkpoint.created,
@@ -229,10 +235,12 @@ def _run(subject: _Subject, limit: int) -> _Run:
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
         inside = (*joining, *entered(new.init, KINDS))
         watches: list[Watch] = []
+        lost: list[Finding] = []
 
         def look() -> None:
             streamer.check()
             complete(tree, new.init, subject.images)
+            lost.extend(subject.put_back(new.init))
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched(new.init, living)))
 
@@ -247,6 +255,7 @@ def _run(subject: _Subject, limit: int) -> _Run:
             ended=_ended(tree, ended, new),
             probe=probe,
             unwritable=new.secluded.unwritable,
+            lost=tuple(lost),
         )
 
 

@@ -8,11 +8,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crckpt.causes import Finding
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
@@ -24,10 +25,12 @@ from crckpt.host.rewind import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageTree
+from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.survey import survey
+from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, details_of, reader
 
@@ -39,7 +42,8 @@ class Request(Struct, frozen=True):
     """What the user asked for. `terminal` is the descriptor of the terminal we run on, if any.
 
     `output` is our descriptor for what the tree writes into pipes whose other end is not in it (in the foreground).
-    Without `preflight` CRIU tries what is known to fail.
+    Without `preflight` CRIU tries what is known to fail. With `allow_weaker` the tree may come back less protected than
+    it was.
     """
 
     ref: str
@@ -50,6 +54,7 @@ class Request(Struct, frozen=True):
     new_pid_namespace: bool = False
     grown: Grown = "refuse"
     preflight: bool = True
+    allow_weaker: bool = False
     terminal: int | None = None
     output: int = 1
 
@@ -171,7 +176,12 @@ def _restore_one(subject: _Subject) -> Restored:
             # It has by chance a number that the tree had: its next one is another.
             early.close()
             began = None
-        verdict = _verdict(subject, tree, reading.files)
+        details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
+        verdict = _verdict(subject, tree, reading.files, details)
+        put_back = prepare(read_record(details), tree, allow_weaker=request.allow_weaker)
+        if put_back.judgement.weaker and not request.allow_weaker:
+            raise refused(put_back.judgement.weaker)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *put_back.judgement.weaker, *put_back.judgement.lost))
         blockers = verdict.blockers
         if not (request.preflight or request.dry_run):
             blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
@@ -189,7 +199,7 @@ def _restore_one(subject: _Subject) -> Restored:
             began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, began, images)
+            return _run(subject, tree, verdict, began, images, put_back)
 
 
 class _Outside(Struct, frozen=True):
@@ -244,9 +254,8 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         yield began
 
 
-def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...]) -> Verdict:
+def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:
     request = subject.request
-    details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
     wanted = Wanted(
         tree=tree,
         created=subject.checkpoint.created,
@@ -278,13 +287,17 @@ def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, strea
     return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=stream)
 
 
-def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed | None) -> Restored:
-    """Let CRIU build the tree, look in the hold whether it is whole, and let it run."""
+def _run(
+    subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed | None, put_back: PutBack
+) -> Restored:
+    """Let CRIU build the tree, look in the hold whether it is whole, put back what CRIU drops, and let it run."""
     new, root = began.new, tree.root.pid
+    lost: list[Finding] = []
 
     def look() -> None:
         began.streamer.check()
         complete(tree, new.init if new else None, images)
+        lost.extend(put_back(new.init if new else None))
 
     # A namespace of its own ends with its init.
     ours = frozenset[int]() if new else numbers(tree)
@@ -307,7 +320,7 @@ def _run(subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, im
             pass_signals_on(pid, on_our_terminal=verdict.needs_terminal)
     return Restored(
         subject.checkpoint,
-        verdict,
+        replace(verdict, warnings=(*verdict.warnings, *lost)),
         began.command,
         subject.criu,
         pid=pid,

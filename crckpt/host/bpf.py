@@ -1,0 +1,39 @@
+"""Programs (BPF) that rule over a control group of version 2: on devices, and on the network. Source: bpf(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_BPF: Final = {"x86_64": 321}.get(os.uname().machine, 280)
+_PROG_QUERY: Final = 16
+_EFFECTIVE: Final = 1
+_QUERY: Final = struct.Struct("<IIIIQI4x")
+# linux/bpf.h: enum bpf_attach_type. What comes in, what goes out, sockets, addresses to bind and to connect to.
+_KINDS: Final = {"devices": (6,), "network": (0, 1, 2, 8, 9, 10, 11)}
+
+
+def group_programs(group: Path) -> Iterator[str]:
+    """`devices` and `network`, where there is a program for it, of this group or one above it that counts here too.
+
+    Nothing, where the kernel does not tell.
+    """
+    with suppress(OSError):
+        descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield from (name for name, kinds in _KINDS.items() if any(_programs(descriptor, kind) for kind in kinds))
+        finally:
+            os.close(descriptor)
+
+
+def _programs(group: int, kind: int) -> int:
+    query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
+    # With room for none the kernel says how many there are.
+    _LIBC.syscall(_BPF, _PROG_QUERY, query, _QUERY.size)
+    return int(_QUERY.unpack(query.raw)[5])

@@ -1,0 +1,284 @@
+"""Record the attributes of a tree at a dump, and put them back in a restore's hold, before the tree runs.
+
+What they are stands in `crckpt.preflight.attributes`. Most are read from outside. Some are known only to the process
+itself: it is made to say them by a system call, which stops one of its threads for some milliseconds. A dump that ends
+the tree asks each process. A dump after which the tree goes on asks only where there is a hint: no_new_privs, a system
+call filter, or locked memory.
+
+In the hold the tree's tasks wait in CRIU's code, with all the rights of CRIU and no filter of system calls: both come
+later. So a system call made there is not refused to the program.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.errors import RestoreFailed
+from crckpt.host import attributes, cgroups, proc, procfs
+from crckpt.preflight.attributes import (
+    ATTRIBUTES,
+    BY_NAME,
+    Group,
+    Judgement,
+    Landing,
+    ProcessRecord,
+    Record,
+    Value,
+    Wish,
+    judge,
+    wishes,
+)
+
+if TYPE_CHECKING:
+    from crckpt.host.inside import Order
+    from crckpt.images.tree import ImageTree
+
+Asked = dict[int, dict[str, Value]]
+"""By PID what processes said when they were asked."""
+
+Members = tuple[tuple[str, str], ...]
+"""Of each hierarchy of control groups its controllers and the path of a group."""
+
+_LABELS = ("exec", "fscreate", "keycreate")
+_REFUSED = (OSError, ValueError, OverflowError, struct.error)
+"""What a setter raises for what the kernel refuses, and for a number that is none of the kernel's."""
+
+
+def ask(tree: proc.Tree, *, everyone: bool) -> Asked:
+    """Ask each process of the tree what only itself can tell; unless `everyone`, where there is a hint only."""
+    pids = [pid for pid in tree.pids if everyone or _has_hint(pid)]
+    if not pids:
+        return {}
+    from crckpt.host.inside import Order, enter
+
+    answers = enter([Order(pid, pid, "ask") for pid in pids])
+    return {pid: answer.values for pid, answer in zip(pids, answers, strict=True)}
+
+
+def confined(tree: proc.Tree, asked: Asked) -> tuple[Finding, ...]:
+    """What a dump says of processes whose restore will be refused."""
+    comms = {process.pid: process.comm for process in tree.processes}
+    return tuple(
+        cause("needs-allow-weaker").told(pid=pid, comm=comms.get(pid, "?"), what="Landlock")
+        for pid, values in asked.items()
+        if values.get("landlock")
+    )[:1]
+
+
+def record(root: proc.Process, asked: Asked) -> object:
+    """The attributes of the tree below `root` as it is now, for the details of its checkpoint, as JSON knows them."""
+    groups: dict[Members, int] = {}
+    processes = []
+    for process in proc.read_tree(root).processes:
+        with suppress(OSError):
+            processes.append(_process(process, asked.get(process.pid, {}), groups))
+    found = Record(
+        cpus=tuple(sorted(attributes.cpus())),
+        processes=tuple(processes),
+        groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
+    )
+    return msgspec.to_builtins(found, str_keys=True)
+
+
+def _process(process: proc.Process, asked: dict[str, Value], groups: dict[Members, int]) -> ProcessRecord:
+    pid = process.pid
+    members = cgroups.memberships(pid)
+    return ProcessRecord(
+        pid=process.ns_pids[-1],
+        threads=dict(_threads(process)),
+        values=dict(_read(attributes.OF_PROCESS.items(), pid)) | asked,
+        groups=groups.setdefault(members, len(groups)),
+        labels=dict(_labels(pid)),
+        has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
+    )
+
+
+def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, Value]]]:
+    for tid in process.threads:
+        with suppress(OSError):
+            inside = tid if len(process.ns_pids) == 1 else _inner(process.pid, tid)
+            yield inside, dict(_read(attributes.OF_THREAD.items(), tid))
+
+
+def _inner(pid: int, tid: int) -> int:
+    """What a thread is called in its own PID namespace."""
+    status = procfs.text(f"/proc/{pid}/task/{tid}/status")
+    return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
+
+
+def _read(readers: Iterable[tuple[str, attributes.Reader]], number: int) -> Iterator[tuple[str, Value]]:
+    """What a kernel does not know is left out."""
+    for name, reader in readers:
+        with suppress(OSError, ValueError):
+            yield name, reader(number)
+
+
+def _labels(pid: int) -> Iterator[tuple[str, str]]:
+    for name in _LABELS:
+        with suppress(OSError):
+            if label := procfs.text(f"/proc/{pid}/attr/{name}").strip("\0\n"):
+                yield name, label
+
+
+def _has_hint(pid: int) -> bool:
+    with suppress(OSError):
+        status = procfs.text(f"/proc/{pid}/status")
+        said = (status.partition(f"\n{name}:")[2].split(None, 1) for name in ("NoNewPrivs", "Seccomp", "VmLck"))
+        return any(words and words[0] != "0" for words in said)
+    return False
+
+
+class PutBack(Struct, frozen=True):
+    """What a restore puts back in its hold, and what was judged of that before. `allow_weaker` is the user's choice."""
+
+    record: Record | None
+    tree: ImageTree
+    landing: Landing
+    judgement: Judgement
+    allow_weaker: bool = False
+
+    def __call__(self, init: int | None) -> tuple[Finding, ...]:
+        """Do it; what could not be done. The tree is in our PID namespace, or in that of the process `init`.
+
+        Raises RestoreFailed if something that protects is lost, and that is not allowed.
+        """
+        if self.record is None:
+            return ()
+        found = _Restored(self.tree, init)
+        failed = [*found.set(tuple(wishes(self.record, self.tree, self.landing)))]
+        failed.extend(found.move(self.judgement.moves))
+        protecting = [told for told in failed if told.key == "protection-lost"]
+        if protecting and not self.allow_weaker:
+            raise RestoreFailed(f"{protecting[0].what}; nothing is left behind", hint=protecting[0].remedy)
+        return tuple({(told.key, told.what.partition(" of ")[0]): told for told in reversed(failed)}.values())
+
+
+def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False) -> PutBack:
+    """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
+    if record is None:
+        return PutBack(None, tree, Landing(frozenset()), Judgement(), allow_weaker)
+    if in_seclusion:
+        record = msgspec.structs.replace(record, groups=())
+    restricting = {group.place for members in record.groups for group in members if group.restricts}
+    landing = Landing(
+        cpus=attributes.cpus(),
+        restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
+        now={place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None},
+    )
+    return PutBack(record, tree, landing, judge(record, tree, landing), allow_weaker)
+
+
+def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
+    least: dict[str, int] = {}
+    for restricts in found:
+        for name, limit in restricts.items():
+            least[name] = min(limit, least.get(name, limit))
+    return least
+
+
+class _Restored:
+    """The tasks of a restored tree, which wait for the end of the hold."""
+
+    def __init__(self, tree: ImageTree, init: int | None) -> None:
+        self._init = init
+        self._pids = proc.seen_from_here((process.pid for process in tree.processes), init)
+
+    def set(self, wanted: tuple[Wish, ...]) -> Iterator[Finding]:
+        """Set what differs; what could not be set."""
+        orders: list[tuple[Wish, Order]] = []
+        for pid, of_process in _by_process(wanted).items():
+            tids = self._tids(pid)
+            for wish in of_process:
+                if (tid := tids.get(wish.tid)) is None:
+                    continue
+                inside = []
+                for attribute in ATTRIBUTES:
+                    value = wish.values.get(attribute.name)
+                    if value is None or _has(attribute.name, tid, value):
+                        continue
+                    if attribute.back == "inside":
+                        inside.append((attribute.name, value))
+                    elif attribute.back == "outside":
+                        yield from _set(attribute.name, tid, value, wish)
+                if inside:
+                    orders.append((wish, _order(self._pids[pid], tid, inside)))
+        yield from _entered(orders)
+
+    def _tids(self, pid: int) -> dict[int, int]:
+        """What we call the threads of a process."""
+        here = self._pids.get(pid)
+        if here is None:
+            return {}
+        with suppress(OSError):
+            listed = [int(path.name) for path in Path(f"/proc/{here}/task").iterdir()]
+            return {tid if self._init is None else _inner(here, tid): tid for tid in listed}
+        return {}
+
+    def move(self, moves: tuple[tuple[int, Group], ...]) -> Iterator[Finding]:
+        """Move processes to their old groups; what could not be moved."""
+        for pid, group in moves:
+            where = cgroups.directory(group.controllers, group.path)
+            if pid not in self._pids:
+                continue
+            try:
+                if where is None:
+                    raise FileNotFoundError(0, "it is gone")
+                (where / "cgroup.procs").write_text(str(self._pids[pid]))
+            except OSError as error:
+                title, why = f"the control group {group.path}", error.strerror or error
+                yield cause("protection-lost").told(title=title, pid=pid, why=why)
+
+
+def _by_process(wanted: tuple[Wish, ...]) -> dict[int, list[Wish]]:
+    found: dict[int, list[Wish]] = {}
+    for wish in wanted:
+        found.setdefault(wish.pid, []).append(wish)
+    return found
+
+
+def _has(name: str, tid: int, value: Value) -> bool:
+    """Whether that is so already. What cannot be read is set, unless it was nothing."""
+    reader = attributes.OF_THREAD.get(name) or attributes.OF_PROCESS.get(name)
+    if reader is None:
+        return not any(value)
+    with suppress(OSError, ValueError):
+        return reader(tid) == value
+    return not value
+
+
+def _set(name: str, tid: int, value: Value, wish: Wish) -> Iterator[Finding]:
+    try:
+        attributes.SETTERS[name](tid, value)
+    except _REFUSED as error:
+        yield _lost(name, wish, str(getattr(error, "strerror", None) or error))
+
+
+def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
+    from crckpt.host.inside import Order
+
+    return Order(pid, tid, "set", tuple(values), is_lent=True)
+
+
+def _entered(orders: list[tuple[Wish, Order]]) -> Iterator[Finding]:
+    if not orders:
+        return
+    from crckpt.host.inside import enter
+
+    for (wish, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
+        if answer.why:
+            yield from (_lost(name, wish, answer.why) for name, _ in order.values)
+        yield from (_lost(name, wish, why) for name, why in answer.failed)
+
+
+def _lost(name: str, wish: Wish, why: str) -> Finding:
+    attribute = BY_NAME[name]
+    key = "protection-lost" if attribute.protects else "attribute-lost"
+    return cause(key).told(title=attribute.title, tid=wish.tid, pid=wish.pid, why=why)

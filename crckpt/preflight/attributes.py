@@ -1,0 +1,326 @@
+"""The attributes of processes and threads that a restored program keeps, and what to do where it cannot. Pure.
+
+`ATTRIBUTES` is the list: how a dump reads each one, how a restore puts it back, and whether it protects something. A
+restore that would lose one which protects something is refused, unless the user allows that (`--allow-weaker`); of all
+others a warning says that they are lost.
+
+Control groups. A restored tree is in the group that crckpt runs in: under systemd that is the unit's own, and in a
+shell the session that the user has now. It stays there, and nothing is said, if that group restricts the tree as much
+as the old one did. Else the tree is moved back to its old group, if that is still there and still restricts as much. If
+not, limits of memory, swap, tasks and CPU time are lost with a warning: a service that is brought back by hand, in
+a shell, is not refused for the default limit of tasks. Rules on devices and on the network are for security: without
+them the restore is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.errors import IntegrityError
+from crckpt.images.tree import ImageTree
+
+Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Place = tuple[str, str]
+Value = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
+
+_MOST_NODES: Final = 1024
+_SCHED_DEADLINE: Final = 6
+
+
+class Attribute(Struct, frozen=True):
+    """One attribute, `of` each thread or of the process as a whole.
+
+    `read`: from /proc or a system call on its id (`outside`), by a system call that the process itself is made to make
+    (`asked`, see `crckpt.ops.attributes`), by `CRIU`, or not at all. `back`: who sets it at a restore, crckpt from
+    `outside`, crckpt by a system call `inside` the process, `CRIU`, or nobody. `protects`: losing it makes the program
+    or the host less safe. `test` is its name in tests/programs/attributes.py, empty if a test cannot be made or is
+    elsewhere; `note` says why something is not done.
+    """
+
+    name: str
+    of: Literal["thread", "process"]
+    title: str
+    read: Literal["outside", "asked", "CRIU", "not"]
+    back: Literal["outside", "inside", "CRIU", "not"]
+    protects: bool = False
+    test: str = ""
+    note: str = ""
+
+
+_NO_SIGN: Final = "the kernel tells it only to the thread itself"
+
+ATTRIBUTES: Final = (
+    Attribute("affinity", "thread", "the CPU affinity", "outside", "outside", test="affinity"),
+    Attribute("io_priority", "thread", "the I/O priority", "outside", "outside", test="ioprio"),
+    Attribute("time_slice", "thread", "the time slice", "outside", "outside", test="slice"),
+    Attribute(
+        "utilization",
+        "thread",
+        "the utilization clamp",
+        "outside",
+        "outside",
+        note="tested only on a kernel with CONFIG_UCLAMP_TASK",
+    ),
+    Attribute("deadline", "thread", "the deadline scheduling", "outside", "outside", test="deadline"),
+    # After the policy: the kernel gives threads with a real-time policy no slack.
+    Attribute("timer_slack", "thread", "the timer slack", "outside", "outside", test="timer_slack"),
+    Attribute("personality", "thread", "the personality", "outside", "inside", test="personality"),
+    Attribute("memory_errors", "thread", "the policy for memory errors", "outside", "inside", test="mce_kill"),
+    Attribute("io_flusher", "thread", "the mark of an I/O flusher", "outside", "inside", note="needs CAP_SYS_RESOURCE"),
+    Attribute(
+        "memory_policy",
+        "thread",
+        "the memory policy",
+        "outside",
+        "inside",
+        note="read on hosts with several NUMA nodes only; the policies of single maps (mbind) are lost",
+    ),
+    Attribute("core_filter", "process", "the core dump filter", "outside", "outside", test="coredump_filter"),
+    Attribute("autogroup_nice", "process", "the autogroup's nice value", "outside", "outside", test="autogroup"),
+    Attribute("memory_merge", "process", "the merging of memory", "outside", "inside", test="memory_merge"),
+    Attribute("lock_future", "process", "the locking of new maps", "asked", "inside", test="mlock_future"),
+    Attribute(
+        "no_written_code",
+        "process",
+        "the refusal of writable code (PR_SET_MDWE)",
+        "asked",
+        "inside",
+        protects=True,
+        test="mdwe",
+    ),
+    Attribute(
+        "landlock",
+        "process",
+        "the Landlock domain",
+        "asked",
+        "not",
+        protects=True,
+        test="landlock",
+        note="the kernel tells that there is one, and nothing of its rules; asked of the first thread",
+    ),
+    Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
+    Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
+    Attribute("reset_on_fork", "thread", "the reset of the policy on fork", "CRIU", "CRIU", test="reset_on_fork"),
+    Attribute("oom_score_adj", "process", "the OOM score adjustment", "CRIU", "CRIU", test="oom_score_adj"),
+    Attribute("subreaper", "process", "the mark of a subreaper", "CRIU", "CRIU", test="subreaper"),
+    Attribute("thp_disable", "process", "the refusal of huge pages", "CRIU", "CRIU", test="thp_disable"),
+    Attribute("rlimits", "process", "the resource limits", "CRIU", "CRIU", test="rlimits"),
+    Attribute("umask", "process", "the umask", "CRIU", "CRIU", test="umask"),
+    Attribute("dumpable", "process", "the dumpable flag", "CRIU", "CRIU", protects=True, test="dumpable"),
+    Attribute("no_new_privs", "thread", "no_new_privs", "CRIU", "CRIU", protects=True, test="no_new_privs"),
+    Attribute("securebits", "thread", "the securebits", "CRIU", "CRIU", protects=True, test="securebits"),
+    Attribute("bounding_set", "thread", "the capability sets", "CRIU", "CRIU", protects=True, test="bounding_set"),
+    Attribute("groups", "thread", "the supplementary groups", "CRIU", "CRIU", protects=True, test="groups"),
+    Attribute("seccomp", "thread", "the system call filters", "CRIU", "CRIU", protects=True, test="seccomp"),
+    Attribute(
+        "thp_except_advised",
+        "process",
+        "huge pages where advised, and only there",
+        "not",
+        "not",
+        note="CRIU refuses them everywhere after the restore",
+    ),
+    Attribute("cpuid", "thread", "the fault on CPUID", "not", "not", note=_NO_SIGN),
+    Attribute("tsc", "thread", "the fault on RDTSC (PR_SET_TSC)", "not", "not", note=_NO_SIGN),
+    Attribute("speculation", "thread", "the control of speculation", "not", "not", note="not set by any test host"),
+    Attribute("dispatch", "thread", "the dispatch of own system calls", "not", "not", note=_NO_SIGN),
+    Attribute("keyrings", "thread", "keys in thread, process and session keyrings", "not", "not", note=_NO_SIGN),
+)
+BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
+
+LANDLOCK: Final = "landlock"
+_OF_SESSION: Final = "autogroup_nice"
+LIMITS: Final = ("memory", "swap", "pids", "cpu")
+RULES: Final = ("devices", "network")
+
+
+class Group(Struct, frozen=True):
+    """A control group: the controllers of its hierarchy (none: version 2), its path there, and what it restricts.
+
+    Of each limit that is the least of the group and those above it; rules count as 1.
+    """
+
+    controllers: str
+    path: str
+    restricts: dict[str, Number] = {}
+
+    @property
+    def place(self) -> Place:
+        """What names it."""
+        return self.controllers, self.path
+
+
+class ProcessRecord(Struct, frozen=True):
+    """What a dump found of a process. Numbers are those of its own PID namespace.
+
+    `threads` has values by thread id and name. `groups` is a place in the record's list. `labels` are what a security
+    module is to give to what the process makes, by name of the file in /proc/PID/attr. `has_own_groups`: it has a
+    cgroup namespace that is not the one of the crckpt that dumped it.
+    """
+
+    pid: int
+    threads: dict[int, dict[str, Value]]
+    values: dict[str, Value] = {}
+    groups: int | None = None
+    labels: dict[str, str] = {}
+    has_own_groups: bool = False
+    uid: int = 0
+
+
+class Record(Struct, frozen=True):
+    """What a dump found of a tree. `cpus` were online; `groups` are the different sets of groups of its processes."""
+
+    cpus: Value
+    processes: tuple[ProcessRecord, ...]
+    groups: tuple[tuple[Group, ...], ...] = ()
+
+
+class Wish(Struct, frozen=True):
+    """What one thread is to have again; of the first of a process, also what the process is to have."""
+
+    pid: int
+    tid: int
+    values: dict[str, Value]
+
+
+class Landing(Struct, frozen=True):
+    """What a restored tree meets: the CPUs that are online, and what our own control groups restrict.
+
+    `now` has what those of the old groups restrict that are still there.
+    """
+
+    cpus: frozenset[int]
+    restricts: dict[str, int] = {}
+    now: dict[Place, dict[str, int]] = {}
+
+
+class Judgement(Struct, frozen=True):
+    """What cannot be kept: `weaker` is to be allowed by the user, `lost` is said. `moves` are (PID, group)."""
+
+    weaker: tuple[Finding, ...] = ()
+    lost: tuple[Finding, ...] = ()
+    moves: tuple[tuple[int, Group], ...] = ()
+
+
+def read_record(details: dict[str, object]) -> Record | None:
+    """The record in a checkpoint's details; None if there is none, as in older checkpoints. Raises IntegrityError."""
+    if "attributes" not in details:
+        return None
+    try:
+        return msgspec.convert(details["attributes"], Record, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise IntegrityError(f"the record of the program's attributes is damaged: {error}") from error
+
+
+def wishes(record: Record, tree: ImageTree, landing: Landing) -> Iterator[Wish]:
+    """What each thread of the tree is to have. One that is younger than the record inherited from an older one.
+
+    Nothing is wished for a process that is not in the tree, whatever the record says.
+    """
+    known = {process.pid: process for process in record.processes}
+    inside = {process.pid for process in tree.processes}
+    heirs: dict[int, ProcessRecord] = {}
+    for process in tree.processes:
+        found = known.get(process.pid) or heirs.get(process.ppid)
+        if found is None:
+            continue
+        heirs[process.pid] = found
+        first = found.threads.get(found.pid, {})
+        for thread in process.threads:
+            values = found.threads.get(thread.tid, first)
+            if thread.tid == process.pid:
+                # A session that others began is theirs to rank.
+                ranked = process.sid in inside
+                values = values | {name: found.values[name] for name in found.values if ranked or name != _OF_SESSION}
+            yield Wish(process.pid, thread.tid, dict(_fitted(values, record, landing)))
+
+
+def _fitted(values: dict[str, Value], record: Record, landing: Landing) -> Iterator[tuple[str, Value]]:
+    for name, value in values.items():
+        if name == "affinity":
+            everywhere = set(value) >= set(record.cpus)
+            yield name, tuple(sorted((not everywhere and landing.cpus & set(value)) or landing.cpus))
+        elif name == "memory_policy":
+            yield name, (*value[:1], *(node for node in value[1:] if 0 <= node < _MOST_NODES))
+        elif name in BY_NAME:
+            yield name, value
+
+
+def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
+    """What of the record can be kept on this host, before anything is restored."""
+    comms = {process.pid: process.comm for process in tree.processes}
+    weaker: list[Finding] = []
+    lost: list[Finding] = list(_fewer_cpus(record, landing))
+    moves: list[tuple[int, Group]] = []
+    for process in record.processes:
+        if process.pid not in comms:
+            continue
+        named = {"pid": process.pid, "comm": comms[process.pid]}
+        if process.values.get(LANDLOCK):
+            weaker.append(cause("landlock-lost").told(**named))
+        if process.has_own_groups:
+            weaker.append(cause("cgroup-namespace-lost").told(**named))
+        weaker.extend(
+            cause("label-lost").told(name=name, label=label, **named) for name, label in process.labels.items()
+        )
+        for group in _groups(record, process):
+            missing = _unrestricted(group, landing)
+            if missing and _is_still_there(group, landing):
+                moves.append((process.pid, group))
+            elif missing:
+                rules = [name for name in missing if name in RULES]
+                told = cause("group-rules-lost" if rules else "group-limits-lost").told(
+                    what=" and ".join(rules or missing), path=group.path, **named
+                )
+                (weaker if rules else lost).append(told)
+    return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves))
+
+
+def _once(findings: list[Finding]) -> Iterator[Finding]:
+    """Of many processes with the same fate the first speaks for all."""
+    told: set[str] = set()
+    for finding in findings:
+        if finding.key not in told or finding.key == "label-lost":
+            told.add(finding.key)
+            yield finding
+
+
+def _fewer_cpus(record: Record, landing: Landing) -> Iterator[Finding]:
+    wanted = set(record.cpus)
+    for process in record.processes:
+        for tid, values in process.threads.items():
+            value = set(values.get("affinity", ()))
+            if value and not value >= wanted and not value <= landing.cpus:
+                left = value & landing.cpus
+                yield cause("cpus-missing" if left else "no-cpu-left").told(
+                    tid=tid, missing=_listed(value - landing.cpus), left=_listed(left)
+                )
+                return
+
+
+def _listed(numbers: set[int] | frozenset[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
+
+
+def _groups(record: Record, process: ProcessRecord) -> tuple[Group, ...]:
+    index = process.groups
+    return () if index is None or not 0 <= index < len(record.groups) else record.groups[index]
+
+
+def _unrestricted(group: Group, landing: Landing) -> list[str]:
+    """What the old group restricted, and ours do not, or less."""
+    return [
+        name
+        for name, limit in group.restricts.items()
+        if name in (*LIMITS, *RULES) and landing.restricts.get(name, limit + 1) > limit
+    ]
+
+
+def _is_still_there(group: Group, landing: Landing) -> bool:
+    now = landing.now.get(group.place)
+    return now is not None and all(now.get(name, limit + 1) <= limit for name, limit in group.restricts.items())

@@ -1,0 +1,243 @@
+"""A restored program finds its attributes again, asked from inside; what it cannot have again is refused or said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from command import Crckpt
+from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
+from trees import Tree, started, wait_for
+
+from crckpt.preflight.attributes import ATTRIBUTES
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED: Final = 24
+TWO_CPUS: Final = len(os.sched_getaffinity(0)) > 1
+
+TOGETHER: Final = (
+    "affinity ioprio timer_slack slice personality coredump_filter oom_score_adj autogroup subreaper thp_disable umask "
+    "mce_kill memory_merge mlock_on_fault mdwe bounding_set rlimits groups",
+    "nice mlock_future seccomp no_new_privs securebits dumpable mdwe_no_inherit",
+    "policy",
+    "reset_on_fork",
+    "deadline",
+)
+"""Names that a program can set at the same time."""
+
+NAMES: Final = tuple(name for names in TOGETHER for name in names.split())
+
+
+class Asked(NamedTuple):
+    """What a program said of itself before its dump and after its restore, thread by thread; and what crckpt said."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    warnings: list[str]
+
+
+@pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
+def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
+    """Programs that set all of them, dumped, ended and restored."""
+    if not TWO_CPUS:
+        pytest.skip("a program with two affinities needs two CPUs")
+    found: dict[str, Asked] = {}
+    for names in TOGETHER:
+        crckpt = Crckpt(tmp_path_factory.mktemp("attributes") / "store")
+        with orphans_adopted(), stopped(crckpt, program("attributes", *names.split())) as tree:
+            before, counters = _of(tree), tree.counters()
+            with _restored(crckpt, str(request.param)) as warnings:
+                tree.wait_growth(counters)
+                after = _of(tree)
+            found |= dict.fromkeys(names.split(), Asked(before, after, warnings))
+    return found
+
+
+def _of(tree: Tree) -> Mapping[str, Any]:
+    """What the program says of itself."""
+    return tree.facts()[""]
+
+
+@contextmanager
+def _restored(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
+    if how == "detached":
+        yield crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
+    elif how == "foreground":
+        with foreground(crckpt):
+            yield []
+    else:
+        with detached_in_namespace(crckpt):
+            yield []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_attribute_is_what_it_was(asked: dict[str, Asked], name: str) -> None:
+    """Of the first thread and of the second one, which had another value where each has its own."""
+    said = asked[name]
+    assert said.after["process"][name] == said.before["process"][name]
+    assert said.after["thread"][name] == said.before["thread"][name]
+    assert said.warnings == []
+
+
+def test_each_attribute_of_the_list_that_comes_back_is_asked_for() -> None:
+    assert {attribute.test for attribute in ATTRIBUTES if attribute.back != "not" and attribute.test} <= {*NAMES}
+
+
+def test_a_landlock_domain_is_never_lost_silently(crckpt: Crckpt) -> None:
+    """It is said at the dump; the restore is refused, and done with less protection where that is allowed."""
+    with started(program("attributes", "landlock")) as tree:
+        dumped = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]
+        assert "is confined by Landlock" in " ".join(dumped["warnings"])
+        assert "--allow-weaker" in " ".join(dumped["warnings"])
+        tree.wait_gone()
+        assert _of(tree)["process"]["landlock"] is False
+        before = tree.counters()
+        for words in ((), ("--no-preflight",), ("--dry-run",)):
+            said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+            assert f"process {tree.pid} (python3) was confined by Landlock" in said.err
+            assert "--allow-weaker" in said.err
+        restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
+        assert "was confined by Landlock" in " ".join(restored["warnings"])
+        tree.wait_growth(before)
+
+
+def test_a_dump_that_leaves_the_tree_running_asks_where_there_is_a_hint(crckpt: Crckpt) -> None:
+    """A program with no_new_privs that refuses to execute what was written does so after a restore, too."""
+    with started(program("attributes", "no_new_privs", "mdwe", "landlock")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        before = _of(tree)
+        tree.end()
+        tree.wait_gone()
+        (tree.workdir / "status.json").unlink()
+        crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        crckpt.run("restore", JOB, "--detach", "--allow-weaker")
+        wait_for((tree.workdir / "status.json").is_symlink, 10, "the program to report again")
+        assert _of(tree)["process"]["mdwe"] == before["process"]["mdwe"] == [1, False]
+
+
+def test_a_rehearsal_puts_them_back_too(crckpt: Crckpt) -> None:
+    with started(program("attributes", "affinity", "mdwe", "mlock_future", "personality")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        probe = f"grep -x 00040000 /proc/{tree.pid}/personality && taskset -pc {tree.pid} | grep -q ': 0$'"
+        said = crckpt.run("rehearse", JOB, "--seconds", "0.4", "--probe", f"sh -c {_quoted(probe)}", "--json")
+        result = said.document["result"]
+        assert result["passed"], result
+        assert result["warnings"] == []
+
+
+def _quoted(words: str) -> str:
+    return "'" + words.replace("'", "'\"'\"'") + "'"
+
+
+def test_an_affinity_that_was_none_is_none_again(crckpt: Crckpt) -> None:
+    """Whatever that of crckpt is, which CRIU's tasks inherit."""
+    with stopped(crckpt, program("attributes", "ioprio")) as tree:
+        before = tree.counters()
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {0})
+        try:
+            crckpt.run("restore", JOB, "--detach")
+        finally:
+            os.sched_setaffinity(0, mine)
+        tree.wait_growth(before)
+        assert os.sched_getaffinity(tree.pid) == mine
+
+
+@contextmanager
+def _group(controller: str, name: str, **limits: str) -> Iterator[Path]:
+    """A control group of version 1 with these limits; whoever is in it when the block ends is moved out."""
+    top = Path("/sys/fs/cgroup", controller)
+    group = top / f"crckpt-test-{os.getpid()}-{name}"
+    try:
+        group.mkdir()
+        for file, value in limits.items():
+            (group / file.replace("__", ".")).write_text(value)
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield group
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    if not group.exists():
+        return
+    for pid in (group / "cgroup.procs").read_text().split():
+        with suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(pid)
+
+    def gone() -> bool:
+        with suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    wait_for(gone, 10, f"{group} to go")
+
+
+@contextmanager
+def _stopped_in(crckpt: Crckpt, group: Path) -> Iterator[Tree]:
+    with started(program("counter")) as tree:
+        (group / "cgroup.procs").write_text(str(tree.pid))
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        yield tree
+
+
+def _is_in(pid: int, group: Path) -> bool:
+    return f"/{group.name}\n" in Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
+    with _group("pids", "limited", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        tree.wait_growth(before)
+        assert said["warnings"] == []
+        assert _is_in(tree.pid, group)
+
+
+def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
+    """The tree runs without it: no service is to be refused for a limit of tasks."""
+    with _group("pids", "gone", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
+        _remove(group)
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        tree.wait_growth(before)
+        assert f"the control group /{group.name}, whose limits of pids do not hold" in " ".join(said["warnings"])
+
+
+def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
+    with _group("devices", "rules", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
+        _remove(group)
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"the control group /{group.name}, whose rules on devices do not hold" in said.err
+        restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
+        assert "whose rules on devices do not hold" in " ".join(restored["warnings"])
+        tree.wait_growth(before)
+
+
+def test_a_group_that_restricts_nothing_is_not_missed(crckpt: Crckpt) -> None:
+    with _group("pids", "free") as group, _stopped_in(crckpt, group) as tree:
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        tree.wait_growth(before)
+        assert said["warnings"] == []
+        assert not _is_in(tree.pid, group)
+
+
+def test_a_cgroup_namespace_is_never_lost_silently(crckpt: Crckpt) -> None:
+    case = program("counter")
+    apart = type(case)(case.name, ("unshare", "--cgroup", *case.argv))
+    with stopped(crckpt, apart) as tree:
+        before = tree.counters()
+        assert "had a cgroup namespace of its own" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
+        assert "had a cgroup namespace of its own" in " ".join(restored["warnings"])
+        tree.wait_growth(before)
