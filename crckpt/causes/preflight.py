@@ -160,7 +160,7 @@ PREFLIGHT = (
     Cause(
         "call-interrupted-again",
         "the system call of thread {tid} (PID {pid}) was interrupted before (stop signal, debugger): it may return "
-        "EINTR after the dump, and does after a restore",
+        "EINTR after the dump, and does so after a restore",
         "",
     ),
     Cause(

@@ -16,7 +16,7 @@ from msgspec import Struct
 from crckpt.host import procfs
 
 RESTARTED: Final = "restart_syscall"
-"""A call that was interrupted before, by a stop signal or a debugger, for one: only the kernel knows which."""
+"""A call that was interrupted before, by a stop signal or a debugger, for one, and that nothing tells the name of."""
 
 _X86_64: Final = {
     7: "poll",
@@ -82,20 +82,32 @@ def interrupted_calls(pid: int, threads: Iterable[int]) -> Iterator[Wait]:
     for tid in threads:
         # It has ended, or is not ours to look at; or the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK).
         with suppress(OSError):
-            if call := interrupted_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall")):
+            call, is_compat = interrupted_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
+            if call == RESTARTED:
+                call = restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
+            if call:
                 yield Wait(pid, tid, call)
 
 
-def interrupted_call(said: str, machine: str = os.uname().machine) -> str:
-    """The name of such a call of a thread of which /proc says this; empty if it is in none."""
+def restarted_call(stack: str, *, is_compat: bool) -> str:
+    """What restart_syscall(2) goes on with, as the preload library finds it (restart.c)."""
+    if "poll" in stack:
+        return "poll"
+    if is_compat or not stack:
+        return RESTARTED
+    return "futex" if "futex" in stack else "nanosleep"
+
+
+def interrupted_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
+    """The name of such a call of a thread of which /proc says this, empty if it is in none; whether it is 32-bit."""
     number, *words = said.split()
     # "running", or blocked outside of a call: "-1", stack and place.
     if len(words) != 8:
-        return ""
+        return "", False
     values = [int(word, 16) for word in words]
     is_compat = values[6] < 1 << 32
     names = {"x86_64": _I386 if is_compat else _X86_64, "aarch64": _AARCH64}.get(machine, {})
     call = names.get(int(number), "")
     if (call in _TIMEOUT and not values[_TIMEOUT[call]]) or (call in _FLAGS and values[_FLAGS[call]] & 1):
-        return ""
-    return call
+        call = ""
+    return call, is_compat

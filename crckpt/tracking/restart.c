@@ -10,6 +10,7 @@
  * CRIU's image holds no restart block, and its own code in a process ends with rt_sigreturn(2), which takes that away:
  * it makes EINTR of ERESTART_RESTARTBLOCK (compel/arch/x86/src/lib/infect.c). So here
  *
+ *   PTRACE_SEIZE       looks which call it is that restart_syscall(2) goes on with, after an earlier interruption;
  *   PTRACE_GETREGSET   the first time for a thread, says ERESTARTNOHAND of a call that can be made again, or EINTR of
  *                      one that a handler interrupts which is about to run: this is what CRIU saves;
  *   PTRACE_SETREGSET   of what CRIU saved puts back what the kernel said, with ERESTARTNOHAND for the last two: as the
@@ -17,7 +18,7 @@
  *   PTRACE_DETACH      does so for threads whose registers CRIU did not set, as in a pre-dump.
  *
  * A call that is made again waits for all of a relative timeout, unless the kernel wrote what was left of it where the
- * program has it (select, ppoll, sleep of glibc). restart_syscall(2) itself cannot be made again in another process.
+ * program has it (select, ppoll, sleep of glibc).
  *
  * On arm64 the kernel undoes such calls before a tracer looks (arch/arm64/kernel/signal.c), and CRIU need not; what
  * returns EINTR has lost its first argument there, and is left as it is.
@@ -42,6 +43,13 @@
 
 #define RESTART_SYSCALL 219
 #define RESTART_SYSCALL_32 0
+#define POLL 7
+#define POLL_32 168
+#define NANOSLEEP 35
+#define CLOCK_NANOSLEEP 230
+#define FUTEX 202
+/* Clocks have small numbers, or negative ones of 32 bits; what else comes first in such a call is an address. */
+#define MOST_CLOCKS 4096
 /* Both `syscall` and `int $0x80`. */
 #define INSTRUCTION 2
 #define MOST_TASKS (1 << 22)
@@ -102,7 +110,7 @@ static const struct again {
     {-1, 239, SOCKET},  /* sendfile64 */
     {43, -1, SOCKET},   /* accept */
     {288, 364, SOCKET}, /* accept4 */
-    /* It waits for the connection that it has begun to make. */
+    /* It waits for the connection that it has begun to make. Over TCP it then times out with another errno. */
     {42, 362, SOCKET},  /* connect */
     /* The same by socketcall. */
     {-1, 102, 3},       /* socketcall: connect */
@@ -125,6 +133,12 @@ struct kept {
     long told, put_back;
 };
 static struct bytes all_kept;
+
+/* A thread in restart_syscall(2), and the call that this goes on with. */
+struct restarted {
+    int tid, number;
+};
+static struct bytes all_restarted;
 static int first_kept[1 << 12];
 static uint8_t is_looked_at[MOST_TASKS / 8];
 
@@ -174,16 +188,19 @@ static int understood(const struct iovec *where, struct call *call)
     return 0;
 }
 
+/* `call`, which ends with this result. */
 static void set(struct iovec *where, const struct call *call, long ip, long result)
 {
     if (call->is_compat) {
         struct registers_32 *registers = where->iov_base;
         registers->ip = ip;
         registers->ax = result;
+        registers->orig_ax = call->number;
     } else {
         struct registers *registers = where->iov_base;
         registers->ip = ip;
         registers->ax = result;
+        registers->orig_ax = call->number;
     }
 }
 
@@ -210,6 +227,74 @@ static const char *file_of(char into[64], int tid, const char *name, long number
     return into;
 }
 
+/* What a thread's file in /proc says, with a zero behind it; empty if it cannot be read. */
+static const char *text_of(int tid, const char *name)
+{
+    static struct bytes text;
+    char path[64];
+    int before = errno, file = syscall(SYS_openat, AT_FDCWD, file_of(path, tid, name, -1), O_RDONLY | O_CLOEXEC, 0);
+    text.length = 0;
+    if (file >= 0 && !all_read(file, &text))
+        text.length = 0;
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = before;
+    return added(&text, "", "" + 1) ? text.at : "";
+}
+
+static int has(const char *text, const char *wanted)
+{
+    for (; *text; text++) {
+        const char *at = text, *with = wanted;
+        while (*with && *at == *with)
+            at++, with++;
+        if (!*with)
+            return 1;
+    }
+    return 0;
+}
+
+/*
+ * Nothing was done to this thread yet, and it may wait in restart_syscall(2), with the arguments of the call that was
+ * interrupted. Where it waits in the kernel says which that is: there are no others, and of those that sleep the kernel
+ * names no function. Of a 32-bit program it is not known which of two layouts a time has, but for poll.
+ */
+static void note_restarted(int tid)
+{
+    struct restarted found = {tid, -1};
+    const char *text = text_of(tid, "/syscall");
+    int is_compat = text[0] == '0' && text[1] == ' ';
+    if (!is_compat && !(text[0] == '2' && text[1] == '1' && text[2] == '9' && text[3] == ' '))
+        return;
+    text += is_compat ? 4 : 6;
+    uint64_t first = address(&text);
+    const char *stack = text_of(tid, "/stack");
+    if (has(stack, "poll"))
+        found.number = is_compat ? POLL_32 : POLL;
+    else if (!is_compat && has(stack, "futex"))
+        found.number = FUTEX;
+    else if (!is_compat && *stack && first < MOST_CLOCKS)
+        found.number = CLOCK_NANOSLEEP;
+    else if (!is_compat && *stack && first >> 31 != 1 && first >> 31 != ~0ull >> 31)
+        found.number = NANOSLEEP;
+    if (found.number >= 0)
+        added(&all_restarted, (const char *)&found, (const char *)(&found + 1));
+}
+
+/* In place of restart_syscall(2) the call that it goes on with, if that is known. */
+static void recognise(int tid, struct call *call)
+{
+    if (call->result != -ERESTART_RESTARTBLOCK || call->number != (call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL))
+        return;
+    for (size_t i = all_restarted.length / sizeof(struct restarted); i--;) {
+        const struct restarted *one = (struct restarted *)all_restarted.at + i;
+        if (one->tid == tid && (one->number == POLL_32) == call->is_compat) {
+            call->number = one->number;
+            return;
+        }
+    }
+}
+
 static int is_socket(int tid, long number)
 {
     char path[64];
@@ -232,18 +317,17 @@ static int is_made_again(int tid, const struct call *call)
 }
 
 /* What follows the `name` at the start of a line, as a set of signals; all of them if it is not there. */
-static uint64_t signals(const struct bytes *status, const char *name)
+static uint64_t signals(const char *status, const char *name)
 {
-    const char *end = status->at + status->length;
-    for (const char *line = status->at; line < end; line = line_after(line, end)) {
+    for (const char *line = status; *line; line++) {
         const char *at = line, *wanted = name;
-        while (at < end && *wanted && *at == *wanted)
+        while (*wanted && *at == *wanted)
             at++, wanted++;
-        if (*wanted)
-            continue;
-        while (at < end && (*at == ' ' || *at == '\t'))
-            at++;
-        return at < end ? address(&at) : 0;
+        if (!*wanted && (line == status || line[-1] == '\n')) {
+            while (*at == ' ' || *at == '\t')
+                at++;
+            return address(&at);
+        }
     }
     return ~0ull;
 }
@@ -254,20 +338,14 @@ static uint64_t signals(const struct bytes *status, const char *name)
  */
 static int is_handler_due(int tid)
 {
-    static struct bytes status;
     struct ptrace_peeksiginfo_args own = {.nr = 1}, shared = {.flags = PTRACE_PEEKSIGINFO_SHARED, .nr = 1};
     uint64_t blocked, ignored[16];
-    char path[64];
     if (ask(PTRACE_PEEKSIGINFO, tid, &own, ignored) == 0 && ask(PTRACE_PEEKSIGINFO, tid, &shared, ignored) == 0)
         return 0;
-    int file = syscall(SYS_openat, AT_FDCWD, file_of(path, tid, "/status", -1), O_RDONLY | O_CLOEXEC, 0);
-    status.length = 0;
-    int is_read = file >= 0 && all_read(file, &status) && ask(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) == 0;
-    if (file >= 0)
-        syscall(SYS_close, file);
-    if (!is_read)
+    if (ask(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) != 0)
         return 1;
-    return ((signals(&status, "SigPnd:") | signals(&status, "ShdPnd:")) & ~blocked & signals(&status, "SigCgt:")) != 0;
+    const char *status = text_of(tid, "/status");
+    return ((signals(status, "SigPnd:") | signals(status, "ShdPnd:")) & ~blocked & signals(status, "SigCgt:")) != 0;
 }
 
 /* How the call is to end as the tree runs on; `result` if that is what the kernel says. */
@@ -297,6 +375,7 @@ static void look(int tid, struct iovec *where)
     is_looked_at[tid / 8] |= 1 << tid % 8;
     if (!is_interrupted(&call))
         return;
+    recognise(tid, &call);
     long put_back = end_of(tid, &call), told = put_back;
     if (put_back == -EINTR)
         return;
@@ -338,6 +417,7 @@ static void let_call_go_on(int tid)
     int before = errno;
     if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && understood(&where, &call) &&
         is_interrupted(&call)) {
+        recognise(tid, &call);
         long end = end_of(tid, &call);
         if (end != call.result) {
             set(&where, &call, call.ip, end);
@@ -374,6 +454,9 @@ VISIBLE long ptrace(int request, ...)
         if (result >= 0)
             errno = 0;
         return result < 0 ? result : peeked;
+    case PTRACE_SEIZE:
+        note_restarted(tid);
+        return ask(request, tid, address, data);
     case PTRACE_GETREGSET:
         result = ask(request, tid, address, data);
         if (result == 0 && is_of_registers && !is_seen(tid))
