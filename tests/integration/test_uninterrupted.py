@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,12 +17,19 @@ import pytest
 from command import Crckpt
 from trees import READY_S, wait_for
 
+from crckpt.criu.command import Paths, dump_command
+from crckpt.model import Options
+from crckpt.ops.context import Context
+from crckpt.ops.dump import dump
+from crckpt.ops.request import Request
+from crckpt.tracking import preload
+
 PROGRAMS: Final = Path(__file__).parent.parent / "programs"
 FOR_EVER_MS: Final = 1_000_000
 TIMEOUT_MS: Final = 4_000
 EVENT: Final = {
     **dict.fromkeys(("poll", "ppoll", "select", "epoll_wait", "epoll_pwait", "epoll_pwait2"), 1),
-    **dict.fromkeys(("futex", "futex-until", "futex_waitv", "semop", "semtimedop", "accept"), 0),
+    **dict.fromkeys(("futex", "futex-until", "futex_waitv", "semop", "semtimedop", "accept", "connect"), 0),
     **dict.fromkeys(("read", "recvfrom", "recvmsg", "sendto", "write", "msgrcv", "inotify"), 8),
     "sigtimedwait": signal.SIGRTMIN + 1,
 }
@@ -31,7 +39,7 @@ TIMED_OUT: Final = {
     **dict.fromkeys(("nanosleep", "clock_nanosleep", "sleep-until"), 0),
     **dict.fromkeys(("futex", "futex-until", "futex_waitv"), -errno.ETIMEDOUT),
     **dict.fromkeys(("semtimedop", "sigtimedwait"), -errno.EAGAIN),
-    **dict.fromkeys(("read", "recvfrom", "recvmsg", "sendto", "write", "accept"), -errno.EAGAIN),
+    **dict.fromkeys(("read", "recvfrom", "recvmsg", "sendto", "write", "accept", "connect"), -errno.EAGAIN),
 }
 """And once its timeout is over."""
 SLEEPS: Final = frozenset(TIMED_OUT) - frozenset(EVENT)
@@ -91,7 +99,7 @@ class Waiting:
 
     def gone(self) -> None:
         """Wait until all of it has ended, and reap it."""
-        for pid in self._all:
+        for pid in (*self._all, self.pid):
             reaped(pid)
         self._process.wait(READY_S)
 
@@ -112,6 +120,10 @@ def family(pid: int) -> list[psutil.Process]:
         root = psutil.Process(pid)
         return [*root.children(recursive=True), root]
     return []
+
+
+def states(pid: int) -> set[str]:
+    return {process.status() for process in family(pid)}
 
 
 def reaped(pid: int) -> None:
@@ -174,6 +186,29 @@ def test_calls_go_on_until_what_they_wait_for_happens(
         assert SLEEPS & running.results().keys() == set(), "those that sleep, sleep on"
 
 
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("kind", ["threads", "leaders"])
+def test_calls_go_on_that_a_stop_signal_interrupted_before(
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
+) -> None:
+    """Those that the kernel goes on with; signal(7) names the others. They are in restart_syscall then."""
+    restarted = {"poll", "futex", "futex-until", "nanosleep", "clock_nanosleep"}
+    with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
+        for process in family(running.pid):
+            process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: states(running.pid) == {"stopped"}, READY_S, "the stop")
+        for process in family(running.pid):
+            process.send_signal(signal.SIGCONT)
+        tids = [running.calls()[name][0] for name in restarted]
+        wait_for(lambda: {number_of_call(tid) for tid in tids} == {219}, READY_S, "restart_syscall")
+        dumped(crckpt, running, way)
+        assert restarted & running.results().keys() == set()
+        (running.directory / "go").touch()
+        expected = {name: EVENT[name] for name in restarted if name in EVENT}
+        assert running.wait_over(frozenset(expected)) == expected
+        assert SLEEPS & running.results().keys() == set()
+
+
 @pytest.mark.parametrize("way", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_end_by_their_timeout(
@@ -187,19 +222,129 @@ def test_calls_end_by_their_timeout(
         assert all(took[name] >= TIMEOUT_MS - 1 for name in TIMED_OUT), took
 
 
-def test_tail_lives_and_prints_what_is_appended_later(crckpt: Crckpt, tmp_path: Path, adopted: None) -> None:
-    """Dumped twice, once in rounds."""
+@pytest.mark.parametrize("way", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
+def test_calls_of_32_bit_programs_end_by_their_timeout(
+    crckpt: Crckpt, tmp_path: Path, way: tuple[str, ...], adopted: None
+) -> None:
+    program = built(
+        tmp_path, "interrupted_32.c", "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-stack-protector"
+    )
+    expected = {
+        **dict.fromkeys(("poll", "epoll_wait", "nanosleep", "clock_nanosleep"), 0),
+        **dict.fromkeys(("semtimedop", "sigtimedwait", "socketcall"), -errno.EAGAIN),
+        "futex": -errno.ETIMEDOUT,
+    }
+    with waiting(program, tmp_path / "work", count=len(expected)) as running:
+        dumped(crckpt, running, way)
+        assert running.wait_over(frozenset(expected)) == expected
+        assert min(running.took_ms().values()) >= TIMEOUT_MS - 1
+
+
+@pytest.fixture(scope="module")
+def handled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/programs/handled.c, compiled."""
+    return built(tmp_path_factory.mktemp("handled"), "handled.c", "-pthread")
+
+
+@pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex", "read"])
+def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
+    criu: Path, handled: Path, tmp_path: Path, call: str, adopted: None
+) -> None:
+    """The same call as without a dump: the kernel decides."""
+    with waiting(handled, tmp_path / "work", call, count=1) as running:
+        script = tmp_path / "script"
+        script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || kill -USR1 {running.pid}\n')
+        script.chmod(0o700)
+        (tmp_path / "images").mkdir()
+        paths = Paths(tmp_path / "images", tmp_path, script)
+        words = dump_command(criu, running.pid, paths, Options(), leave_running=True)
+        subprocess.run([*preload.untracked_words(criu), *words], check=True)
+        wait_for(lambda: running.lines()[1:] != [], READY_S, "the call to return")
+        assert running.lines()[1:] == [["interrupted", "1"]]
+        (running.directory / "go").touch()
+        wait_for(lambda: running.lines()[2:] != [], READY_S, "the call to end")
+        assert running.lines()[2:] == [["ended", "1", "1"]]
+
+
+@pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex"])
+def test_a_handler_that_was_due_in_the_freeze_sees_eintr_after_a_restore(
+    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, adopted: None
+) -> None:
+    with waiting(handled, tmp_path / "work", call, count=1) as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(running.pid).status() == psutil.STATUS_STOPPED, READY_S, "the stop")
+        os.kill(running.pid, signal.SIGUSR1)
+        dumped(crckpt, running, ("dump", "--stop"))
+        assert running.lines()[1:] == []
+        os.kill(running.pid, signal.SIGCONT)
+        wait_for(lambda: running.lines()[1:] != [], READY_S, "the call to return")
+        assert running.lines()[1:] == [["interrupted", "1"]]
+
+
+@pytest.mark.parametrize("way", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
+@pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
+def test_amid_signals_each_eintr_has_its_handler(
+    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, way: tuple[str, ...], adopted: None
+) -> None:
+    """And where the signal comes in the call only, each handler its EINTR."""
+    with waiting(handled, tmp_path / "work", call, count=1) as running:
+        for _ in range(3):
+            with storm(running.pid):
+                crckpt.run(way[0], str(running.pid), "job", *way[1:])
+            if "--stop" in way:
+                running.gone()
+                crckpt.run("restore", "job", "--detach")
+        running.wait_in_calls(1)
+        (running.directory / "go").touch()
+        wait_for(lambda: running.lines()[-1][0] == "ended", READY_S, "the call to end")
+        lines = running.lines()
+        assert [words for words in lines if words[0] == "spurious"] == []
+        assert len(lines) > 10, "signals came"
+        if call in ("ppoll", "epoll_pwait"):
+            _, ran, seen = lines[-1]
+            assert ran == seen
+
+
+@contextmanager
+def storm(pid: int) -> Iterator[None]:
+    """SIGUSR1 again and again, to this process alone."""
+    is_over = threading.Event()
+    process = os.pidfd_open(pid)
+
+    def send() -> None:
+        with suppress(ProcessLookupError):
+            while not is_over.wait(0.0005):
+                signal.pidfd_send_signal(process, signal.SIGUSR1)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        sending.join()
+        os.close(process)
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [((), ((), ("--pre-copy",), ())), (("unshare", "--mount"), ((), ()))],
+    ids=["plain", "own mounts"],
+)
+def test_tail_lives_and_prints_what_is_appended_later(
+    crckpt: Crckpt, tmp_path: Path, before: tuple[str, ...], options: tuple[tuple[str, ...], ...], adopted: None
+) -> None:
+    """Dumped again and again, in rounds too."""
     followed, out = tmp_path / "followed", tmp_path / "out"
     followed.write_text("first\n")
-    with out.open("wb") as printed:
-        null = subprocess.DEVNULL
-        tail = subprocess.Popen(
-            ["tail", "-f", str(followed)], stdin=null, stdout=printed, stderr=printed, start_new_session=True
-        )
+    out.touch()
+    # Descriptors from outside of its mounts could not be dumped.
+    words = [*before, "sh", "-c", 'exec tail -f "$1" </dev/null >"$2" 2>&1', "sh", str(followed), str(out)]
+    tail = subprocess.Popen(words, start_new_session=True)
     try:
         wait_for(lambda: out.read_text() == "first\n", READY_S, "tail")
-        for words in ((), ("--pre-copy",), ()):
-            crckpt.run("dump", str(tail.pid), "tail", *words)
+        for option in options:
+            crckpt.run("dump", str(tail.pid), "tail", *option)
         with followed.open("a") as more:
             more.write("second\n")
         wait_for(lambda: out.read_text() != "first\n" or tail.poll() is not None, READY_S, "tail to go on")
@@ -207,3 +352,20 @@ def test_tail_lives_and_prints_what_is_appended_later(crckpt: Crckpt, tmp_path: 
     finally:
         tail.kill()
         tail.wait()
+
+
+def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
+) -> None:
+    """As where crckpt was installed without a C compiler."""
+    monkeypatch.setattr(preload, "LIBRARY", tmp_path / "none")
+    with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
+        done = dump(Request(target=str(running.pid), job="job"), Context(store=crckpt.store))
+        threads = {name: tid for name, (tid, _) in running.calls().items()}
+        wait_for(lambda: "poll" in running.results(), READY_S, "poll to return")
+    assert done.checkpoint is not None
+    warned = {found.what for found in done.plan.warnings if found.key == "call-interrupted"}
+    for call in ("poll", "epoll_wait", "futex", "nanosleep", "semop"):
+        told = f"{call} of thread {threads[call]} (PID {running.pid}) returns EINTR after the dump, and after a restore"
+        assert told in warned
+    assert not any(f" {threads['sleep-until']} " in what for what in warned), "its time is absolute"

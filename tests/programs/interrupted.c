@@ -292,6 +292,23 @@ static void fire_connection(struct wait *wait)
     connect(number, (struct sockaddr *)&address, sizeof address);
 }
 
+static void full_queue(struct wait *wait)
+{
+    struct timeval time = {timeout_ms / 1000, timeout_ms % 1000 * 1000};
+    listening(wait);
+    fire_connection(wait);
+    wait->other = socket(AF_UNIX, SOCK_STREAM, 0);
+    setsockopt(wait->other, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+}
+
+static long in_connect(struct wait *wait)
+{
+    struct sockaddr_un address = address_of(wait);
+    return syscall(SYS_connect, wait->other, &address, sizeof address);
+}
+
+static void take_connection(struct wait *wait) { accept(wait->fd, NULL, NULL); }
+
 static void queue(struct wait *wait)
 {
     wait->fd = msgget(IPC_PRIVATE, 0600);
@@ -345,6 +362,7 @@ static struct wait waits[] = {
     {"sendto", SYS_sendto, full, in_sendto, drain, 0, 0, 0, 0},
     {"write", SYS_write, full, in_write, drain, 0, 0, 0, 0},
     {"accept", SYS_accept, listening, in_accept, fire_connection, 0, 0, 0, 0},
+    {"connect", SYS_connect, full_queue, in_connect, take_connection, 0, 0, 0, 0},
     {"msgrcv", SYS_msgrcv, queue, in_msgrcv, fire_message, 0, 0, 0, 0},
     {"inotify", SYS_read, watched, in_inotify, nothing, 0, 0, 0, 0},
 };
