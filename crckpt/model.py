@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NewType
+from datetime import UTC, datetime
+from typing import Final, Literal, NewType
 
 from msgspec import Struct
 
@@ -17,6 +18,20 @@ PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
 
 MEBIBYTE = 1 << 20
+
+
+_EARLIEST: Final = datetime(2, 1, 1, tzinfo=UTC)
+_LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""A year within what datetime can tell: so each can be shown in every time zone."""
+
+
+def moment(seconds: float) -> datetime:
+    """The moment so many seconds after 1970, as a file system tells it, in UTC.
+
+    File systems know years that datetime does not (`touch -d @253402300900`): of those, the nearest that it can tell.
+    """
+    nearest = min(max(seconds, _EARLIEST.timestamp()), _LATEST.timestamp())
+    return datetime.fromtimestamp(nearest, UTC)
 
 
 def release(version: str) -> tuple[int, int] | None:

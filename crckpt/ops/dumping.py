@@ -23,7 +23,7 @@ from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import JobName, Task
+from crckpt.model import JobName, Task, moment
 from crckpt.ops import attributes
 from crckpt.ops.begin import Place, Started, started
 from crckpt.ops.failures import as_ours
@@ -146,7 +146,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     written = place.work / "stats-dump"
     frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
     # CRIU writes it when the tree has just gone on.
-    ended = datetime.fromtimestamp(written.stat().st_mtime, UTC)
+    ended = moment(written.stat().st_mtime)
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
     subject.check_entered(outcome.log)
     created = ended - timedelta(milliseconds=frozen_ms / 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,7 @@ from crckpt.images.regular import LINKED
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.stats import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.model import JobName, Options, Task
+from crckpt.model import JobName, Options, Task, moment
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
 
@@ -39,7 +38,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     measured = read_dump_stats(stats.read_bytes()) if stats.is_file() else None
     new = NewCheckpoint(
         job=name,
-        created=datetime.fromtimestamp(inventory.stat().st_mtime, UTC),
+        created=moment(inventory.stat().st_mtime),
         host=replace(
             machine.host(_UNKNOWN, _UNKNOWN),
             hostname=_UNKNOWN,

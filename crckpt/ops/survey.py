@@ -14,8 +14,9 @@ from crckpt.host.files import status_of
 from crckpt.host.locks import held_locks
 from crckpt.images.regular import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
+from crckpt.model import moment
 from crckpt.preflight.needs import Disk, Here, HugePages, Need, huge_pages, needs
-from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, epoch, locked, numbers, paths, required_path
+from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, locked, numbers, paths, required_path
 
 if TYPE_CHECKING:
     from crckpt.store.index import StoredFile
@@ -75,7 +76,7 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
         return None
     now = (elf.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
-    return FileNow(found.st_size, found.st_mode, epoch(found.st_mtime), epoch(found.st_ctime), now.hex(), is_linked)
+    return FileNow(found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked)
 
 
 def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:

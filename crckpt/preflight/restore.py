@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -408,8 +408,3 @@ def _needs_terminal(tree: ImageTree) -> bool:
     return bool(slaves - masters) or any(
         terminal.kind == "current" and not terminal.session for terminal in tree.terminals
     )
-
-
-def epoch(seconds: float) -> datetime:
-    """A time of a file system as the moment it names."""
-    return datetime.fromtimestamp(seconds, UTC)

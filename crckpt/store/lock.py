@@ -9,12 +9,12 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import StoreLocked
 from crckpt.host.files import open_lock, own_name, remove
+from crckpt.model import moment
 from crckpt.store.owner import Owner, read_owner, write_owner
 
 TIMEOUT_S: Final = 10.0
@@ -149,4 +149,4 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _clock(owner: Owner) -> str:
-    return f"{datetime.fromtimestamp(owner.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{moment(owner.since):%Y-%m-%d %H:%M:%S} UTC"

@@ -5,8 +5,9 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,30 @@ def test_a_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
         _goes_on(tree)
         assert _agrees(tree)
         assert _is_consecutive(log, "line")
+
+
+@pytest.mark.parametrize("seconds", [253402300900, 2**40, -(2**35)])
+def test_a_file_from_another_age(crckpt: Crckpt, seconds: int) -> None:
+    """Every user can give a file such a time, where the file system keeps it."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        words = ("/usr/bin/python3", "-c", f"import time; file = open({file.name!r}); time.sleep(600)")
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        try:
+            opened = Path(f"/proc/{process.pid}/fd/3")
+            wait_for(lambda: os.path.lexists(opened), READY_S, "the file to be open")
+            os.utime(file.name, (seconds, seconds))
+            if Path(file.name).stat().st_mtime != seconds:
+                pytest.skip("this file system keeps no such time")
+            crckpt.run("dump", str(process.pid), JOB, "--stop")
+            process.wait(20)
+            os.utime(file.name, (seconds, seconds))
+            crckpt.run("restore", JOB, "--detach")
+            assert opened.readlink() == Path(file.name)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def test_a_log_opened_for_appending_is_kept(crckpt: Crckpt) -> None:

@@ -20,6 +20,7 @@ from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.special import Pipe, TerminalInfo
 from crckpt.images.tree import ImageTree, read_tree
+from crckpt.model import moment
 from crckpt.preflight.needs import Disk, Here
 from crckpt.preflight.restore import (
     UNCONDITIONAL,
@@ -31,7 +32,6 @@ from crckpt.preflight.restore import (
     Wanted,
     bound,
     changed,
-    epoch,
     judge,
     numbers,
     paths,
@@ -506,5 +506,5 @@ def test_all_that_is_wrong_is_told_at_once(wanted: Wanted, now: Now) -> None:
     assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]
 
 
-def test_epoch() -> None:
-    assert epoch(CREATED.timestamp()) == CREATED
+def test_moment() -> None:
+    assert moment(CREATED.timestamp()) == CREATED
