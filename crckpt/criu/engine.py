@@ -1,7 +1,9 @@
 """Run CRIU and follow it to its end, through a hold if there is one.
 
-CRIU is never killed by us: cut short, it leaves sockets in repair mode and packets dropped. It runs in a session of
-its own, so neither ^C nor the death of crckpt reaches it.
+In a dump CRIU is never killed by us: cut short, it leaves sockets in repair mode and packets dropped. It limits itself
+how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. A restore that makes no progress any
+more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment. It runs in a session of its
+own, so neither ^C nor the death of crckpt reaches it.
 """
 
 from __future__ import annotations
@@ -19,17 +21,25 @@ from msgspec import Struct
 from crckpt.criu.hold import GaveUp, Hold
 from crckpt.host import run
 from crckpt.host.ends import read_file_ends
+from crckpt.host.leftovers import end_with_descendants
+from crckpt.host.progress import Progress
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
+
+_LOOK_S = 1.0
 
 
 class Outcome(Struct, frozen=True):
-    """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds."""
+    """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds.
+
+    If it `hung`, crckpt has ended it.
+    """
 
     argv: tuple[str, ...]
     status: int
     log: str
     started: float
     ended: float
+    hung: bool = False
 
     @property
     def ok(self) -> bool:
@@ -48,13 +58,16 @@ class Running:
         holds: Sequence[Hold] = (),
         terminal: int | None = None,
         keep: Sequence[int] = (),
+        limited: bool = False,
     ) -> None:
-        """Start it, to wait at these `holds`. `terminal` and `keep` as for `follow`."""
+        """Start it, to wait at these `holds`. `terminal`, `keep` and `limited` as for `follow`."""
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
         self._terminal = terminal
         self._started = time.monotonic()
+        self._limited = limited
+        self._hung = False
         self._child = run.start(
             argv,
             output=log.with_suffix(".out"),
@@ -75,7 +88,7 @@ class Running:
         with interrupts_put_off(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
-            failure = _attend(self._child, hold, in_hold)
+            failure = self._attend(hold, in_hold)
             outcome = self.ended()
             aside.join()
             if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
@@ -84,8 +97,39 @@ class Running:
 
     def ended(self) -> Outcome:
         """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
+        progress = Progress(self._log)
+        while self._limited and not self._child.ends_within(_LOOK_S):
+            self._end_if_stuck(progress)
         status = self._child.wait()
-        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic())
+        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), self._hung)
+
+    def _end_if_stuck(self, progress: Progress) -> None:
+        if progress.is_stuck():
+            self._hung = True
+            end_with_descendants(self._child.pid)
+
+    def _reaches(self, hold: Hold) -> bool:
+        """Wait until it reaches the hold, or ends."""
+        progress = Progress(self._log)
+        while True:
+            ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S if self._limited else None)
+            if ready:
+                return hold.reached in ready
+            self._end_if_stuck(progress)
+
+    def _attend(self, hold: Hold | None, in_hold: Callable[[], None] | None) -> BaseException | None:
+        if hold is None or in_hold is None or not self._reaches(hold):
+            return None
+        hold.work_began = time.monotonic()
+        try:
+            with interrupts_let_in():
+                in_hold()
+            hold.commit()
+        # Whatever it was: CRIU must first undo and end.
+        except BaseException as error:
+            hold.release()
+            return error
+        return None
 
 
 def follow(
@@ -97,6 +141,7 @@ def follow(
     terminal: int | None = None,
     keep: Sequence[int] = (),
     meanwhile: Callable[[], None] = lambda: None,
+    limited: bool = False,
 ) -> Outcome:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
@@ -104,11 +149,13 @@ def follow(
     Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
     elsewhere it is put off until CRIU has ended, as a ^Z is. `terminal` is a descriptor that CRIU gets as stdin; CRIU
     then stays in our session, because the tree is to live in it, and ^Z stops it as it does us. `keep` are descriptors
-    that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs.
+    that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs. If
+    it is `limited`, as every restore is, CRIU and all that it made is ended once it makes no progress.
     """
     with interrupts_put_off(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
-        return Running(argv, log, holds=holds, terminal=terminal, keep=keep).follow(hold, in_hold, meanwhile)
+        criu = Running(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited)
+        return criu.follow(hold, in_hold, meanwhile)
 
 
 def _stops(terminal: int | None) -> AbstractContextManager[None]:
@@ -120,24 +167,6 @@ def run_id(log: str) -> str | None:
     """The id of CRIU's run, which also names its network lock (`inet CRIU-<id>`)."""
     found = re.search(r"CRIU run id = (\S+)", log)
     return found[1] if found else None
-
-
-def _attend(child: run.Child, hold: Hold | None, in_hold: Callable[[], None] | None) -> BaseException | None:
-    if hold is None or in_hold is None:
-        return None
-    ready, _, _ = select.select([hold.reached, child.pidfd], [], [])
-    if hold.reached not in ready:
-        return None
-    hold.work_began = time.monotonic()
-    try:
-        with interrupts_let_in():
-            in_hold()
-        hold.commit()
-    # Whatever it was: CRIU must first undo and end.
-    except BaseException as error:
-        hold.release()
-        return error
-    return None
 
 
 def read_log(log: Path) -> str:

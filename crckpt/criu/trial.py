@@ -69,7 +69,7 @@ def _dump_and_restore(criu: Path, work: Path) -> str | None:
         if not child.ends_within(_ENDED_WITHIN_S):
             return "the trial dump did not end the program"
         child.wait()
-        restored = follow(restore_command(criu, paths, Options(), sibling=True), work / "restore.log")
+        restored = follow(restore_command(criu, paths, Options(), sibling=True), work / "restore.log", limited=True)
         return None if _restored(restored, child.pid) else _reason(restored.log, "the trial restore fails")
     finally:
         _end(child)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from crckpt.host import proc
@@ -29,6 +29,22 @@ def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
         except BaseException:
             _end(pids)
             raise
+
+
+def end_with_descendants(pid: int) -> None:
+    """SIGKILL a child of ours and all that descends from it; who waits for it still has to."""
+    process = proc.read_process(pid)
+    if process is None:
+        return
+    for each in proc.read_tree(process).processes:
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(each.pid)
+            try:
+                # Now the number is held: whoever has it can be looked at.
+                if proc.start_of(each.pid) == each.start:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
 
 
 def _end(pids: Collection[int]) -> None:

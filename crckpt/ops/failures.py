@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
+from crckpt.host.progress import QUIET_S
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation, Place
@@ -95,6 +96,10 @@ def explained(
         known = _TELLS_LESS.get(told.finding.key, ())
         finding = next((found for found in seen if found.key in known), told.finding)
         return kind(f"{what} failed: {finding.what}{where}{state}", hint=finding.remedy, causes=told.lines)
+    if outcome.hung:
+        said = f"CRIU made no progress for {QUIET_S:g} s, and was ended"
+        hint = "crckpt doctor says what this host can do; try again if a process of the tree was killed meanwhile"
+        return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
     how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
     said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"
     return kind(f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=told.lines)

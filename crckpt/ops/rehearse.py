@@ -278,6 +278,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
                 hold=hold,
                 in_hold=look,
                 keep=(streamer.descriptor, *kept.values()),
+                limited=True,
             )
         except OSError:
             _check_memory(subject)

@@ -248,7 +248,9 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         )
         with interrupts_put_off():
             keep = (streamer.descriptor, *kept.values())
-            criu = Running(command, work / "restore.log", holds=(hold,), terminal=outside.terminal, keep=keep)
+            criu = Running(
+                command, work / "restore.log", holds=(hold,), terminal=outside.terminal, keep=keep, limited=True
+            )
             began = _Begun(criu, streamer, hold, new, command)
             stack.callback(began.give_up)
         yield began

@@ -162,6 +162,12 @@ class ObstructedCriu:
             yield
 
     @contextmanager
+    def spins(self) -> Iterator[None]:
+        """It uses a processor without end when the tree is built, before crckpt looks at it."""
+        with self._step("before", "while :; do :; done\n"):
+            yield
+
+    @contextmanager
     def waits_at_first(self) -> Iterator[Obstacle]:
         """It waits before it builds anything."""
         with self._step("before", _WAITS, "pre-restore") as path:

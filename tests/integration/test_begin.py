@@ -99,5 +99,5 @@ def _waits(pid: int) -> bool:
     """Whether crckpt has stopped itself, and CRIU waits in its script."""
     crckpt = psutil.Process(pid)
     return crckpt.status() == psutil.STATUS_STOPPED and any(
-        child.name() == "flock" for child in crckpt.children(recursive=True)
+        child.name() == "hold-action" for child in crckpt.children(recursive=True)
     )

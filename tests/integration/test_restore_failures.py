@@ -296,10 +296,11 @@ def _nothing_is_left(crckpt: Crckpt, tree: Tree, *, staged: bool = False) -> Non
 
 
 def _waits_for_the_word(store: Path) -> bool:
-    """Whether CRIU's script waits for the lock of the crckpt that restores from this store."""
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] == ["flock", "9"]:
+    """Whether the program that CRIU runs in a hold waits for the crckpt that restores from this store."""
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "hold-action":
             with suppress(FileNotFoundError):
-                if Path(f"/proc/{process.pid}/fd/9").readlink().is_relative_to(store):
+                links = [one.readlink() for one in Path(f"/proc/{process.pid}/fd").iterdir()]
+                if any(link.name == "alive" and link.is_relative_to(store) for link in links):
                     return True
     return False
