@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import psutil
 import pytest
 from command import Crckpt
-from stopped import JOB
+from stopped import BY_NAME, JOB
 from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
@@ -101,6 +102,32 @@ def test_mounts_that_the_tree_can_write_run_nothing(crckpt: Crckpt, criu: Path, 
         assert status["Uid"].split() == [str(NOBODY)] * 4
         assert int(status["CapEff"], 16) == 0
         assert not (tree.workdir / "won").exists(), (tree.workdir / "won").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("unix-sockets", ("--mount",)),
+        ("events", ("--mount",)),
+        ("deleted-files", ("--mount",)),
+        ("locks", ("--mount", "--ipc", "--uts")),
+        ("tcp-listen", ("--mount", "--net")),
+    ],
+)
+def test_what_a_tree_in_mounts_of_its_own_holds_comes_back(crckpt: Crckpt, name: str, kinds: tuple[str, ...]) -> None:
+    """CRIU finds files and mounts as it would if it had been started there."""
+    case = BY_NAME[name]
+    within = ("unshare", *kinds, "sh", "-c", 'exec </dev/null >/dev/null 2>&1; ip link set lo up; exec "$@"', "sh")
+    with started(replace(case, argv=(*within, *case.argv))) as tree:
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB)
+        tree.wait_growth(before)
+        crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force")
+        tree.wait_gone()
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        tree.wait_verified()
 
 
 def test_mounts_without_a_proc_are_refused_by_criu(crckpt: Crckpt, criu: Path) -> None:
