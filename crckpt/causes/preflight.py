@@ -112,8 +112,9 @@ PREFLIGHT = (
     Cause(
         "descriptors-for-rounds",
         "to copy the tree while it runs CRIU must open about {needed} descriptors, and may open {limit}",
-        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), give crckpt "
-        "the capability CAP_SYS_RESOURCE, or leave out the rounds (a longer freeze)",
+        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), let pipes "
+        "take more (sysctl -w fs.pipe-max-size=4194304), give crckpt the capability CAP_SYS_RESOURCE, or leave out the "
+        "rounds (a longer freeze)",
     ),
     Cause(
         "output-socket",

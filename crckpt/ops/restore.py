@@ -19,8 +19,16 @@ from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import Hold, held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, PreflightRefused, RestoreFailed, UsageError
-from crckpt.host import leftovers, namespace, proc
+from crckpt.errors import (
+    CrckptError,
+    HostCannot,
+    IntegrityError,
+    Interrupted,
+    PreflightRefused,
+    RestoreFailed,
+    UsageError,
+)
+from crckpt.host import leftovers, namespace, network, proc
 from crckpt.host.rewind import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.core import ZOMBIE
@@ -315,6 +323,7 @@ def _run(
                     from crckpt.ops.resources import in_images
 
                     raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
+        _lift_lock_left_behind(subject.checkpoint)
         pid = new.init if new else root
         if subject.request.detach:
             interrupts_too_late()
@@ -329,6 +338,18 @@ def _run(
         waits_for=None if subject.request.detach else new.parent if new else root,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
+
+
+def _lift_lock_left_behind(checkpoint: Checkpoint) -> None:
+    """Lift CRIU's lock of the network namespace in which the tree was dumped, if that has a name.
+
+    CRIU made another one for the tree, and has no lock there.
+    """
+    if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":
+        for place in network.named_networks():
+            # The tree runs by now: what fails here changes nothing of that, and `rm` tries it again.
+            with suppress(HostCannot):
+                network.lift_lock(checkpoint.run_id, place)
 
 
 def complete(tree: ImageTree, init: int | None, images: Streamed | None) -> None:

@@ -35,7 +35,9 @@ def program(name: str) -> Iterator[Remote]:
 
 _ENTER = """
 import ctypes, os
-assert ctypes.CDLL(None).setns(os.open('/run/netns/%s', os.O_RDONLY | os.O_CLOEXEC), 0x40000000) == 0
+space = os.open('/run/netns/%s', os.O_RDONLY | os.O_CLOEXEC)
+assert ctypes.CDLL(None).setns(space, 0x40000000) == 0
+os.close(space)
 """
 
 
@@ -57,6 +59,16 @@ def test_the_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, na
     assert "the tree runs on" in said
     assert "CRIU-" not in _locks(name)
     assert program.ask("answer = 42") == 42
+
+
+def test_a_restore_leaves_no_lock_behind(crckpt: Crckpt, program: Remote, name: str) -> None:
+    """The tree comes back in another namespace; in the old one nothing is to be kept back any more."""
+    crckpt.run("dump", str(program.pid), JOB, "--stop")
+    program.wait_gone()
+    assert "CRIU-" in _locks(name)
+    crckpt.run("restore", JOB, "--detach")
+    assert program.ask("answer = 42") == 42
+    assert "CRIU-" not in _locks(name)
 
 
 def test_giving_up_its_checkpoint_lifts_the_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
