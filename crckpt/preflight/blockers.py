@@ -207,7 +207,8 @@ def _unsaved(found: Descriptor, seen: Observed) -> Iterator[Finding]:
         yield cause("bpf-map").told(**({"type": told[1]} if told else {}))
     elif kind == "anon_inode" and name.strip("[]") not in _ANONYMOUS:
         yield cause("device").told(fd=found.fd, what=f"anon {found.target}")
-    elif kind == "pipe" and found.flags & os.O_DIRECT:
+    elif stat.S_ISFIFO(found.mode) and found.flags & os.O_DIRECT:
+        # A named pipe CRIU saves, and cannot open it so again.
         yield cause("packet-pipe").told()
     elif (inside := _NAMESPACE.fullmatch(found.target)) and int(inside[1]) not in _namespaces(seen):
         yield cause("namespace-outside").told(inode=inside[1])

@@ -213,6 +213,23 @@ def test_a_named_pipe_that_is_written_to(crckpt: Crckpt, who: Who) -> None:
             os.close(ours)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "named pipe"])
+def test_packets_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str) -> None:
+    """Of a named pipe only the restore would fail."""
+    with remote() as program:
+        ends = "os.pipe()" if kind == "pipe" else "2 * (os.open(workdir / 'fifo', os.O_RDWR),)"
+        program.ask(
+            "import fcntl, os\n"
+            "os.mkfifo(workdir / 'fifo')\n"
+            f"end, other = {ends}\n"
+            "fcntl.fcntl(other, fcntl.F_SETFL, os.O_DIRECT)\n"
+            "os.write(other, b'one'); os.write(other, b'two')"
+        )
+        said = crckpt.run("dump", str(program.pid), JOB, "--stop", status=REFUSED)
+        assert "the tree has a pipe in packet mode" in said.err
+        assert program.ask("answer = os.read(end, 100), os.read(end, 100)") == (b"one", b"two")
+
+
 @pytest.mark.parametrize("kind", ["pipes", "named pipes"])
 def test_more_pipes_than_criu_can_save(crckpt: Crckpt, kind: str) -> None:
     """1,024 of a kind come back; of one more it is said before anything is frozen."""
