@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Final, Literal, NewType
+from typing import Annotated, Final, Literal, NewType, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-CheckpointId = NewType("CheckpointId", str)
+# What is decoded as one of these types is matched as a whole, and in range: stores come from elsewhere, too.
+CheckpointId = NewType("CheckpointId", Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")])
 """The SHA-256 of a checkpoint's manifest, 64 hex digits."""
 
-JobName = NewType("JobName", str)
+JobName = NewType("JobName", Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")])
 """A named series of checkpoints: letters, digits, `.`, `_`, `-`; begins with a letter or digit; at most 100."""
+
+RunId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
+"""What a run of CRIU calls itself: its network lock has this in its name."""
+
+Pid: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+"""A process, thread, group or session; 0 is one outside the namespace."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""How many; of bytes, too."""
+
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 
 PAGE_SIZE = 4096
 """Bytes in a page of the store and of CRIU's images on every supported architecture (x86-64)."""
@@ -43,10 +55,10 @@ def release(version: str) -> tuple[int, int] | None:
 class Task(Struct, frozen=True):
     """One process of a dumped tree, as the manifest remembers it."""
 
-    pid: int
-    ppid: int
+    pid: Pid
+    ppid: Pid
     comm: str
-    threads: tuple[int, ...]
+    threads: tuple[Pid, ...]
 
 
 class Host(Struct, frozen=True):
@@ -55,7 +67,7 @@ class Host(Struct, frozen=True):
     hostname: str
     kernel: str
     arch: str
-    page_size: int
+    page_size: Count
     cpu_features: tuple[str, ...]
     criu_version: str
     criu_digest: str
@@ -69,17 +81,17 @@ class Statistics(Struct, frozen=True):
     became on disk, pack overhead included. Of the pages, `inherited` are those that CRIU left to the parent.
     """
 
-    frozen_ms: float
-    dump_ms: float
-    commit_ms: float
-    raw_bytes: int
-    new_bytes: int
-    stored_bytes: int
-    pages: int
-    zero_pages: int
-    shared_pages: int
-    copied_bytes: int = 0
-    inherited_pages: int = 0
+    frozen_ms: Milliseconds
+    dump_ms: Milliseconds
+    commit_ms: Milliseconds
+    raw_bytes: Count
+    new_bytes: Count
+    stored_bytes: Count
+    pages: Count
+    zero_pages: Count
+    shared_pages: Count
+    copied_bytes: Count = 0
+    inherited_pages: Count = 0
 
 
 class Options(Struct, frozen=True):
@@ -96,7 +108,7 @@ class Options(Struct, frozen=True):
     file_locks: bool = False
     link_remap: bool = False
     ext_unix_sk: bool = False
-    ghost_limit: int = 0
+    ghost_limit: Count = 0
     external: tuple[str, ...] = ()
     network_lock: Literal["nftables", "skip"] | None = None
     skip_in_flight: bool = False

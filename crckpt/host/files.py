@@ -12,11 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.checked_files import open_checked
 from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
-_AT_ONCE = 64 << 10
+_MOVED_NAME = 100
 
 LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
@@ -110,11 +111,17 @@ def open_private(path: Path, what: str) -> int:
 
 
 def open_lock(path: Path, what: str) -> int:
-    """Open `path` to be locked; it is created, empty, with mode 0600, if it is missing."""
+    """Open `path` to be locked; it is created, empty, with mode 0600, if it is missing.
+
+    An existing one is left as it is. Raises IntegrityError if that is a link, another's, or no regular file.
+    """
     step(f"{what}.create", path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-    os.fchmod(descriptor, PRIVATE_FILE)
-    return descriptor
+    with suppress(FileExistsError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, PRIVATE_FILE)
+        os.fchmod(descriptor, PRIVATE_FILE)
+        return descriptor
+    return open_checked(path, None, mode=os.O_RDWR)
 
 
 def write(descriptor: int, content: bytes | memoryview, what: str) -> None:
@@ -146,8 +153,8 @@ def sync(descriptor: int, what: str) -> None:
     os.fsync(descriptor)
 
 
-def sync_files(directory: Path, what: str) -> None:
-    """Make the files in a directory durable, and their names, and its own."""
+def sync_content(directory: Path, what: str) -> None:
+    """Make the files in a directory durable, and their names; its own name is so once the one above is synced."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -155,8 +162,6 @@ def sync_files(directory: Path, what: str) -> None:
         finally:
             os.close(descriptor)
     sync_directory(directory, what)
-    with suppress(PermissionError):  # we may write to where we may not look
-        sync_directory(directory.parent, what)
 
 
 def rename(source: Path, target: Path, what: str) -> None:
@@ -172,16 +177,24 @@ def remove(path: Path, what: str) -> None:
 
 
 def remove_tree(path: Path, what: str) -> None:
-    """Remove a directory and all that is in it; links are removed, not followed."""
-    for top, directories, names in os.walk(path, topdown=False, onerror=_raised):
-        for name in names:
-            remove(Path(top, name), what)
-        for directory in (Path(top, name) for name in directories):
-            if directory.is_symlink():
-                remove(directory, what)
-            else:
-                _remove_empty(directory, what)
-    _remove_empty(path, what)
+    """Remove `path`, and if it is a directory all that is in it. Links are removed, not followed.
+
+    Works by descriptors, in any depth with two of them: directories inside of directories are moved up first.
+    Raises FileNotFoundError if there is nothing, OSError.
+    """
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = _directory_in(above, path.name)
+        if top is None:
+            _unlink_in(above, path, what)
+            return
+        try:
+            _empty(top, path, what)
+        finally:
+            os.close(top)
+        _rmdir_in(above, path, what)
+    finally:
+        os.close(above)
 
 
 def write_new(path: Path, content: bytes, what: str) -> None:
@@ -238,32 +251,60 @@ def _fill(descriptor: int, content: bytes, what: str) -> None:
         os.close(descriptor)
 
 
-def _remove_empty(path: Path, what: str) -> None:
-    step(f"{what}.rmdir", path)
-    path.rmdir()
-
-
-def _raised(error: OSError) -> None:
-    raise error
-
-
-def read(path: str) -> bytes:
-    """A file's content. Of thousands of small files a Path would take three times as long."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _directory_in(above: int, name: str) -> int | None:
+    """A descriptor of the directory `name`; None if it is a link or no directory."""
     try:
-        content = os.read(descriptor, _AT_ONCE)
-        while more := os.read(descriptor, _AT_ONCE):
-            content += more
-        return content
-    finally:
-        os.close(descriptor)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+
+
+def _empty(top: int, path: Path, what: str) -> None:
+    left = _remove_files(top, path, what)
+    while left:
+        name = left.pop()
+        here = _directory_in(top, name)
+        if here is None:  # it was exchanged meanwhile
+            _unlink_in(top, path / name, what)
+            continue
+        try:
+            for inner in _remove_files(here, path / name, what):
+                moved = f"{inner[:_MOVED_NAME]}.{own_name()}"
+                step(f"{what}.rename", path / name / inner, path / moved)
+                os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
+                left.append(moved)
+        finally:
+            os.close(here)
+        _rmdir_in(top, path / name, what)
+
+
+def _remove_files(directory: int, path: Path, what: str) -> list[str]:
+    """Remove what is no directory; the names of the directories."""
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, _ in filter(lambda entry: not entry[1], found):
+        _unlink_in(directory, path / name, what)
+    return [name for name, is_directory in found if is_directory]
+
+
+def _unlink_in(above: int, path: Path, what: str) -> None:
+    step(f"{what}.unlink", path)
+    os.unlink(path.name, dir_fd=above)
+
+
+def _rmdir_in(above: int, path: Path, what: str) -> None:
+    step(f"{what}.rmdir", path)
+    os.rmdir(path.name, dir_fd=above)
 
 
 def is_named(path: Path) -> bool:
     """Whether there is such a name; also if the disk has lost what is behind it."""
     with losses_passed_over():
         try:
-            path.stat()
+            path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
     return True

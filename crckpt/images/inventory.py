@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, kernel_ids
 
+_RUN_ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 _NEWEST: Final = 2
 """The newest format of CRIU 4.2 (criu/include/magic.h, CRTOOLS_IMAGES_V1_1)."""
 
@@ -43,10 +45,13 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
             f"{name}: the images are of CRIU's format {message.required(1)}, this crckpt knows up to {_NEWEST}",
             hint="use a newer crckpt, or CRIU 4.2",
         )
+    run_id = message.text(13)
+    if _RUN_ID.fullmatch(run_id) is None:
+        raise IntegrityError(f"{name}: {run_id!r} is no id of a run of CRIU")
     return Inventory(
         version=message.required(1),
         root_ids=kernel_ids(message.message(3)),
-        run_id=message.text(13) or None,
+        run_id=run_id or None,
         tcp_close=message.flag(10),
         network_lock_method=message.optional(11),
         dump_uptime=message.optional(8),

@@ -6,6 +6,7 @@ that of append-only ghosts, whose size stands nowhere else.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
@@ -131,6 +132,15 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     Raises IntegrityError, naming the image, when one is missing or damaged or when they contradict each other.
     """
     images = _Images(read, frozenset(names))
+    try:
+        return _tree(images)
+    except (ArithmeticError, LookupError, ValueError, RecursionError, struct.error) as error:
+        raise IntegrityError(f"the images cannot be read: {type(error).__name__}: {error}") from error
+    except MemoryError as error:
+        raise IntegrityError("what the images describe does not fit in memory") from error
+
+
+def _tree(images: _Images) -> ImageTree:
     inventory = read_inventory(images.bytes_of("inventory.img"))
     files = _resolve(images, _read_files(images))
     processes = tuple(_process(images, files, entry) for entry in read_pstree(images.bytes_of("pstree.img")))

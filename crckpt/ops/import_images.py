@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from crckpt.images.tree import ImageTree, read_tree
 from crckpt.model import JobName, Options, Task, moment
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
+from crckpt.store.image_files import read_image_file
 
 _UNKNOWN = "unknown"
 
@@ -28,14 +30,14 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     """
     name = JobName(check_name(job, "job"))
     inventory = directory / "inventory.img"
-    if not inventory.is_file():
+    if not os.path.lexists(inventory):
         raise UsageError(
             f"{directory} holds no CRIU images (no inventory.img)", hint="give the directory that `criu dump -D` wrote"
         )
     names = frozenset(path.name for path in directory.iterdir())
-    tree = read_tree(lambda image: (directory / image).read_bytes(), names)
+    tree = read_tree(lambda image: read_image_file(directory / image), names)
     stats = directory / "stats-dump"
-    measured = read_dump_stats(stats.read_bytes()) if stats.is_file() else None
+    measured = read_dump_stats(read_image_file(stats)) if stats.name in names else None
     new = NewCheckpoint(
         job=name,
         created=moment(inventory.stat().st_mtime),
@@ -71,7 +73,7 @@ def tasks(tree: ImageTree) -> tuple[Task, ...]:
 def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
     """All that the images tell of their CPU: the registers that were in use."""
     names = (f"core-{thread.tid}.img" for process in tree.processes for thread in process.threads)
-    found = (features_in_use((directory / name).read_bytes(), name) for name in names)
+    found = (features_in_use(read_image_file(directory / name), name) for name in names)
     return tuple(sorted(frozenset().union(*found)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,7 +36,8 @@ from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
-from crckpt.store import Checkpoint, Repository, details_of, reader
+from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store.details import read_details
 
 PROBE_S: Final = 60.0
 """A probe that takes longer has failed."""
@@ -149,7 +149,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         if not tree.is_read_by_position:
             images = Streamed(reading, tree, context.progress)
             images.begin()
-        details = json.loads(details_of(repository, checkpoint) or b"{}")
+        details = read_details(repository, checkpoint)
         wanted = _wanted(checkpoint, tree, criu, details)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
         now = replace(survey(wanted, reading.files, context.store), refused={}, locks={}, writers={})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -40,7 +39,8 @@ from crckpt.ops.images import Streamed, laid_out, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
-from crckpt.store import Checkpoint, Repository, details_of, reader
+from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store.details import read_details
 
 if TYPE_CHECKING:
     from crckpt.store.index import StoredFile
@@ -184,7 +184,7 @@ def _restore_one(subject: _Subject) -> Restored:
             # It has by chance a number that the tree had: its next one is another.
             early.close()
             began = None
-        details = json.loads(details_of(subject.repository, subject.checkpoint) or b"{}")
+        details = read_details(subject.repository, subject.checkpoint)
         verdict = _verdict(subject, tree, reading.files, details)
         put_back = prepare(read_record(details), tree, allow_weaker=request.allow_weaker)
         if put_back.judgement.weaker and not request.allow_weaker:

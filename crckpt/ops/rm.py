@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.errors import IntegrityError
+from crckpt.errors import CrckptError
 from crckpt.host import network
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
@@ -38,7 +38,7 @@ def _locks_of(repository: Repository, identity: CheckpointId) -> Iterator[tuple[
 
     A damaged manifest tells nothing, and can go too.
     """
-    with suppress(IntegrityError):
+    with suppress(CrckptError, OSError):
         checkpoint = repository.get(identity)
         if checkpoint.stopped and checkpoint.run_id:
             # A tree with a network of its own: that goes with it, unless it has a name.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
@@ -14,7 +13,8 @@ from crckpt.ops.context import Context
 from crckpt.ops.images import tree_of
 from crckpt.ops.sections import is_socket
 from crckpt.preflight.restore import uses
-from crckpt.store import Checkpoint, details_of
+from crckpt.store import Checkpoint
+from crckpt.store.details import read_details
 
 
 class ProcessDetail(Struct, frozen=True):
@@ -56,7 +56,7 @@ def show(context: Context, ref: str) -> Detail:
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         tree = tree_of(repository, checkpoint)
-        details = json.loads(details_of(repository, checkpoint) or b"{}")
+        details = read_details(repository, checkpoint)
         index = repository.contents(checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}

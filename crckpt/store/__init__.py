@@ -13,6 +13,8 @@ Directory (all directories have mode 0700, all files 0600, the owner is who runs
     lock, locks/                        flock(2) on `lock`; in `locks` who holds it, for people
     locks/restore-JOB                   flock(2): one restore of JOB at a time
 
+Nothing here is a link but `staging` in a transaction, which leads to where its images are if that is outside. A reader
+refuses what is no regular file or directory, or belongs neither to root nor to who runs crckpt: see `SECURITY.md`.
 A reader that finds another `format`, or another `schema` in a manifest, refuses.
 
 Page. Everything is stored as pages of 4096 bytes: memory, small image files, details, indexes. The last page of an
@@ -25,8 +27,10 @@ Pack. Numbers are little endian, without padding::
     frame table, 48 bytes a frame   offset u64, stored bytes u32, raw bytes u32, SHA-256 of the stored bytes
     footer                          offset of the table u64, frames u32, page size u32, "CRCKPAK1"
 
-DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered. A checkpoint
-makes as many new packs as it needs; none holds more than a sixteenth of its images, or 16 MiB if that is more.
+A frame itself says how many bytes its content has, as the table does, and takes at most 512 KiB; a pack has at most
+2^20 frames. DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered. A
+checkpoint makes as many new packs as it needs; none holds more than a sixteenth of its images, or 16 MiB if that is
+more.
 
 Extent. 24 bytes: first u64, count u32, pack u32, page u64: the pages numbered `first` and following, `count` of them,
 lie in the pack of that number in the manifest's list, from its page `page` on. Pack 0xFFFFFFFF: they are zero.
@@ -38,6 +42,8 @@ is {"coding": "columns", "files": [{"name", "kind", "bytes", "pagemap", "extents
     file      an image file as it was; its pages are numbered from 0
     pages     pages-N.img; its pages are numbered by address / 4096, as the image file `pagemap` says, in its order
     details   bytes that the caller gave: JSON that may be secret, and is no image
+
+An index has at most 512 MiB and 2^25 extents, a manifest at most 32 MiB.
 
 Columns are one zstd frame of four columns, each of 8 byte planes (the lowest byte of all extents first), of numbers
 modulo 2^64: `first` as steps, `count` less 1, `pack` plus 1 modulo 2^32, `page` as steps among the extents of its pack

@@ -12,7 +12,7 @@ from crckpt.errors import CrckptError, IntegrityError
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store.contents import Contents, index_extents
-from crckpt.store.extents import ZERO, Extents, covered, spread
+from crckpt.store.extents import ZERO, Extents, Numbers, covered
 from crckpt.store.index import FILE, PAGES, StoredFile
 from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint
@@ -88,6 +88,10 @@ def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callabl
 def audit_contents(layout: Layout, checkpoint: Checkpoint, packs: Audit) -> list[Damage]:
     """Whether a checkpoint's index is whole and fits its packs, and every page map its pages."""
     place = index_extents(checkpoint)
+    try:
+        _check_range(checkpoint, packs, place)
+    except IntegrityError as error:
+        return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
     if packs.touch(checkpoint, place):
         # Without the index nobody knows what else it needs; the damage of the pack says what there is to say.
         return []
@@ -100,6 +104,8 @@ def audit_contents(layout: Layout, checkpoint: Checkpoint, packs: Audit) -> list
             _check_pagemaps(contents)
     except CrckptError as error:
         return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
+    except MemoryError:
+        return [Damage("index", checkpoint.id, "what it holds does not fit in memory", (checkpoint.id,))]
     return []
 
 
@@ -131,7 +137,7 @@ def _check_pagemaps(contents: Contents) -> None:
     for file in contents.index.files:
         if file.kind == PAGES:
             _check_pages(contents, file)
-        elif file.kind == FILE and not np.array_equal(_addresses(file.extents), np.arange(-(-file.bytes // PAGE_SIZE))):
+        elif file.kind == FILE and not _is_whole(file):
             raise IntegrityError(f"the pages of {file.name} are not in order")
 
 
@@ -140,10 +146,28 @@ def _check_pages(contents: Contents, file: StoredFile) -> None:
     if pagemap is None:
         raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
     told = read_pagemap(contents.read(pagemap), file.pagemap)
-    wanted = spread(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
-    if not told.having(PRESENT).all() or not np.array_equal(wanted, _addresses(file.extents)):
+    wanted = _runs(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
+    if not told.having(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
         raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 
 
-def _addresses(extents: Extents) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return spread(extents["first"], extents["count"])
+def _is_whole(file: StoredFile) -> bool:
+    pages = -(-file.bytes // PAGE_SIZE)
+    wanted = np.array([[0, pages]] if pages else [], np.uint64).reshape(-1, 2)
+    return np.array_equal(_runs_of(file.extents), wanted)
+
+
+def _runs_of(extents: Extents) -> Numbers:
+    return _runs(extents["first"], extents["count"].astype(np.uint64))
+
+
+def _runs(first: Numbers, count: Numbers) -> Numbers:
+    """The pages `first` and following, `count` of each, as (first, count) in as few rows as can be.
+
+    However many pages there are, that takes memory by the row.
+    """
+    some = count > 0
+    first, count = first[some], count[some]
+    starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), first[1:] != first[:-1] + count[:-1])))
+    counts = np.add.reduceat(count, starts) if len(starts) else count
+    return np.stack((first[starts], counts), axis=1)

@@ -14,6 +14,9 @@ from crckpt.store.extents import EXTENT, ZERO, Extents
 _LEVEL: Final = 3
 """The lowest that also codes single bytes by their frequency."""
 
+_BYTES: Final = 4 * 8
+"""What an extent takes before it is compressed."""
+
 _Signed = npt.NDArray[np.int64]
 
 
@@ -34,8 +37,11 @@ def encode_columns(extents: Extents) -> bytes:
 
 def decode_columns(content: bytes, extents: int) -> Extents:
     """As many extents as are said. Raises IntegrityError."""
-    size = extents * 4 * 8
+    size = extents * _BYTES
     try:
+        # zstd takes as much memory as the frame says, whatever it is told.
+        if zstandard.frame_content_size(content) != size:
+            raise IntegrityError("the index contradicts itself")
         planes = zstandard.ZstdDecompressor().decompress(content, max_output_size=size)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"the index cannot be read: {error}") from error

@@ -18,6 +18,9 @@ from crckpt.store.layout import Layout
 from crckpt.store.manifest import Checkpoint
 from crckpt.store.pack import FRAME_PAGES, Pack, open_pack
 
+_MOST_WHOLE: Final = 1 << 30
+"""The size of the largest file that is read as a whole: a page map of 64 million entries."""
+
 _KEPT_FRAMES: Final = 32
 """Unpacked frames that are remembered, 8 MiB: an image set's small files lie next to each other."""
 
@@ -37,11 +40,19 @@ class Contents:
         """The files."""
         place = self.checkpoint.index
         with self.named():
-            return decode_index(self._read(index_extents(self.checkpoint), place.bytes), len(self.checkpoint.packs))
+            if sum(extent[1] for extent in place.extents) != -(-place.bytes // PAGE_SIZE):
+                raise IntegrityError("its index has too few or too many pages")
+            try:
+                content = self._read(index_extents(self.checkpoint), place.bytes)
+                return decode_index(content, len(self.checkpoint.packs))
+            except MemoryError as error:
+                raise IntegrityError("its index does not fit in memory") from error
 
     def read(self, file: StoredFile) -> bytes:
         """A file as a whole; for those that fit in memory."""
         with self.named():
+            if file.bytes > _MOST_WHOLE:
+                raise IntegrityError(f"{file.name} has {file.bytes} bytes, more than such an image may have")
             return self._read(file.extents, file.bytes)
 
     def pack(self, number: int) -> Pack:
@@ -66,13 +77,19 @@ class Contents:
             ) from error
 
     def _read(self, extents: Extents, size: int) -> bytes:
-        parts: list[bytes] = []
+        content = bytearray(size)
+        at = 0
         for _, count, pack, page in extents.tolist():
-            parts += [bytes(count * PAGE_SIZE)] if pack == ZERO else self._pages(pack, page, count)
-        content = b"".join(parts)
-        if len(content) < size:
+            if pack != ZERO:
+                for part in self._pages(pack, page, count):
+                    some = part[: max(0, size - at)]
+                    content[at : at + len(some)] = some
+                    at += len(part)
+            else:
+                at += count * PAGE_SIZE
+        if at < size:
             raise IntegrityError("its index lacks pages")
-        return content[:size]
+        return bytes(content)
 
     def _pages(self, pack: int, page: int, count: int) -> Iterator[bytes]:
         if page + count > self.pack(pack).pages:

@@ -19,7 +19,9 @@ from typing import Final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from crckpt.host.files import read, rename, write_durably, write_new
+from crckpt.errors import IntegrityError
+from crckpt.host.checked_files import open_checked, read_checked
+from crckpt.host.files import rename, write_durably, write_new
 from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Numbers, Places
 from crckpt.store.layout import Layout
@@ -28,6 +30,7 @@ from crckpt.store.pack_writer import Written
 
 SIZE: Final = 16
 _KEY: Final = 32
+_MOST_KEY: Final = 1024
 _DIGEST: Final = 32
 _FRAMES_AT_ONCE: Final = 16
 
@@ -66,7 +69,7 @@ def keep(key: bytes, written: Written, prints: Numbers) -> None:
 def remember(layout: Layout, written: Written) -> None:
     """Take what `keep` wrote into the cache."""
     with suppress(OSError):
-        rename(_beside(written.path), layout.fingerprints / written.digest, "fingerprints")
+        rename(_beside(written.path), layout.fingerprints_of(written.digest), "fingerprints")
 
 
 def recall(layout: Layout, key: bytes, pack: Pack) -> Numbers:
@@ -75,9 +78,9 @@ def recall(layout: Layout, key: bytes, pack: Pack) -> Numbers:
     Those that are kept are mapped, not read: the kernel can take their memory back. Those that were made under another
     key, or by another function, as crckpt did before, have another seal.
     """
-    path = layout.fingerprints / pack.digest
-    with suppress(OSError, ValueError), path.open("rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    path = layout.fingerprints_of(pack.digest)
+    with suppress(OSError, ValueError, IntegrityError):
+        content = _mapped(path)
         prints, seal = content[:-_DIGEST], content[-_DIGEST:]
         if len(prints) == pack.pages * SIZE and _seal(key, pack.digest, prints) == seal:
             return _as_array(prints)
@@ -88,10 +91,18 @@ def recall(layout: Layout, key: bytes, pack: Pack) -> Numbers:
 
 
 def _kept_key(layout: Layout) -> bytes | None:
-    with suppress(OSError):
-        key = read(str(layout.fingerprint_key))
+    with suppress(OSError, IntegrityError):
+        key = read_checked(layout.fingerprint_key, _MOST_KEY)
         return key if len(key) == _KEY else None
     return None
+
+
+def _mapped(path: Path) -> memoryview:
+    descriptor = open_checked(path, None)
+    try:
+        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
 
 
 def _as_array(prints: bytes | memoryview) -> Numbers:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,7 +36,9 @@ from crckpt.store.extents import (
     part,
     spread,
 )
+from crckpt.store.image_files import opened_image, read_image_file
 from crckpt.store.index import DETAILS, FILE, PAGES
+from crckpt.store.names import IMAGE
 
 _NOTHING: Final = np.empty(0, EXTENT)
 _IN_BASE: Final = ZERO
@@ -115,11 +116,11 @@ class Source(Struct, frozen=True, dict=True):
         reads = join(reads)
         with ExitStack() as stack:
             numbers = different(reads["pack"]).tolist() if self.files else []
-            opened = {number: stack.enter_context(self.files[number].open("rb", buffering=0)) for number in numbers}
+            opened = {number: stack.enter_context(opened_image(self.files[number])) for number in numbers}
             for first, count, number, page in reads.tolist():
                 wanted = octets[first * PAGE_SIZE : (first + count) * PAGE_SIZE]
                 if self.files:
-                    _read_into(opened[number], page * PAGE_SIZE, wanted)
+                    _read_into(opened[number], self.files[number].name, page * PAGE_SIZE, wanted)
                 else:
                     wanted[:] = self.content[page * PAGE_SIZE : page * PAGE_SIZE + len(wanted)]
 
@@ -156,15 +157,16 @@ def _sizes(directory: Path) -> dict[str, int]:
     for path in sorted(directory.iterdir()):
         if path.name == PARENT and path.is_symlink():
             continue
-        if path.is_symlink() or not path.is_file():
-            raise IntegrityError(f"{path} is no image: it is not a regular file")
-        sizes[path.name] = path.stat().st_size
+        if IMAGE.fullmatch(path.name) is None:
+            raise IntegrityError(f"{str(path)!r} is no name of an image")
+        with opened_image(path) as descriptor:
+            sizes[path.name] = os.fstat(descriptor).st_size
     return sizes
 
 
 def _read_pagemap(directory: Path, name: str) -> PageMap:
     try:
-        return read_pagemap((directory / name).read_bytes(), name)
+        return read_pagemap(read_image_file(directory / name), name)
     except FileNotFoundError:
         raise IntegrityError(f"{name} is missing in {directory}, where an incremental set needs it") from None
 
@@ -185,7 +187,10 @@ def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
 
 def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
     chain = _Chain(name, base.resolve() if base else None, [])
-    extents = chain.placed(directory, pagemap, ())
+    try:
+        extents = chain.placed(directory, pagemap, ())
+    except RecursionError:
+        raise IntegrityError(f"{name}: the sets before it are too many") from None
     in_base = extents["pack"] == _IN_BASE
     # What is left and what is not is put together by the addresses.
     if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
@@ -211,6 +216,8 @@ class _Chain(NamedTuple):
         self.files.append(directory / pagemap.pages_name)
         is_some = pagemap.table[:, 1] > 0
         entries, inherited = pagemap.table[is_some], pagemap.having(IN_PARENT)[is_some]
+        if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
+            raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
         above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
         most = count_of(above) if above is not None else np.iinfo(np.uint32).max
         if inherited.any() and entries[inherited, 1].max() > most:
@@ -254,15 +261,18 @@ def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> E
 
 
 def _check_size(pages: Path, name: str, present: int) -> None:
-    size = pages.stat().st_size if pages.exists() else 0
+    size, is_there = 0, os.path.lexists(pages)
+    if is_there:
+        with opened_image(pages) as descriptor:
+            size = os.fstat(descriptor).st_size
     if size != present * PAGE_SIZE:
-        what = f"holds {size} bytes" if pages.exists() else "is missing"
+        what = f"holds {size} bytes" if is_there else "is missing"
         raise IntegrityError(f"{name} describes {present} pages, and {pages.name} {what}")
 
 
-def _read_into(file: FileIO, offset: int, into: memoryview) -> None:
+def _read_into(descriptor: int, name: str, offset: int, into: memoryview) -> None:
     while into:
-        count = os.preadv(file.fileno(), [into], offset)
+        count = os.preadv(descriptor, [into], offset)
         if not count:
-            raise IntegrityError(f"{Path(str(file.name)).name} shrank while it was read")
+            raise IntegrityError(f"{name} shrank while it was read")
         into, offset = into[count:], offset + count

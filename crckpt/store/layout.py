@@ -12,23 +12,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
-from crckpt.errors import StoreUnusable
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.host.checked_files import check_directory, open_directory, read_checked
 from crckpt.host.files import (
     PRIVATE_DIRECTORY,
     ensure_directories,
     ensure_private_directory,
     open_lock,
-    read,
     remove,
     sync_directory,
     write_durably,
 )
+from crckpt.store.documents import decode
+from crckpt.store.manifest import MOST_BYTES
+from crckpt.store.names import checked_id
 
 FORMAT: Final = 1
 
 _DIRECTORIES: Final = ("cache", "cache/fingerprints", "checkpoints", "locks", "packs", "refs", "refs/tags", "tmp")
+_MADE_LATER: Final = ("pending",)
+_MOST_FACTS: Final = 64 << 10
 _HARMLESS: Final = frozenset({"lost+found"})
 _WRITABLE_BY_OTHERS: Final = 0o022
 _OPEN_TO_OTHERS: Final = 0o077
@@ -80,12 +86,21 @@ class Layout(Struct, frozen=True):
         return self.root / "locks"
 
     def pack(self, digest: str) -> Path:
-        """Where the pack of that digest lies."""
-        return self.packs / digest[:2] / f"{digest}.pack"
+        """Where the pack of that digest lies. Raises IntegrityError if it is no digest."""
+        return self.packs / checked_id(digest)[:2] / f"{digest}.pack"
+
+    def check_pack_directory(self, digest: str) -> None:
+        """Raises IntegrityError if the pack's directory is there and is a link, or another's."""
+        with suppress(FileNotFoundError):
+            check_directory(self.pack(digest).parent)
+
+    def fingerprints_of(self, digest: str) -> Path:
+        """Where the fingerprints of that pack lie. Raises IntegrityError if it is no digest."""
+        return self.fingerprints / checked_id(digest)
 
     def manifest(self, checkpoint_id: str) -> Path:
         """Where the manifest of that checkpoint lies."""
-        return self.checkpoints / checkpoint_id / "manifest.json"
+        return self.checkpoints / checked_id(checkpoint_id) / "manifest.json"
 
     def doubt(self, packs: Iterable[str]) -> None:
         """Damage was found in one of the packs with these digests: all are read before anything new depends on them.
@@ -94,11 +109,15 @@ class Layout(Struct, frozen=True):
         """
         for digest in packs:
             with suppress(OSError):
-                remove(self.fingerprints / digest, "fingerprints")
+                remove(self.fingerprints_of(digest), "fingerprints")
 
     def read_manifest(self, checkpoint_id: str) -> bytes:
-        """Its bytes. Raises FileNotFoundError. All manifests are read at once: without a Path for each."""
-        return read(f"{self.root}/checkpoints/{checkpoint_id}/manifest.json")
+        """Its bytes. Raises FileNotFoundError, IntegrityError. All manifests are read at once: no Path for each."""
+        directory = open_directory(f"{self.root}/checkpoints/{checked_id(checkpoint_id)}")
+        try:
+            return read_checked("manifest.json", MOST_BYTES, within=directory)
+        finally:
+            os.close(directory)
 
 
 class Facts(Struct, frozen=True):
@@ -116,11 +135,14 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         if create and is_blank(root):
             _create(root)
         _check(root)
+        _check_directories(root)
         _complete(root)
         if create:
             # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
             sync_directory(root, "root")
         return Layout(root), _facts(root)
+    except IntegrityError as error:
+        raise StoreUnusable(error.message, hint="a store has no links: put it back from a backup") from error
     except (PermissionError, NotADirectoryError) as error:
         raise StoreUnusable(
             f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
@@ -158,6 +180,13 @@ def _create(root: Path) -> None:
             )
     finally:
         os.close(lock)
+
+
+def _check_directories(root: Path) -> None:
+    """Raises IntegrityError if one is a link, or another's: what is written or removed there would lie elsewhere."""
+    for name in (*_DIRECTORIES, *_MADE_LATER):
+        with suppress(FileNotFoundError):
+            check_directory(f"{root}/{name}")
 
 
 def _complete(root: Path) -> None:
@@ -199,14 +228,22 @@ def _check_owner_and_mode(root: Path) -> None:
 
 
 def _facts(root: Path) -> Facts:
+    content, what = read_checked(root / "store.json", _MOST_FACTS), f"{root}/store.json"
     try:
-        document = json.loads((root / "store.json").read_bytes())
-        found = document["format"]
+        found = decode(content, _FORMAT, what).format
         if found == FORMAT:
-            return Facts(str(document["id"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreUnusable(f"{root}/store.json is damaged", hint="put it back from a backup") from error
+            return decode(content, _FACTS, what)
+    except (IntegrityError, msgspec.ValidationError) as error:
+        raise StoreUnusable(f"{what} is damaged", hint="put it back from a backup") from error
     raise StoreUnusable(
         f"the store {root} has format {found}; this crckpt knows format {FORMAT}",
         hint=f"use a crckpt that knows store format {found}",
     )
+
+
+class _Format(Struct):
+    format: int
+
+
+_FORMAT: Final = msgspec.json.Decoder(_Format)
+_FACTS: Final = msgspec.json.Decoder(Facts)

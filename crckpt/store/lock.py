@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.errors import StoreLocked
-from crckpt.host.files import open_lock, own_name, remove
+from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
+from crckpt.host.checked_files import open_checked
+from crckpt.host.files import is_named, open_lock, own_name, remove
 from crckpt.model import moment
 from crckpt.store.owner import Owner, read_owner, write_owner
 
@@ -67,11 +68,13 @@ class StoreLock:
         path = self._root / "lock"
         try:
             return open_lock(path, "lock")
+        except IntegrityError as error:
+            raise StoreUnusable(error.message, hint=f"remove it: rm {path}") from error
         except OSError as error:
             # On a medium for reading only, a store is read all the same; there may be nobody who could lock it.
             if error.errno != errno.EROFS or alone:
                 raise
-            return os.open(path if path.exists() else self._root, os.O_RDONLY | os.O_CLOEXEC)
+            return open_checked(path, None) if is_named(path) else os.open(self._root, os.O_RDONLY | os.O_CLOEXEC)
 
     def _acquire(self, descriptor: int, alone: bool, timeout: float) -> None:
         how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.model import CheckpointId, Host, JobName, Options, Statistics, Task
+from crckpt.model import CheckpointId, Count, Host, JobName, Options, RunId, Statistics, Task
+from crckpt.store.documents import decode
 from crckpt.store.names import SHORT
 
 SCHEMA: Final = 1
@@ -25,20 +25,38 @@ _MOST: Final = 1 << 53
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
+MOST_BYTES: Final = 32 << 20
+"""The size of the largest manifest: that of a tree of some 300,000 processes."""
+
+MOST_INDEX_BYTES: Final = 512 << 20
+"""The size of the largest index: extents that compress badly take up to ten bytes each."""
+
+_FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
+_LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
+"""So that a time is one in every time zone."""
+
+_Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
+"""Of many packs all digests are matched at once: see `_check`."""
+
+_DIGITS: Final = re.compile(r"[0-9a-f]*")
+_U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+_IndexBytes: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_INDEX_BYTES)]
+_Time: TypeAlias = Annotated[datetime, Meta(tz=True)]
+
 
 class PackUse(Struct, frozen=True):
     """A pack, and how many of its frames and pages a checkpoint uses."""
 
-    digest: str
-    frames: int
-    pages: int
+    digest: _Digest
+    frames: Count
+    pages: Count
 
 
 class IndexPlace(Struct, frozen=True):
     """Where a checkpoint's index lies: its size in bytes and extents (first, count, pack, page)."""
 
-    bytes: int
-    extents: tuple[tuple[int, int, int, int], ...]
+    bytes: _IndexBytes
+    extents: tuple[tuple[Count, _U32, _U32, Count], ...]
 
 
 class Checkpoint(Struct, frozen=True):
@@ -51,13 +69,13 @@ class Checkpoint(Struct, frozen=True):
 
     id: CheckpointId
     job: JobName
-    created: datetime
+    created: _Time
     parent: CheckpointId | None
     host: Host
     options: Options
     tree: tuple[Task, ...]
     note: str | None
-    run_id: str | None
+    run_id: RunId | None
     stopped: bool
     packs: tuple[PackUse, ...]
     index: IndexPlace
@@ -81,9 +99,14 @@ class Checkpoint(Struct, frozen=True):
 
 
 def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
-    """The checkpoint with its id, and its manifest, of which the id is the SHA-256."""
+    """The checkpoint with its id, and its manifest, of which the id is the SHA-256.
+
+    Raises what `unseal` raises if nobody could read it: images from elsewhere may say anything.
+    """
     manifest = _encode(draft)
-    return replace(draft, id=_id_of(manifest)), manifest
+    checkpoint_id = _id_of(manifest)
+    unseal(manifest, checkpoint_id)
+    return replace(draft, id=checkpoint_id), manifest
 
 
 def _id_of(manifest: bytes) -> CheckpointId:
@@ -101,23 +124,19 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     short = checkpoint_id[:SHORT]
     if _id_of(manifest) != checkpoint_id:
         raise IntegrityError(f"the manifest of checkpoint {short} is damaged: its SHA-256 is not its id")
+    what = f"the manifest of checkpoint {short}"
     try:
-        # Only json reads the lone surrogates of a note in no encoding, and says what schema it is if it is another.
-        with suppress(msgspec.DecodeError):
-            return _decode(manifest, checkpoint_id)
-        entries = json.loads(manifest)
-        schema = entries["schema"]
-        if schema == SCHEMA:
-            return msgspec.convert({**entries, "id": checkpoint_id}, Checkpoint)
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        return _decode(manifest, checkpoint_id, what)
+    except msgspec.ValidationError as error:
+        schema = _schema_of(manifest)
+        if schema not in (None, SCHEMA):
+            raise StoreUnusable(
+                f"{what} has schema {schema}; this crckpt knows schema {SCHEMA}",
+                hint=f"use a crckpt that knows schema {schema}",
+            ) from error
         raise StoreUnusable(
-            f"the manifest of checkpoint {short} was written by another version of crckpt ({error})",
-            hint="use the newest crckpt",
+            f"{what} was written by another version of crckpt ({error})", hint="use the newest crckpt"
         ) from error
-    raise StoreUnusable(
-        f"the manifest of checkpoint {short} has schema {schema}; this crckpt knows schema {SCHEMA}",
-        hint=f"use a crckpt that knows schema {schema}",
-    )
 
 
 def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
@@ -143,22 +162,54 @@ def _encode(checkpoint: Checkpoint) -> bytes:
 
 
 # A host is most of its manifest, and the same in thousands of them: it is decoded once.
-_FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "host": msgspec.Raw, "schema": Literal[SCHEMA]}
+_FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "schema": Literal[SCHEMA]}
 _OPTIONAL: Final = {"sequence": 0}
-_STORED: Final = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "_Stored",
-        [
-            *((name, kind) for name, kind in _FIELDS.items() if name not in ("id", *_OPTIONAL)),
-            *((name, _FIELDS[name], default) for name, default in _OPTIONAL.items()),
-        ],
-    )
-)
-_host: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Host).decode)
 
 
-def _decode(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
-    """Raises DecodeError for what has another schema too."""
-    entries = msgspec.structs.asdict(_STORED.decode(manifest))
+def _stored(name: str, host: Any) -> type[Struct]:
+    kinds = {**_FIELDS, "host": host}
+    needed = [(entry, kind) for entry, kind in kinds.items() if entry not in ("id", *_OPTIONAL)]
+    return msgspec.defstruct(name, [*needed, *((entry, kinds[entry], value) for entry, value in _OPTIONAL.items())])
+
+
+_PLAIN: Final = _stored("_Plain", Host)
+_STORED: Final = msgspec.json.Decoder(_stored("_Stored", msgspec.Raw))
+_HOST: Final = msgspec.json.Decoder(Host)
+
+
+class _AnySchema(Struct):
+    schema: int
+
+
+_ANY_SCHEMA: Final = msgspec.json.Decoder(_AnySchema)
+
+
+@lru_cache(maxsize=64)
+def _host(content: bytes) -> Host:
+    return decode(content, _HOST, "the host of a manifest")
+
+
+def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoint:
+    entries = msgspec.structs.asdict(decode(manifest, _STORED, what, _PLAIN))
     del entries["schema"]
-    return Checkpoint(**{**entries, "id": checkpoint_id, "host": _host(bytes(entries["host"]))})
+    host = entries["host"]
+    checkpoint = Checkpoint(
+        **{**entries, "id": checkpoint_id, "host": host if isinstance(host, Host) else _host(bytes(host))}
+    )
+    _check(checkpoint)
+    return checkpoint
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Raises ValidationError for what types do not say."""
+    if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
+        raise msgspec.ValidationError(f"it is of the year {checkpoint.created.year}")
+    if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:
+        raise msgspec.ValidationError("a pack's digest is not a SHA-256")
+
+
+def _schema_of(manifest: bytes) -> int | None:
+    try:
+        return decode(manifest, _ANY_SCHEMA, "").schema
+    except (IntegrityError, msgspec.ValidationError):
+        return None

@@ -58,7 +58,7 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
         contents = repository.contents(checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
-                if not (repository.layout.fingerprints / use.digest).exists():
+                if not repository.layout.fingerprints_of(use.digest).exists():
                     recall(repository.layout, read_key(repository.layout), contents.pack(number))
         for file in contents.index.files:
             if file.kind == "file" and tells_pages(file.name):

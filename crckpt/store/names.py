@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from crckpt.errors import UsageError
+from crckpt.errors import IntegrityError, UsageError
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A job or a tag."""
 
 ID: Final = re.compile(r"[0-9a-f]{64}")
 """A checkpoint's id or a pack's digest: a SHA-256."""
+
+IMAGE: Final = re.compile(r"(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}")
+"""An image file: a name in one directory."""
 
 SHORT: Final = 12
 """Digits of an id that people are shown."""
@@ -25,3 +28,10 @@ def check_name(name: str, what: str) -> str:
         f"{name!r} cannot name a {what}",
         hint="use up to 100 letters, digits, '.', '_' and '-', a letter or digit first",
     )
+
+
+def checked_id(name: str) -> str:
+    """`name` itself if it is an id or digest, and so may be a part of a path. Raises IntegrityError."""
+    if ID.fullmatch(name):
+        return name
+    raise IntegrityError(f"{name[:SHORT]!r} is not a SHA-256")

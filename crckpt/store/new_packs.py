@@ -14,7 +14,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.extents import Bytes, Numbers, Places
 from crckpt.store.fingerprints import keep
 from crckpt.store.frames import Frame, Frames
-from crckpt.store.pack import FRAME_PAGES
+from crckpt.store.pack import FRAME_PAGES, MOST_FRAMES
 from crckpt.store.pack_writer import PackWriter, Written
 from crckpt.store.workers import Workers, result_of
 
@@ -28,7 +28,7 @@ def pages_in_a_pack(size: int) -> int:
     While a pack is copied forward it lies on disk beside the copy: parts keep that small.
     """
     part = -(-size // PAGE_SIZE // _PARTS)
-    return max(_SMALLEST, -(-part // FRAME_PAGES) * FRAME_PAGES)
+    return min(max(_SMALLEST, -(-part // FRAME_PAGES) * FRAME_PAGES), MOST_FRAMES * FRAME_PAGES)
 
 
 class NewPacks:

@@ -6,13 +6,21 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Annotated, Final
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host import proc
+from crckpt.host.checked_files import read_checked
 from crckpt.host.files import open_private, write
+from crckpt.model import Count, Pid
+from crckpt.store.documents import decode
+
+MOST_BYTES: Final = 4 << 20
+"""The size of the largest record of an owner: it has the command line, which has no limit but this (execve(2))."""
 
 
 class Owner(Struct, frozen=True):
@@ -23,11 +31,11 @@ class Owner(Struct, frozen=True):
 
     host: str
     boot_id: str
-    pid_namespace: int
-    pid: int
-    start: int
+    pid_namespace: Count
+    pid: Pid
+    start: Count
     command: str
-    since: float
+    since: Annotated[float, Meta(ge=0, le=1e11)]
 
     @property
     def is_alive(self) -> bool:
@@ -38,6 +46,11 @@ class Owner(Struct, frozen=True):
             return True
         process = proc.read_process(self.pid)
         return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
+
+    def is_same(self, other: Owner) -> bool:
+        """Whether both name one process."""
+        process, another = ((it.host, it.boot_id, it.pid_namespace, it.pid, it.start) for it in (self, other))
+        return process == another
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -76,6 +89,9 @@ def write_owner(path: Path, since: float, what: str, *, pid: int = 0) -> None:
 def read_owner(path: Path) -> Owner | None:
     """The owner recorded in a file; None if there is none or it cannot be understood."""
     try:
-        return Owner(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return decode(read_checked(path, MOST_BYTES), _OWNER, str(path))
+    except (OSError, IntegrityError, msgspec.ValidationError):
         return None
+
+
+_OWNER: Final = msgspec.json.Decoder(Owner)

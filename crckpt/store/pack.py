@@ -17,6 +17,7 @@ import zstandard
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.host.checked_files import check_directory, open_checked
 from crckpt.host.files import LOST
 from crckpt.model import PAGE_SIZE
 from crckpt.store.names import SHORT
@@ -24,6 +25,12 @@ from crckpt.store.names import SHORT
 MAGIC: Final = b"CRCKPAK1"
 FRAME_PAGES: Final = 64
 FRAME_SIZE: Final = FRAME_PAGES * PAGE_SIZE
+MOST_FRAMES: Final = 1 << 20
+"""Frames of the largest pack: 256 GiB of pages. Their table takes 48 MiB."""
+
+_MOST_STORED: Final = 2 * FRAME_SIZE
+"""Bytes of a frame that does not compress: zstd adds far less (ZSTD_compressBound)."""
+
 FOOTER: Final = struct.Struct("<QII8s")
 FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])
 
@@ -62,6 +69,7 @@ class Pack(Struct, frozen=True):
         """The pages of a frame from its stored bytes. Raises IntegrityError unless they are what was stored."""
         self.check(frame, stored)
         raw = int(self.table["raw"][frame])
+        self._check_size(frame, stored, raw)
         try:
             content = _decompressor().decompress(stored, max_output_size=raw)
         except zstandard.ZstdError as error:
@@ -81,12 +89,22 @@ class Pack(Struct, frozen=True):
         for frame, size, raw, memory in zip(frames, sizes, raws, into, strict=True):
             stored, content = content[:size], content[size:]
             self.check(frame, stored)
+            self._check_size(frame, stored, raw)
             try:
                 done = _decompressor().stream_reader(stored).readinto(memory[:raw])
             except zstandard.ZstdError as error:
                 raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
             if done != raw:
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
+
+    def _check_size(self, frame: int, stored: memoryview, raw: int) -> None:
+        """Raises IntegrityError if the frame says another size than its pages have: zstd takes as much memory."""
+        try:
+            size = zstandard.frame_content_size(stored)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
+        if size != raw:
+            raise IntegrityError(f"{self.name}, frame {frame}: it is of {size} bytes where {raw} belong")
 
     def read_ahead(self, frames: Sequence[int]) -> None:
         """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
@@ -122,10 +140,11 @@ def open_pack(path: Path, digest: str) -> Pack:
     """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
     name = f"pack {digest[:SHORT]}"
     try:
+        _check_directory(path, name)
         with _opened(path, name) as descriptor:
             size = os.fstat(descriptor).st_size
             table = _table(descriptor, size, name)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing ({path})") from None
     if hashlib.sha256(table).hexdigest() != digest:
         raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
@@ -134,11 +153,20 @@ def open_pack(path: Path, digest: str) -> Pack:
     return Pack(path, digest, size, frames)
 
 
+def _check_directory(path: Path, name: str) -> None:
+    try:
+        check_directory(path.parent)
+    except IntegrityError as error:
+        raise IntegrityError(f"{name}: {error.message}") from error
+
+
 def _table(descriptor: int, size: int, name: str) -> bytes:
     if size < len(MAGIC) + FOOTER.size or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
         raise IntegrityError(f"{name}: it does not begin as packs do")
     offset, count, page_size, magic = FOOTER.unpack(os.pread(descriptor, FOOTER.size, size - FOOTER.size))
     whole = offset + count * FRAME.itemsize + FOOTER.size == size
+    if count > MOST_FRAMES:
+        raise IntegrityError(f"{name}: it says that it has {count} frames, more than a pack may have")
     if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
         raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
     return os.pread(descriptor, count * FRAME.itemsize, offset)
@@ -148,6 +176,8 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
     starts = np.concatenate((frames["offset"], [np.uint64(end)]))
     gapless = starts[0] == len(MAGIC) and np.array_equal(starts[1:], frames["offset"] + frames["stored"])
     last = int(frames["raw"][-1])
+    if (frames["stored"] > _MOST_STORED).any():
+        raise IntegrityError(f"{name}: a frame is larger than its pages can be")
     if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
         raise IntegrityError(f"{name}: its frame table contradicts itself")
 
@@ -156,7 +186,10 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 def _opened(path: Path, name: str) -> Iterator[int]:
     """A descriptor to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = open_checked(path, None)
+        except IntegrityError as error:
+            raise IntegrityError(f"{name}: {error.message}") from error
         try:
             yield descriptor
         finally:

@@ -8,15 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, Final
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, IntegrityError
+from crckpt.host.checked_files import is_directory, read_checked
 from crckpt.host.files import ensure_private_directory, own_name, remove, write_durably
-from crckpt.model import JobName
+from crckpt.model import JobName, RunId
+from crckpt.store.documents import decode
 from crckpt.store.layout import Layout
-from crckpt.store.owner import Owner, owner_of
+from crckpt.store.owner import MOST_BYTES, Owner, owner_of
 
 
 class Pending(Struct, frozen=True):
@@ -27,6 +31,14 @@ class Pending(Struct, frozen=True):
     run_id: str | None
     pid: int
     lost: str | None
+
+
+class _Record(Struct, frozen=True):
+    job: JobName
+    created: Annotated[datetime, Meta(tz=True)]
+    run_id: RunId | None
+    owner: Owner
+    lost: str | None = None
 
 
 @contextmanager
@@ -52,7 +64,7 @@ def announced(layout: Layout, job: JobName, created: datetime, run_id: str | Non
 
 def read_pending(layout: Layout) -> tuple[Pending, ...]:
     """All that is pending or lost, oldest first. What was stored a moment before a crash may be among them."""
-    paths = layout.pending.iterdir() if layout.pending.exists() else ()
+    paths = layout.pending.iterdir() if is_directory(layout.pending) else ()
     found = (_read(path) for path in paths)
     return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
 
@@ -68,13 +80,13 @@ def _forget(path: Path) -> None:
 
 def _read(path: Path) -> Pending | None:
     try:
-        facts = json.loads(path.read_bytes())
-        owner = Owner(**facts["owner"])
-        lost = facts.get("lost")
-        if lost is None and not owner.is_alive:
-            lost = f"crckpt (PID {owner.pid}) ended before it was stored"
-        return Pending(
-            JobName(facts["job"]), datetime.fromisoformat(facts["created"]), facts["run_id"], owner.pid, lost
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        record = decode(read_checked(path, MOST_BYTES), _RECORD, str(path))
+    except (OSError, IntegrityError, msgspec.ValidationError):
         return None
+    lost, owner = record.lost, record.owner
+    if lost is None and not owner.is_alive:
+        lost = f"crckpt (PID {owner.pid}) ended before it was stored"
+    return Pending(record.job, record.created, record.run_id, owner.pid, lost)
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)

@@ -16,6 +16,9 @@ from crckpt.store.pack import FRAME_PAGES, Pack
 
 _PACK_SHIFT: Final = 40
 
+_MOST_PIECES: Final = 1 << 26
+"""Pieces that are planned at once: they take some 100 bytes each."""
+
 
 class Pieces(Struct, frozen=True):
     """`count` pages from page `start` on of the frame `frames[which]` are pages `to` and following of extent `of`.
@@ -41,6 +44,8 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Places) -> Pi
     page, count, pack = (extents[column][rows].astype(np.int64) for column in ("page", "count", "pack"))
     starts = _starts(contents, name, pack, page, page + count)
     first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
+    if int((last - first + 1).sum()) > _MOST_PIECES:
+        raise IntegrityError(f"{name} lies in more pieces than a checkpoint can have")
     frame = spread(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(rows)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)

@@ -11,13 +11,22 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.errors import NoSuchCheckpoint, UsageError
-from crckpt.host.files import ensure_private_directory, losses_passed_over, remove, sync_directory, write_durably
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
+from crckpt.host.checked_files import check_directory, is_directory, read_checked
+from crckpt.host.files import (
+    ensure_private_directory,
+    is_named,
+    losses_passed_over,
+    remove,
+    sync_directory,
+    write_durably,
+)
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.names import ID, NAME, SHORT, check_name
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
+_MOST_BYTES: Final = 1024
 _PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -52,17 +61,18 @@ def resolve(ref: str, known: Known) -> CheckpointId:
 
 
 def write_tag(directory: Path, tag: Tag) -> None:
-    """Make or move a tag, durably. Raises UsageError for a name that cannot be one."""
+    """Make or move a tag, durably. Raises UsageError for a name that cannot be one, IntegrityError where links lie."""
     check_name(tag.job, "job")
     check_name(tag.name, "tag")
     ensure_private_directory(directory / tag.job, "tag-directory")
+    check_directory(directory / tag.job)
     write_durably(directory / tag.job / tag.name, f"{tag.id}\n".encode(), "tag")
 
 
 def remove_tag(directory: Path, job: str, name: str) -> None:
     """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
-    names_one = NAME.fullmatch(job) and NAME.fullmatch(name) and (directory / job / name).is_file()
-    if not names_one:
+    names_one = NAME.fullmatch(job) and NAME.fullmatch(name) and is_directory(directory / job)
+    if not names_one or not is_named(directory / job / name):
         ours = (f"{tag.job}:{tag.name}" for tag in read_tags(directory))
         raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours))
     remove(directory / job / name, "tag")
@@ -71,7 +81,8 @@ def remove_tag(directory: Path, job: str, name: str) -> None:
 
 def read_tags(directory: Path) -> tuple[Tag, ...]:
     """All tags, in the order of their names."""
-    return tuple(tag for path in sorted(directory.iterdir()) if NAME.fullmatch(path.name) for tag in _tags_of(path))
+    jobs = (path for path in sorted(directory.iterdir()) if NAME.fullmatch(path.name) and is_directory(path))
+    return tuple(tag for path in jobs for tag in _tags_of(path))
 
 
 def _tags_of(directory: Path) -> Iterator[Tag]:
@@ -84,9 +95,9 @@ def _tags_of(directory: Path) -> Iterator[Tag]:
 
 
 def _content(path: Path) -> str:
-    """What it holds; nothing if the disk has lost that, or if somebody has removed it a moment ago."""
-    with suppress(FileNotFoundError), losses_passed_over():
-        return path.read_text(errors="replace").strip()
+    """What it holds; nothing if that is no text, the disk has lost it, or somebody has removed it a moment ago."""
+    with suppress(FileNotFoundError, IntegrityError), losses_passed_over():
+        return read_checked(path, _MOST_BYTES).decode(errors="replace").strip()
     return ""
 
 

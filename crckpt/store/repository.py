@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
+from crckpt.host.checked_files import check_directory
 from crckpt.host.files import (
     LOST,
     add_private_directory,
@@ -105,6 +107,9 @@ class Repository:
                 # It came here with its manifest, and goes with it: something else has removed that.
                 raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} is missing") from None
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
+        except IntegrityError as error:
+            what = f"the manifest of checkpoint {checkpoint_id[:SHORT]} cannot be read: {error.message}"
+            raise IntegrityError(what) from error
         except OSError as error:
             if error.errno in LOST:
                 what = f"the manifest of checkpoint {checkpoint_id[:SHORT]} is damaged: {error.strerror}"
@@ -160,7 +165,7 @@ class Repository:
         with self.exclusive():
             doomed = tuple(ids)
             for checkpoint_id in doomed:
-                if not ID.fullmatch(checkpoint_id) or not (self.layout.checkpoints / checkpoint_id).is_dir():
+                if not ID.fullmatch(checkpoint_id) or not is_named(self.layout.checkpoints / checkpoint_id):
                     raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}")
             remove_checkpoints(self.layout, doomed)
 
@@ -205,10 +210,12 @@ class Repository:
         """
         for digest, path in packs.items():
             target = self.layout.pack(digest)
+            self.layout.check_pack_directory(digest)
             if _is_same(path, target):
                 remove(path, "pack")
             else:
                 add_private_directory(target.parent, "pack-directory")
+                check_directory(target.parent)
                 rename(path, target, "pack")
         # Where one was there too: whoever put it there may have died before the sync, and a manifest will rely on it.
         for directory in sorted({self.layout.pack(digest).parent for digest in packs}):
@@ -241,7 +248,7 @@ class Repository:
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
                 job = None
-                with suppress(OSError):
+                with suppress(OSError, IntegrityError):
                     job = job_named_in(self.layout.read_manifest(checkpoint_id))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: checkpoint.order)
@@ -250,12 +257,14 @@ class Repository:
     def _named(self) -> list[CheckpointId]:
         # There may be very many: names alone cost a tenth of paths.
         with os.scandir(self.layout.checkpoints) as entries:
-            names = [entry.name for entry in entries if ID.fullmatch(entry.name) and entry.is_dir()]
+            names = [entry.name for entry in entries if ID.fullmatch(entry.name)]
         return sorted(map(CheckpointId, names))
 
 
 def _is_same(path: Path, target: Path) -> bool:
     """Whether `target` is that file already; not if it is missing, or if the disk has lost some of it."""
     with suppress(FileNotFoundError), losses_passed_over():
+        if not stat.S_ISREG(target.lstat().st_mode):
+            return False
         return filecmp.cmp(path, target, shallow=False)
     return False

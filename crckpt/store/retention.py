@@ -10,7 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.host.files import remove, remove_tree, rename, sync_directory
+from crckpt.host.checked_files import is_directory
+from crckpt.host.files import remove_tree, rename, sync_directory
 from crckpt.model import CheckpointId
 from crckpt.store.layout import Layout
 from crckpt.store.names import ID
@@ -66,8 +67,9 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
             hint=bad.remedy,
             causes=tuple(found.why for found in unreadable),
         )
-    packs = tuple(path for path in sorted(layout.packs.glob("??/*.pack")) if _is_unnamed(path, named))
-    kept = {path.stem for path in layout.packs.glob("??/*.pack")} - {path.stem for path in packs}
+    there = pack_files(layout)
+    packs = tuple(path for path in there if path.stem not in named)
+    kept = {path.stem for path in there} - {path.stem for path in packs}
     leftovers = _leftovers(layout, kept)
     freed = sum(_size(path) for path in (*packs, *leftovers))
     if not dry_run:
@@ -79,9 +81,12 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
     return Collected(tuple(path.stem for path in packs), shown, freed)
 
 
-def _is_unnamed(pack: Path, named: frozenset[str]) -> bool:
-    """A file that is not called as packs are is somebody else's."""
-    return ID.fullmatch(pack.stem) is not None and pack.stem not in named
+def pack_files(layout: Layout) -> list[Path]:
+    """Everything that is called as a pack is, in order; not what links lead to. Other names are somebody else's."""
+    with os.scandir(layout.packs) as entries:
+        directories = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    paths = (path for name in directories for path in sorted((layout.packs / name).iterdir()))
+    return [path for path in paths if path.suffix == ".pack" and ID.fullmatch(path.stem)]
 
 
 def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
@@ -94,10 +99,10 @@ def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
         *dead,
         *sorted(records),
         # Whoever stores a checkpoint holds the lock, too: these are lost.
-        *(sorted(layout.pending.iterdir()) if layout.pending.exists() else ()),
+        *(sorted(layout.pending.iterdir()) if is_directory(layout.pending) else ()),
         *sorted(orphans),
         *sorted(layout.fingerprint_key.parent.glob(f".{layout.fingerprint_key.name}.*")),
-        *sorted(layout.tags.glob("*/.*")),
+        *(path for job in sorted(layout.tags.iterdir()) if is_directory(job) for path in sorted(job.glob(".*"))),
         *sorted(layout.root.glob(".store.json.*")),
     )
 
@@ -108,15 +113,12 @@ def _is_held(record: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    if not path.is_dir():
+    if not is_directory(path):
         return path.lstat().st_blocks * _SECTOR
     return sum((Path(top) / name).lstat().st_blocks * _SECTOR for top, _, names in os.walk(path) for name in names)
 
 
 def _remove(path: Path) -> None:
-    if not path.is_dir():
-        remove(path, "garbage")
-        return
     try:
         remove_tree(path, "garbage")
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host.checked_files import is_directory
 from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
 from crckpt.host.signals import interrupts_put_off
 from crckpt.store.owner import read_owner, write_owner
@@ -20,6 +21,7 @@ STAGING = "staging"
 """The link in a transaction to where its images are, if they are not in the store."""
 
 _STAGED = "crckpt-"
+_OWNER = "owner.json"
 
 
 class Transaction(Struct, frozen=True):
@@ -34,7 +36,7 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
     path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_owner(path / "owner.json", time.time(), "owner")
+        write_owner(path / _OWNER, time.time(), "owner")
         yield Transaction(path)
     except BaseException:
         with interrupts_put_off():
@@ -54,7 +56,7 @@ def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_owner(path / "owner.json", time.time(), "owner", pid=pid)
+        write_owner(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
     except BaseException:
         _remove(path)
@@ -81,9 +83,18 @@ def staged(directory: Path) -> Iterator[Path]:
 
 
 def abandoned_staging(path: Path) -> tuple[Path, ...]:
-    """What a dead transaction has left in a directory that is not the store's: where its link `staging` leads."""
+    """What a dead transaction has left in a directory that is not the store's: where its link `staging` leads.
+
+    Anybody can make such a link. So the directory must name the same process as the transaction does.
+    """
     link = path / STAGING
-    return (link.readlink(),) if link.is_symlink() and _is_abandoned(link.readlink()) else ()
+    if not is_directory(path) or not link.is_symlink():
+        return ()
+    staging, owner = link.readlink(), read_owner(path / _OWNER)
+    if owner is None or not staging.is_absolute() or not _is_abandoned(staging):
+        return ()
+    its = read_owner(staging / _OWNER)
+    return (staging,) if its is not None and its.is_same(owner) else ()
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -96,7 +107,7 @@ def _is_abandoned(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != PRIVATE_DIRECTORY:
         return False
-    owner = read_owner(path / "owner.json")
+    owner = read_owner(path / _OWNER)
     # Of another host nobody knows here whether it lives.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
 
@@ -104,5 +115,6 @@ def _is_abandoned(path: Path) -> bool:
 def dead_transactions(directory: Path) -> tuple[Path, ...]:
     """Those whose owner has ended. To be asked by whoever holds the store's lock alone: then no new one begins."""
     paths = sorted(directory.iterdir())
-    owners = ((path, read_owner(path / "owner.json")) for path in paths)
+    # What is no directory has no owner, and is not looked into.
+    owners = ((path, read_owner(path / _OWNER) if is_directory(path) else None) for path in paths)
     return tuple(path for path, owner in owners if owner is None or not owner.is_alive)

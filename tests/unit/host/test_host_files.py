@@ -81,7 +81,8 @@ def test_what_the_disk_has_lost_is_named_all_the_same(
 ) -> None:
     assert (files.is_named(log), files.is_named(log / "x"), files.is_named(tmp_path / "none")) == (True, False, False)
 
-    def lost(_path: Path) -> None:
+    def lost(_path: Path, *, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "stat", lost)
@@ -104,13 +105,3 @@ def test_status_of(tmp_path: Path) -> None:
     assert files.status_of(str(tmp_path)) is not None
     assert files.status_of(str(tmp_path / "none")) is None
     assert files.status_of(f"{tmp_path}/{'x' * 300}") is None
-
-
-@pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
-def test_all_of_a_file_is_read(tmp_path: Path, size: int) -> None:
-    content = bytes(number % 251 for number in range(size))
-    (tmp_path / "file").write_bytes(content)
-    (tmp_path / "file").chmod(0o600)
-    assert files.read(str(tmp_path / "file")) == content
-    with pytest.raises(FileNotFoundError):
-        files.read(str(tmp_path / "none"))

@@ -167,10 +167,10 @@ def unopenable(path: Path) -> Iterator[None]:
     """The inode of the file is damaged, as ext4 says."""
     open_ = os.open
 
-    def fails(name: Path | str, flags: int, mode: int = 0o777) -> int:
+    def fails(name: Path | str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if Path(name) == path:
             raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
-        return open_(name, flags, mode)
+        return open_(name, flags, mode, dir_fd=dir_fd)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("os.open", fails)

@@ -156,8 +156,8 @@ def _link(base: Path) -> Path:
         (_without_pages, "pages-1.img is missing"),
         (_two_maps_of_one_file, "pages-1.img belongs to another page map"),
         (_compressed, "field 6"),
-        (_directory, "more is no image"),
-        (_link, "core-1.img is no image"),
+        (_directory, "more is a directory"),
+        (_link, "core-1.img is a symbolic link"),
     ],
 )
 def test_contradictions_are_refused_and_nothing_stays(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from crckpt.model import CheckpointId, JobName, Options, Statistics
 from crckpt.store import Checkpoint, IndexPlace, PackUse
 from crckpt.store.manifest import seal, unseal
 
+U32, U63 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 63) - 1)
 KEYS = {
     "config_digest", "created", "host", "index", "job", "note", "options", "packs", "parent", "run_id", "schema",
     "sequence", "statistics", "stopped", "tree",
@@ -46,8 +47,8 @@ def test_a_manifest_is_readable_and_named_by_its_digest(tmp_path: Path) -> None:
 @given(
     note=st.none() | st.text(),
     job=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True),
-    created=st.datetimes(timezones=st.just(UTC)),
-    extents=st.lists(st.tuples(*[st.integers(0, 1 << 63)] * 4), max_size=3),
+    created=st.datetimes(timezones=st.just(UTC)).filter(lambda time: 2 <= time.year <= 9998),
+    extents=st.lists(st.tuples(U63, U32, U32, U63), max_size=3),
     external=st.lists(st.text(), max_size=3),
     number=st.floats(0, 1e9),
 )

@@ -11,8 +11,9 @@ import pytest
 from image_sets import ImageSet, described, opened, store
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
+from crckpt.host import checked_files
 from crckpt.model import CheckpointId, JobName
-from crckpt.store import Checkpoint, Repository, Tag, check_name
+from crckpt.store import Checkpoint, Repository, Tag, check_name, refs
 from crckpt.store.refs import Known, resolve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -107,14 +108,14 @@ def test_a_tag_that_is_lost_or_just_removed_hides_no_other(
     first = repository.checkpoints("one")[0]
     for name in ("a", "b"):
         repository.tag(first.id, name)
-    read = Path.read_text
+    read = checked_files.read_checked
 
-    def lost(path: Path, **how: str) -> str:
+    def lost(path: Path, most: int) -> bytes:
         if path.name == "a":
             raise OSError(number, os.strerror(number))
-        return read(path, **how)
+        return read(path, most)
 
-    monkeypatch.setattr(Path, "read_text", lost)
+    monkeypatch.setattr(refs, "read_checked", lost)
     assert [tag.name for tag in repository.tags()] == ["b"]
     assert repository.resolve("one:b") == first.id
 

@@ -1,0 +1,138 @@
+"""Files that somebody else may have planted: opened once, checked through the descriptor, and only then read.
+
+A store or a set of images may come from a stranger (a backup, a colleague). Where a file is expected there may be a
+link to another file, a FIFO on which the open never returns, a device that acts when it is opened, a file of another
+user, or a hole of a terabyte.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import IntegrityError
+
+_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_AT_ONCE: Final = 64 << 10
+_SECTOR: Final = 512
+_ROOT: Final = 0
+
+_MOST_HOLE: Final = 16 << 30
+_LEAST_SHARE: Final = 16
+"""A file that is a hole but for a sixteenth, and of which that is 16 GiB, is there to be read for hours."""
+
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def open_checked(
+    path: str | Path,
+    most: int | None,
+    *,
+    within: int | None = None,
+    owner: int | None = None,
+    mode: int = os.O_RDONLY,
+) -> int:
+    """Open a regular file, for reading unless `mode` says otherwise, and return its descriptor.
+
+    `path` counts from the directory `within`, a descriptor, if there is one. The file's owner must be root, we, or
+    `owner`. `most` is the largest size in bytes. Raises IntegrityError if the file is anything else, OSError.
+    """
+    return _open(path, most, within, owner, mode)[0]
+
+
+def read_checked(path: str | Path, most: int, *, within: int | None = None, owner: int | None = None) -> bytes:
+    """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
+    descriptor, size = _open(path, most, within, owner)
+    try:
+        content = os.read(descriptor, size + 1)
+        while len(content) != size and len(content) <= most and (more := os.read(descriptor, _AT_ONCE)):
+            content += more
+    finally:
+        os.close(descriptor)
+    if len(content) > most:
+        raise IntegrityError(f"{path} has more than {most} bytes")
+    return content
+
+
+def open_directory(path: str | Path) -> int:
+    """A descriptor of a directory, for `within`. Raises IntegrityError if it is a link or no directory, OSError."""
+    try:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise IntegrityError(f"{path} is not a directory, or a link to one") from error
+
+
+def check_directory(path: str | Path) -> None:
+    """Raises IntegrityError if `path` is not a directory of root's or ours, or is a link to one; OSError."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise IntegrityError(f"{path} is {kind_of(found.st_mode)}, not a directory")
+    _check_owner(found, path, None)
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether `path` is a directory, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def kind_of(mode: int) -> str:
+    """The kind of a file, for messages."""
+    return _KINDS.get(stat.S_IFMT(mode), "a regular file")
+
+
+def _open(
+    path: str | Path, most: int | None, within: int | None, owner: int | None, mode: int = os.O_RDONLY
+) -> tuple[int, int]:
+    """The descriptor, and the size in bytes."""
+    # Some devices act when they are opened: so their kind is asked before.
+    _check(os.stat(path, dir_fd=within, follow_symlinks=False), path, most, owner)
+    try:
+        descriptor = os.open(path, _FLAGS | mode, dir_fd=within)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise IntegrityError(f"{path} is not a regular file") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        _check(found, path, most, owner)
+        if found.st_size > _MOST_HOLE:
+            _check_holes(descriptor, found, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, found.st_size
+
+
+def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise IntegrityError(f"{path} is {kind_of(found.st_mode)}, not a regular file")
+    _check_owner(found, path, owner)
+    if most is not None and found.st_size > most:
+        raise IntegrityError(f"{path} has {found.st_size} bytes, more than the {most} that such a file may have")
+
+
+def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> None:
+    stored = found.st_blocks * _SECTOR
+    is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
+    # Some file systems say nothing of blocks; of holes they then say nothing either.
+    if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+        raise IntegrityError(f"{path} has {found.st_size} bytes, and is a hole but for {stored}")
+    os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _check_owner(found: os.stat_result, path: str | Path, owner: int | None) -> None:
+    if found.st_uid not in (_ROOT, os.geteuid(), owner):
+        raise IntegrityError(f"{path} belongs to uid {found.st_uid}, neither to root nor to us")

@@ -1,0 +1,32 @@
+"""JSON in a store, decoded by type: what does not fit is refused with its reason, and nothing else of it is used."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from crckpt.errors import IntegrityError
+
+_Document = TypeVar("_Document")
+
+
+def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], what: str, plain: Any = None) -> _Document:
+    """The document that `content` is; `what` names it in errors. `plain` is its type where that has no Raw.
+
+    Raises IntegrityError if it is not JSON, or nested too deep; msgspec.ValidationError if it is of another type.
+    """
+    try:
+        try:
+            return decoder.decode(content)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # Only json reads the lone surrogates of a string in no encoding.
+            document: _Document = msgspec.convert(json.loads(content), plain or decoder.type)
+            return document
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise IntegrityError(f"{what} is damaged: {str(error) or type(error).__name__}") from error

@@ -1,0 +1,139 @@
+"""What is opened where somebody else may have planted something: a regular file of ours, or nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import IntegrityError
+from crckpt.host.checked_files import check_directory, open_checked, open_directory, read_checked
+from crckpt.host.files import open_lock, remove_tree
+
+NOBODY = 65534
+MOST = 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
+def test_all_of_a_file_is_read(tmp_path: Path, size: int) -> None:
+    content = bytes(number % 251 for number in range(size))
+    (tmp_path / "file").write_bytes(content)
+    assert read_checked(tmp_path / "file", MOST) == content
+    directory = open_directory(tmp_path)
+    assert read_checked("file", MOST, within=directory) == content
+    os.close(directory)
+    with pytest.raises(FileNotFoundError):
+        read_checked(tmp_path / "none", MOST)
+
+
+def _link(path: Path) -> None:
+    (path.parent / "target").write_text("other")
+    path.symlink_to(path.parent / "target")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+def _of_nobody(path: Path) -> None:
+    path.write_text("theirs")
+    os.chown(path, NOBODY, NOBODY)
+
+
+def _of_a_terabyte(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "link": (_link, "is a symbolic link"),
+    "dangling": (lambda path: path.symlink_to("/nonexistent"), "is a symbolic link"),
+    "directory": (Path.mkdir, "is a directory"),
+    "fifo": (os.mkfifo, "is a FIFO"),
+    "socket": (_socket, "is a socket"),
+    "device": (lambda path: os.mknod(path, 0o20600, os.makedev(1, 5)), "is a character device"),
+    "nobody": (_of_nobody, f"belongs to uid {NOBODY}"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_regular_file_of_ours_is_refused(kind: str, tmp_path: Path) -> None:
+    plant, words = PLANTED[kind]
+    plant(tmp_path / "file")
+    for attempt in (
+        lambda: read_checked(tmp_path / "file", MOST),
+        lambda: open_lock(tmp_path / "file", "lock"),
+    ):
+        with pytest.raises(IntegrityError, match=words):
+            attempt()
+    if kind == "nobody":
+        assert read_checked(tmp_path / "file", MOST, owner=NOBODY) == b"theirs"
+
+
+def test_sizes_are_asked_before_anything_is_read(tmp_path: Path) -> None:
+    _of_a_terabyte(tmp_path / "file")
+    with pytest.raises(IntegrityError, match="has 1099511627776 bytes, more than the 1048576"):
+        read_checked(tmp_path / "file", MOST)
+    with pytest.raises(IntegrityError, match="is a hole but for"):
+        open_checked(tmp_path / "file", None)
+    with pytest.raises(IntegrityError, match="has more than 10 bytes"):
+        read_checked("/proc/version", 10)
+
+
+def test_a_lock_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / "lock").chmod(0o644)
+    os.close(open_lock(tmp_path / "lock", "lock"))
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o644
+
+
+def test_directories_are_no_links_and_ours(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", NOBODY, NOBODY)
+    check_directory(tmp_path)
+    for name, words in (("link", "is a symbolic link"), ("theirs", "belongs to uid")):
+        with pytest.raises(IntegrityError, match=words):
+            check_directory(tmp_path / name)
+    for name in ("link", "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(IntegrityError, match="not a directory, or a link"):
+            open_directory(tmp_path / name)
+
+
+def test_removal_follows_no_link(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.mkdir()
+    (canary / "file").write_text("whole")
+    (tmp_path / "link").symlink_to(canary)
+    remove_tree(tmp_path / "link", "test")
+    (tmp_path / "tree/inner/more").mkdir(parents=True)
+    for above in (tmp_path / "tree", tmp_path / "tree/inner", tmp_path / "tree/inner/more"):
+        (above / "link").symlink_to(canary)
+        os.mkfifo(above / "fifo")
+        (above / "file").touch()
+    remove_tree(tmp_path / "tree", "test")
+    (tmp_path / "file").touch()
+    remove_tree(tmp_path / "file", "test")
+    assert [path.name for path in tmp_path.iterdir()] == ["canary"]
+    assert (canary / "file").read_text() == "whole"
+    with pytest.raises(FileNotFoundError):
+        remove_tree(tmp_path / "none", "test")
+
+
+def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
+    """A path that no call can name, and more levels than descriptors or frames of Python."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    remove_tree(tmp_path / ("d" * 200), "test")
+    assert list(tmp_path.iterdir()) == []
