@@ -8,6 +8,7 @@ compress: 3               # zstd level of new packs, -7 (fastest) to 19 (smalles
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 
 from msgspec import Struct
@@ -36,6 +37,8 @@ def parse(text: str, name: str) -> Config:
 
     try:
         document = yaml.safe_load(text)
+    except RecursionError:
+        raise UsageError(f"{name} is not YAML: it is nested too deep", hint=f"mend {name}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"mend {name}") from error
     entries = {} if document is None else document
@@ -58,11 +61,13 @@ def _path(entries: dict[object, object], key: str, name: str) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.startswith("/"):
-        raise UsageError(f"{name}: {key} must be an absolute path, not {value!r}", hint=f"mend {name}")
+        raise UsageError(f"{name}: {key} must be an absolute path, not {reprlib.repr(value)}", hint=f"mend {name}")
     return Path(value)
 
 
 def _level(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value not in COMPRESS_LEVELS:
-        raise UsageError(f"{name}: compress must be a whole number from -7 to 19, not {value!r}", hint=f"mend {name}")
+        raise UsageError(
+            f"{name}: compress must be a whole number from -7 to 19, not {reprlib.repr(value)}", hint=f"mend {name}"
+        )
     return value

@@ -14,7 +14,7 @@ import typer
 
 from crckpt.cli import command_in
 from crckpt.cli.render import error_document, error_text, nobody_reads
-from crckpt.errors import CrckptError, StoreUnusable, UsageError
+from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
 from crckpt.host.signals import interrupts_put_off
 
@@ -110,6 +110,8 @@ def run(arguments: Sequence[str]) -> int:
         from crckpt.ops.failures import as_ours
 
         return _failed(command, as_ours(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
+    except MemoryError:
+        return _failed(command, _no_memory(command), as_json=as_json)
     except Exception:
         return _bug(command, as_json=as_json)
     return code if isinstance(code, int) else 0
@@ -124,6 +126,11 @@ def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
     with suppress(OSError):
         sys.stderr.write(error_text(error))
     return error.exit_code
+
+
+def _no_memory(command: str) -> HostCannot:
+    hint = "free memory, or raise the limit (ulimit -v, MemoryMax=)"
+    return HostCannot(f"the host has too little memory for crckpt {command}", hint=hint)
 
 
 def _bug(command: str, *, as_json: bool) -> int:

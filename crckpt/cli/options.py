@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from crckpt.config import Config, parse
-from crckpt.errors import UsageError
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.host.checked_files import read_checked
 from crckpt.host.files import user_directory
 from crckpt.ops.context import Context, Progress, silent
 
@@ -57,6 +58,8 @@ Ref = Annotated[
     ),
 ]
 
+_MOST_CONFIGURATION: Final = 1 << 20
+
 
 def milliseconds(text: str, option: str) -> float:
     """A time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
@@ -99,15 +102,21 @@ def _configuration(named: Path | None) -> Config:
         Path("/etc/crckpt.yaml") if os.geteuid() == 0 else _home("XDG_CONFIG_HOME", ".config") / "crckpt.yaml"
     )
     try:
-        return parse(path.read_text(), str(path))
+        return parse(_configured(path).decode(), str(path))
     except FileNotFoundError:
         if named is None:
             return Config()
         raise UsageError(f"there is no configuration {named}", hint="leave --config out, or create the file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the configuration {path}: {error}", hint="mend it, or give another: --config"
         ) from error
+
+
+def _configured(path: Path) -> bytes:
+    """Where tools manage it, it is a link to a file; it is one of the user's choice, whosever that is."""
+    target = path.resolve()
+    return read_checked(target, _MOST_CONFIGURATION, owner=target.stat().st_uid)
 
 
 def _home(variable: str, below: str) -> Path:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import stat
 import tarfile
 import time
 import traceback
@@ -18,7 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, Interrupted, UsageError
-from crckpt.host.ends import read_file_ends
+from crckpt.host.checked_files import is_directory, open_checked
+from crckpt.host.ends import read_stream_ends
 from crckpt.host.files import open_private, removed_on_failure
 from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
@@ -124,6 +126,8 @@ def _collected(
             failed.append(Failed(part, error.message))
         except OSError as error:
             failed.append(Failed(part, str(error)))
+        except MemoryError:
+            failed.append(Failed(part, "the host has too little memory"))
         except Exception as error:
             failed.append(Failed(part, _bug(error)))
     return tuple(found), tuple(failed)
@@ -194,17 +198,24 @@ def _left_logs(context: Context) -> _Files:
     from crckpt.store.transaction import dead_transactions
 
     transactions = Layout(context.store).transactions
-    if not transactions.exists():
+    if not is_directory(transactions):
         return
+    # What is no file of ours is none of these logs: it may be a link to anything.
     logs = [
-        log
+        (log.lstat().st_mtime, log)
         for path in dead_transactions(transactions)
+        if is_directory(path)
         for name in ("dump.log", "restore.log")
         for log in path.rglob(name)
+        if stat.S_ISREG(log.lstat().st_mode)
     ]
-    logs.sort(key=lambda log: (log.stat().st_mtime, log), reverse=True)
-    for number, log in enumerate(logs[:_LOGS], 1):
-        yield f"logs/{number}-{log.name}", _text(read_file_ends(log))
+    for number, (_, log) in enumerate(sorted(logs, reverse=True)[:_LOGS], 1):
+        descriptor = open_checked(log, None)
+        try:
+            content = read_stream_ends(descriptor)
+        finally:
+            os.close(descriptor)
+        yield f"logs/{number}-{log.name}", _text(content)
 
 
 def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
