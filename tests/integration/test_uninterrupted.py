@@ -240,6 +240,28 @@ def test_calls_of_32_bit_programs_end_by_their_timeout(
         assert min(running.took_ms().values()) >= TIMEOUT_MS - 1
 
 
+@pytest.mark.parametrize("kind", ["threads", "leaders"])
+def test_calls_go_on_after_a_dump_that_was_given_up(
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, adopted: None
+) -> None:
+    """crckpt is killed while the tree is frozen."""
+    with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
+        words = ("dump", str(running.pid), "job", "--stop")
+        crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
+        wait_for(lambda: not any(tracer_of(tid) for tid, _ in running.calls().values()), READY_S, "CRIU to let go")
+        (running.directory / "go").touch()
+        assert running.wait_over(frozenset(EVENT)) == EVENT
+        assert SLEEPS & running.results().keys() == set()
+
+
+def tracer_of(tid: int) -> int:
+    """Who traces a thread; 0 if nobody does, or it has ended."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{tid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("TracerPid:")).split()[1])
+    return 0
+
+
 @pytest.fixture(scope="module")
 def handled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/programs/handled.c, compiled."""
