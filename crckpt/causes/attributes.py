@@ -33,6 +33,11 @@ ATTRIBUTES = (
         "restore it in such a group, as by its unit, if it is to have them",
     ),
     Cause(
+        "keys-lost",
+        "process {pid} ({comm}) had {keys} keys in its session keyring, which is another now, and empty",
+        "let the program ask for its keys again",
+    ),
+    Cause(
         "cpus-missing",
         "this host has no CPU {missing}: thread {tid} may run on CPU {left} only",
         "set another affinity with taskset -p",

@@ -25,13 +25,14 @@ from crckpt.host.domains import has_landlock_domain
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
-_PRCTL_32, _MMAP_32, _MUNMAP_32 = 172, 192, 91
+_PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
 # linux/prctl.h
 _SET_MERGE, _SET_MDWE, _GET_MDWE = 67, 65, 66
 _MCE_KILL, _MCE_KILL_SET, _MCE_KILL_CLEAR, _MCE_DEFAULT, _SET_IO_FLUSHER = 33, 1, 0, 2, 57
 _MCL_FUTURE, _MCL_ONFAULT = 2, 4
 _SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
+_KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
 _NODES: Final = 1024
 _MOST_ERRNO: Final = 4095
 
@@ -121,6 +122,11 @@ def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, .
         yield "no_written_code", (refuses,)
     if locked := _locks_new_maps(thread, pid):
         yield "lock_future", (locked,)
+    # The number of the keyring, of the user if the process has none, and how many keys are in it.
+    keyctl = _KEYCTL_32 if thread.is_compat else _KEYCTL
+    keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
+    if keyring > 0:
+        yield "session_keyring", (keyring, max(0, thread.system_call(keyctl, _READ_KEYS, keyring, 0, 0, 0)) // 4)
     if has_landlock_domain(pid, lambda other: thread.system_call(*_compare(thread, pid, other))):
         yield "landlock", (1,)
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
-from crckpt.host import attributes, cgroups, proc, procfs
+from crckpt.host import attributes, cgroups, keyrings, proc, procfs
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
     BY_NAME,
@@ -34,6 +34,7 @@ from crckpt.preflight.attributes import (
     Value,
     Wish,
     judge,
+    shares_session,
     wishes,
 )
 
@@ -145,6 +146,16 @@ class PutBack(Struct, frozen=True):
     judgement: Judgement
     allow_weaker: bool = False
 
+    @property
+    def needs_session(self) -> bool:
+        """Whether CRIU must be started in another session keyring than ours: see `enter_session`."""
+        return not self.judgement.is_in_session
+
+    def enter_session(self) -> None:
+        """Leave our session keyring, if the tree is not to have it. Raises OSError."""
+        if self.needs_session:
+            keyrings.join_new()
+
     def __call__(self, init: int | None) -> tuple[Finding, ...]:
         """Do it; what could not be done. The tree is in our PID namespace, or in that of the process `init`.
 
@@ -163,13 +174,16 @@ class PutBack(Struct, frozen=True):
 
 def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False) -> PutBack:
     """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
+    session = keyrings.own_session()
     if record is None:
-        return PutBack(None, tree, Landing(frozenset()), Judgement(), allow_weaker)
+        judgement = Judgement(is_in_session=shares_session(None, tree, session))
+        return PutBack(None, tree, Landing(frozenset()), judgement, allow_weaker)
     if in_seclusion:
         record = msgspec.structs.replace(record, groups=())
     restricting = {group.place for members in record.groups for group in members if group.restricts}
     landing = Landing(
         cpus=attributes.cpus(),
+        session=session,
         restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
         now={place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None},
     )

@@ -162,6 +162,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
             files = laid_out(repository, checkpoint, work, context.progress)
         # Where it changes nothing it may be weaker, if that is said.
         put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
+        put_back.enter_session()
         subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group, put_back)
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out

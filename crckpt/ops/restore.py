@@ -201,9 +201,10 @@ def _restore_one(subject: _Subject) -> Restored:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), (), stream=not tree.is_read_by_position)
             return Restored(subject.checkpoint, verdict, command, subject.criu)
         outside = _Outside(verdict.outside_pipes, request.terminal if verdict.needs_terminal else None)
-        if began is None or outside != _Outside() or tree.is_read_by_position:
+        if began is None or outside != _Outside() or tree.is_read_by_position or put_back.needs_session:
             # What is outside is said to CRIU when it starts, and whether its images are files.
             early.close()
+            put_back.enter_session()
             began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import IntegrityError
+from crckpt.host.keyrings import SessionKeyring
 from crckpt.images.tree import ImageTree
 
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -102,6 +103,16 @@ ATTRIBUTES: Final = (
         protects=True,
         test="landlock",
         note="the kernel tells that there is one, and nothing of its rules; asked of the first thread",
+    ),
+    Attribute(
+        "session_keyring",
+        "process",
+        "the session keyring",
+        "asked",
+        "not",
+        protects=True,
+        test="session_keyring",
+        note="the tree gets that of the crckpt that restores it, or a new one if that is another user's; keys are lost",
     ),
     Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
     Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
@@ -189,22 +200,28 @@ class Wish(Struct, frozen=True):
 
 
 class Landing(Struct, frozen=True):
-    """What a restored tree meets: the CPUs that are online, and what our own control groups restrict.
+    """What a restored tree meets: the CPUs that are online, what our own control groups restrict,
+    and our session keyring.
 
     `now` has what those of the old groups restrict that are still there.
     """
 
     cpus: frozenset[int]
     restricts: dict[str, int] = {}
+    session: SessionKeyring | None = None
     now: dict[Place, dict[str, int]] = {}
 
 
 class Judgement(Struct, frozen=True):
-    """What cannot be kept: `weaker` is to be allowed by the user, `lost` is said. `moves` are (PID, group)."""
+    """What cannot be kept: `weaker` is to be allowed by the user, `lost` is said. `moves` are (PID, group).
+
+    `is_in_session`: the tree may have our session keyring.
+    """
 
     weaker: tuple[Finding, ...] = ()
     lost: tuple[Finding, ...] = ()
     moves: tuple[tuple[int, Group], ...] = ()
+    is_in_session: bool = True
 
 
 def read_record(details: dict[str, object]) -> Record | None:
@@ -278,7 +295,37 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
                     what=" and ".join(rules or missing), path=group.path, **named
                 )
                 (weaker if rules else lost).append(told)
-    return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves))
+    is_in_session = shares_session(record, tree, landing.session)
+    lost.extend(_keys_lost(record, tree, landing.session, is_in_session=is_in_session))
+    return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session)
+
+
+def shares_session(record: Record | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
+    """Whether the tree may have our session keyring: one that it had, or one of its own user.
+
+    As for control groups: in a unit that is the unit's, in a shell that of the login. But a program of another user
+    could read our keys.
+    """
+    if ours is None:
+        return True
+    who = tree.root.core.credentials
+    return ours.id == _session_of(record, tree)[0] or (who is not None and who.euid == ours.uid)
+
+
+def _session_of(record: Record | None, tree: ImageTree) -> tuple[int, int]:
+    """The session keyring of the tree's root, and how many keys it had; zeros if it was not asked."""
+    root = tree.root.pid
+    found = next((each for each in record.processes if each.pid == root), None) if record is not None else None
+    keyring, keys, *_ = (*(found.values.get("session_keyring", ()) if found is not None else ()), 0, 0)
+    return keyring, keys
+
+
+def _keys_lost(
+    record: Record, tree: ImageTree, ours: SessionKeyring | None, *, is_in_session: bool
+) -> Iterator[Finding]:
+    keyring, keys = _session_of(record, tree)
+    if keys and not is_in_session and ours is not None and keyring != ours.id:
+        yield cause("keys-lost").told(pid=tree.root.pid, comm=tree.root.comm, keys=keys)
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:

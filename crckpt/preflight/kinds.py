@@ -60,6 +60,7 @@ TESTED: Final = {
     "time namespace": f"{_TREES}[apart]",
     "net namespace": "tests/integration/test_own_network.py::test_it_listens_again",
     "net namespace inside the tree": "tests/integration/test_namespaces.py::test_a_nested_network_namespace_comes_back",
+    "cgroup namespace": "tests/integration/test_attributes.py::test_a_cgroup_namespace_is_never_lost_silently",
     "mnt namespace": "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored",
     "pid namespace": "tests/integration/test_new_pid_namespace.py::test_a_tree_that_had_pids_of_its_own",
     "filter of system calls (seccomp)": f"{_TREES}[rarities]",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-from command import Crckpt
+from command import PROGRAM, Crckpt
 from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
-from trees import Tree, started, wait_for
+from trees import NOBODY, Case, Tree, started, wait_for
 
 from crckpt.preflight.attributes import ATTRIBUTES
 
@@ -146,6 +148,38 @@ def test_an_affinity_that_was_none_is_none_again(crckpt: Crckpt) -> None:
             os.sched_setaffinity(0, mine)
         tree.wait_growth(before)
         assert os.sched_getaffinity(tree.pid) == mine
+
+
+_JOINED: Final = """
+import ctypes, os, sys
+assert ctypes.CDLL(None).syscall(250, 1, b"crckpt-restores") > 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def _session_after(crckpt: Crckpt, tree: Tree) -> str:
+    """The session keyring of the tree, restored by a crckpt with one of its own."""
+    before = tree.counters()
+    words = (sys.executable, "-c", _JOINED, str(PROGRAM), "restore", JOB, "--detach")
+    subprocess.run(words, check=True, env=crckpt.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    tree.wait_growth(before)
+    return str(_of(tree)["process"]["session_keyring"])
+
+
+def test_a_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt) -> None:
+    """It could read our keys with it."""
+    ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    case = program("attributes", "session_keyring")
+    with stopped(crckpt, Case(case.name, (*ordinary, *case.argv), user=NOBODY)) as tree:
+        said = _session_after(crckpt, tree)
+        assert "crckpt-restores" not in said
+        assert said.endswith(";_ses")
+
+
+def test_a_program_of_our_user_is_in_our_session(crckpt: Crckpt) -> None:
+    """As whatever is started there."""
+    with stopped(crckpt, program("attributes", "session_keyring")) as tree:
+        assert "crckpt-restores" in _session_after(crckpt, tree)
 
 
 @contextmanager
