@@ -1,0 +1,162 @@
+"""What a restored tree is to have again, and cannot have: from a real tree's images, records written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crckpt.errors import IntegrityError
+from crckpt.host.attributes import OF_PROCESS, OF_THREAD, SETTERS
+from crckpt.host.keyrings import SessionKeyring
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.preflight.attributes import (
+    ATTRIBUTES,
+    Group,
+    Landing,
+    ProcessRecord,
+    Record,
+    judge,
+    read_record,
+    shares_session,
+    wishes,
+)
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+NAMES = frozenset(path.name for path in IMAGES.iterdir())
+TWO = frozenset({0, 1})
+
+
+@pytest.fixture(scope="module")
+def tree() -> ImageTree:
+    """The tree of the test images."""
+    return read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
+
+
+def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> Record:
+    """A record of the root only."""
+    root = tree.root.pid
+    groups = more.pop("record_groups", ())
+    threads = more.pop("threads", {root: {"affinity": (0,)}})
+    return Record(cpus, (ProcessRecord(root, threads, **more),), groups)
+
+
+def test_the_list_and_what_reads_and_sets_agree() -> None:
+    read = {attribute.name for attribute in ATTRIBUTES if attribute.read == "outside"}
+    assert read == {*OF_THREAD, *OF_PROCESS}
+    assert {attribute.name for attribute in ATTRIBUTES if attribute.back == "outside"} == {*SETTERS}
+    assert all(attribute.test or attribute.note for attribute in ATTRIBUTES)
+    assert all(attribute.note for attribute in ATTRIBUTES if attribute.back == "not")
+
+
+def test_a_checkpoint_without_a_record_wants_nothing() -> None:
+    assert read_record({}) is None
+    assert read_record({"schema": 1, "append_sizes": {}}) is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        7,
+        {"cpus": [0]},
+        {"cpus": [0], "processes": [{"pid": "x", "threads": {}}]},
+        {"cpus": [0], "processes": [{"pid": 1, "threads": {"1": {"affinity": [1 << 70]}}}]},
+        {"cpus": [0], "processes": [{"pid": 1, "threads": {"1": {"affinity": [0] * 70_000}}}]},
+        {"cpus": [0], "processes": [], "groups": [[{"controllers": 1, "path": "/"}]]},
+    ],
+)
+def test_a_record_that_is_none_is_refused(damaged: object) -> None:
+    with pytest.raises(IntegrityError, match="the record of the program's attributes is damaged"):
+        read_record({"attributes": damaged})
+
+
+def test_a_stranger_gets_nothing(tree: ImageTree) -> None:
+    """A record that names a process outside of the tree changes nothing of that."""
+    record = Record((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
+    assert list(wishes(record, tree, Landing(TWO))) == []
+    hostile = of_root(tree, threads={tree.root.pid: {}, 1: {"affinity": (0,)}})
+    assert 1 not in {wish.tid for wish in wishes(hostile, tree, Landing(TWO))}
+
+
+def test_who_is_younger_than_the_record_inherited(tree: ImageTree) -> None:
+    """Threads from the first of their process, processes from their parent."""
+    found = list(wishes(of_root(tree), tree, Landing(TWO)))
+    assert {wish.pid for wish in found} == {process.pid for process in tree.processes}
+    assert all(wish.values["affinity"] == (0,) for wish in found)
+
+
+@pytest.mark.parametrize(
+    ("had", "was", "now", "gets"),
+    [
+        ((0,), (0, 1), (0, 1), (0,)),
+        ((0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3)),
+        ((0, 5), (0, 1, 5), (0, 1), (0,)),
+        ((5,), (0, 1, 5), (0, 1), (0, 1)),
+    ],
+    ids=["as it was", "all are all", "what is left", "nothing is left"],
+)
+def test_cpus_of_another_host(
+    tree: ImageTree, had: tuple[int, ...], was: tuple[int, ...], now: tuple[int, ...], gets: tuple[int, ...]
+) -> None:
+    record = of_root(tree, was, threads={tree.root.pid: {"affinity": had}})
+    landing = Landing(frozenset(now))
+    assert next(wishes(record, tree, landing)).values["affinity"] == gets
+    said = " ".join(str(finding) for finding in judge(record, tree, landing).lost)
+    assert ("this host has no CPU 5" in said) == (5 in had)
+
+
+def test_nodes_that_no_kernel_has_are_left_out(tree: ImageTree) -> None:
+    record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
+    assert next(wishes(record, tree, Landing(TWO))).values["memory_policy"] == (2, 0)
+
+
+RULES = Group("devices", "/a", {"devices": 1})
+LIMITS = Group("pids", "/b", {"pids": 50})
+
+
+@pytest.mark.parametrize(
+    ("here", "now", "weaker", "lost", "moves"),
+    [
+        ({"devices": 1, "pids": 50}, {}, [], [], 0),
+        ({"devices": 1, "pids": 60}, {}, [], ["group-limits-lost"], 0),
+        ({"pids": 40}, {}, ["group-rules-lost"], [], 0),
+        ({}, {("devices", "/a"): {"devices": 1}, ("pids", "/b"): {"pids": 50}}, [], [], 2),
+        ({}, {("devices", "/a"): {}, ("pids", "/b"): {"pids": 70}}, ["group-rules-lost"], ["group-limits-lost"], 0),
+    ],
+    ids=["as strict", "a looser limit", "no rules", "still there", "still there, and looser"],
+)
+def test_control_groups(
+    tree: ImageTree,
+    here: dict[str, int],
+    now: dict[tuple[str, str], dict[str, int]],
+    weaker: list[str],
+    lost: list[str],
+    moves: int,
+) -> None:
+    record = of_root(tree, groups=0, record_groups=((RULES, LIMITS),))
+    found = judge(record, tree, Landing(TWO, here, now=now))
+    assert [finding.key for finding in found.weaker] == weaker
+    assert [finding.key for finding in found.lost] == lost
+    assert len(found.moves) == moves
+
+
+def test_labels_that_were_to_come(tree: ImageTree) -> None:
+    record = of_root(tree, labels={"exec": "confined_t"})
+    (found,) = judge(record, tree, Landing(TWO)).weaker
+    assert f"process {tree.root.pid} (" in found.what
+    assert "had set exec to confined_t" in found.what
+
+
+def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:
+    """That of its own user, or the one that it had; without one of ours there is nothing to hand on."""
+    who = tree.root.core.credentials
+    assert who is not None
+    assert shares_session(None, tree, None)
+    assert shares_session(None, tree, SessionKeyring(7, who.euid))
+    assert not shares_session(None, tree, SessionKeyring(7, who.euid + 1))
+    assert shares_session(of_root(tree, values={"session_keyring": (7, 2)}), tree, SessionKeyring(7, who.euid + 1))
+    (lost,) = judge(
+        of_root(tree, values={"session_keyring": (8, 2)}), tree, Landing(TWO, session=SessionKeyring(7, who.euid + 1))
+    ).lost
+    assert "had 2 keys in its session keyring" in lost.what
