@@ -1,0 +1,100 @@
+/*
+ * Of a file that lost its name and has another, CRIU makes a link in the directory where it was, and removes it again:
+ * link_remap.N, by a path (criu/files-reg.c). Whose directories those are can put a symlink in the place of one of them
+ * meanwhile, and would have CRIU make a link to a file of theirs in any directory of root's on the same mount. The path
+ * comes from the kernel, so that no part of it is a symlink: it is gone along part by part, and no symlink is followed.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+#define LONGEST 256
+
+static const char *begin_of_last(const char *path)
+{
+    const char *last = path;
+    for (; *path; path++)
+        if (*path == '/')
+            last = path + 1;
+    return last;
+}
+
+static int is_remap(const char *name)
+{
+    for (const char *wanted = "link_remap."; *wanted; wanted++, name++)
+        if (*name != *wanted)
+            return 0;
+    return 1;
+}
+
+/* The directory `part` of one, which is closed; -1 and errno if it is none, or a symlink. */
+static int opened_part(int directory, int is_first, const char *part, size_t length)
+{
+    char name[LONGEST];
+    int number = -1;
+    if (length < LONGEST) {
+        for (size_t i = 0; i < length; i++)
+            name[i] = part[i];
+        name[length] = 0;
+        number = syscall(SYS_openat, directory, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    } else
+        errno = ENAMETOOLONG;
+    int before = errno;
+    if (!is_first)
+        syscall(SYS_close, directory);
+    errno = before;
+    return number;
+}
+
+/* The directory of what `last` is the name of. */
+static int opened_parent(int directory, const char *path, const char *last)
+{
+    int is_first = 1;
+    if (*path == '/') {
+        directory = opened_part(AT_FDCWD, 1, "/", 1);
+        is_first = 0;
+    }
+    while (path < last && (is_first || directory >= 0)) {
+        const char *end = path;
+        while (*end != '/')
+            end++;
+        if (end > path) {
+            directory = opened_part(directory, is_first, path, end - path);
+            is_first = 0;
+        }
+        path = end + 1;
+    }
+    return is_first ? opened_part(directory, 1, ".", 1) : directory;
+}
+
+VISIBLE int linkat(int from, const char *path, int to, const char *name, int flags)
+{
+    const char *last = begin_of_last(name);
+    if (!is_remap(last))
+        return syscall(SYS_linkat, from, path, to, name, flags);
+    int directory = opened_parent(to, name, last);
+    if (directory < 0)
+        return -1;
+    int result = syscall(SYS_linkat, from, path, directory, last, flags), before = errno;
+    syscall(SYS_close, directory);
+    errno = before;
+    return result;
+}
+
+VISIBLE int unlinkat(int from, const char *name, int flags)
+{
+    const char *last = begin_of_last(name);
+    if (!is_remap(last))
+        return syscall(SYS_unlinkat, from, name, flags);
+    int directory = opened_parent(from, name, last);
+    if (directory < 0)
+        return -1;
+    int result = syscall(SYS_unlinkat, directory, last, flags), before = errno;
+    syscall(SYS_close, directory);
+    errno = before;
+    return result;
+}
