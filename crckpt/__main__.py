@@ -14,10 +14,13 @@ from crckpt.errors import Interrupted
 # What a command reads (ten thousand manifests) stays until it ends. To look through it again and again for garbage
 # cycles, of which there are next to none, takes longer than the reading.
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
+_WRITABLE_BY_NOBODY_ELSE = 0o022
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    # Every file of ours has its own mode. This is for what Python compiles, and for CRIU and what else we start.
+    os.umask(os.umask(_WRITABLE_BY_NOBODY_ELSE) | _WRITABLE_BY_NOBODY_ELSE)
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     # numpy starts threads and takes memory for linear algebra, of which there is none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

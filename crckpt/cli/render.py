@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -177,8 +178,20 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def on_one_line(text: str) -> str:
-    """Text of others without what would break a line, a terminal or its encoding."""
-    return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Text of others without what would break a line, a terminal or its encoding, and with all of it to be seen.
+
+    What has no shape (marks of direction, separators, characters that no font has) is written as its number.
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_seen, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)))
+
+
+def _seen(character: str) -> str:
+    # Blanks of other widths are no printable characters to Python.
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("ascii", "backslashreplace").decode()
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, object]:

@@ -156,8 +156,9 @@ def held(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Iterato
             stack.callback(hold.release)
         if not PROGRAM.exists():
             script = directory / "hold"
-            script.write_text(_SCRIPT.replace("@STUCK_S@", str(STUCK_S)))
-            script.chmod(0o700)
+            descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+            with open(descriptor, "w") as file:  # noqa: PTH123
+                file.write(_SCRIPT.replace("@STUCK_S@", str(STUCK_S)))
         stack.enter_context(_beating(*holds))
         yield holds
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from crckpt.host.own import make_own_directories, read_own
+
 PREFIX = Path("/usr/local/lib/crckpt/criu")
 """Where scripts/install-criu puts a CRIU of its own."""
 
@@ -51,7 +53,7 @@ def recall(path: Path, memory: Path | None = None) -> Facts | None:
     if place is None:
         return None
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever stands there, it is only memory
-        known = json.loads(place.read_text())[str(path)]
+        known = json.loads(read_own(place))[str(path)]
         if known.pop("identity") == _identity(path):
             return Facts(**known)
     return None
@@ -66,12 +68,12 @@ def remember(path: Path, facts: Facts, memory: Path | None = None) -> None:
         return
     known: object = None
     with suppress(OSError, ValueError):
-        known = json.loads(place.read_text())
+        known = json.loads(read_own(place))
     # What is no longer there is forgotten: the memory does not grow for ever.
     entries = {path: facts for path, facts in known.items() if Path(path).exists()} if isinstance(known, dict) else {}
     entries[str(path)] = {"identity": _identity(path), **facts._asdict()}
     with suppress(OSError):  # a host that forgets is slower, not wrong
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own_directories(place.parent)
         write_durably(place, json.dumps(entries, indent=1).encode(), "memory")
 
 

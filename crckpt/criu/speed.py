@@ -74,7 +74,8 @@ class Subject(Struct, frozen=True):
         """Dump it into a directory of that name. Raises HostCannot if CRIU fails."""
         work = self.work / name
         images = work / "images"
-        images.mkdir(parents=True, mode=0o700)
+        work.mkdir(mode=0o700)
+        images.mkdir(mode=0o700)
         argv = dump_command(self.criu, self.root, Paths(images, work), Options(), leave_running=True)
         outcome = follow(argv, work / "dump.log", meanwhile=meanwhile)
         if not outcome.ok:

@@ -52,6 +52,8 @@ class Streamer:
         self._promised: SimpleQueue[Images | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._listener = socket.socket(socket.AF_UNIX)
+        # What a socket has as its mode before, it has as a file.
+        os.fchmod(self._listener.fileno(), 0o600)
         self._listener.bind(str(self.directory / _SOCKET))
         self._listener.listen(1)
         self._server = threading.Thread(target=self._serve, daemon=True)

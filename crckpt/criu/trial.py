@@ -56,7 +56,7 @@ def digest_of(criu: Path) -> str:
 
 def _dump_and_restore(criu: Path, work: Path) -> str | None:
     images = work / "images"
-    images.mkdir()
+    images.mkdir(mode=0o700)
     paths = Paths(images, work)
     program = [sys.executable, "-S", "-c", f"import os; os.chdir({str(work)!r})\n{_PROGRAM}"]
     child = run.start(program, output=work / "program.out")

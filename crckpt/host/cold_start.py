@@ -1,8 +1,9 @@
 """A start from a cold disk: read at once what Python would ask for module after module, and wait for each time.
 
 Whoever has loaded modules for a command notes which, beside the files that Python has compiled them to. The next time
-a thread has the disk read these meanwhile, unless the note is in memory: then so are they. As the compiled files it can
-be made again: it may be deleted, and what is wrong in it costs nothing.
+a thread has the disk read these meanwhile, unless the note is in memory: then so are they. A note that others can write
+to counts for nothing. As the compiled files it can be made again: it may be deleted, and what is wrong in it costs
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crckpt import __version__
+from crckpt.host.own import open_own, read_own, write_private
 
 _PLACE = Path(__file__).parents[1] / "__pycache__"
 
@@ -21,7 +23,7 @@ _PLACE = Path(__file__).parents[1] / "__pycache__"
 def read_ahead(command: str) -> None:
     """Begin to read what was noted for this command, if the disk has to be asked for it."""
     with suppress(OSError, RuntimeError):  # or no thread can be started
-        note = os.open(_note(command), os.O_RDONLY | os.O_CLOEXEC)
+        note = open_own(_note(command))
         try:
             if not _is_in_memory(note):
                 threading.Thread(target=_read, args=(os.dup(note),), daemon=True).start()
@@ -34,11 +36,19 @@ def note(command: str) -> None:
     loaded = [str(path) for module in tuple(sys.modules.values()) if (path := getattr(module, "__cached__", None))]
     path = _note(command)
     with suppress(OSError):
-        before = path.read_bytes().split(b"\n") if path.exists() else []
+        before = _noted(path)
         if len(loaded) > len(before) and not sys.dont_write_bytecode:
             beside = path.with_name(f"{path.name}.{os.getpid()}")
-            beside.write_bytes(os.fsencode("\n".join(loaded)))
+            write_private(beside, os.fsencode("\n".join(loaded)))
             beside.replace(path)
+
+
+def _noted(path: Path) -> list[bytes]:
+    """What was noted; nothing where others can have written it, so that it is replaced."""
+    try:
+        return read_own(path).split(b"\n")
+    except OSError:
+        return []
 
 
 def _note(command: str) -> Path:

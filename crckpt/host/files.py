@@ -39,7 +39,7 @@ def own_name() -> str:
 
 
 def runtime_directory() -> Path:
-    """Where this user has what is of no use after the next boot; who makes it makes it private."""
+    """Where this user has what is of no use after the next boot; `runtime.make_for` makes it."""
     if os.geteuid() == 0:
         return Path("/run/crckpt")
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
@@ -79,7 +79,7 @@ def add_private_directory(path: Path, what: str) -> None:
 
 
 def ensure_directories(path: Path, what: str) -> None:
-    """Create what is missing of `path` and the directories above it, with the mode that the umask gives; durable."""
+    """Create what is missing of `path` and the directories above it, all of it private; durable."""
     above = path
     while not above.exists():
         above = above.parent
@@ -88,7 +88,7 @@ def ensure_directories(path: Path, what: str) -> None:
         sync_directory(above.parent, what)
     for directory in reversed([path, *path.parents][: len(path.parts) - len(above.parts)]):
         step(f"{what}.mkdir", directory)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         sync_directory(directory.parent, what)
 
 

@@ -12,11 +12,13 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
 
+_PRIVATE: Final = 0o077
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -111,7 +113,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     python_path: Path | None = None,
 ) -> Child:
-    """Start a long program; stdout and stderr are appended to `output` (0600).
+    """Start a long program; stdout and stderr are appended to `output` (0600). What it makes is for nobody else.
 
     In a session of its own neither ^C nor our death reaches it. `stdin` is a descriptor to give it (default: none),
     `keep` are further descriptors that it gets under their own numbers, `environment` is what its environment has
@@ -129,6 +131,7 @@ def start(
             cwd="/",
             start_new_session=own_session,
             pass_fds=tuple(keep),
+            umask=_PRIVATE,
         )
     except OSError as error:
         raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error

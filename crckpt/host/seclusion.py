@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.mounts import Mount, become_root, bind, bind_read_only, mount, mounted
+from crckpt.host.own import write_private
 
 _SIOCSIFFLAGS: Final = 0x8914
 _SIOCSIFADDR: Final = 0x8916
@@ -57,7 +58,7 @@ def seclude(plan: Path) -> None:
     unwritable = _renew_root(wanted)
     for path, size in wanted.cut:
         os.truncate(path, size)
-    answer_to(plan).write_bytes(msgspec.json.encode(Secluded(unwritable)))
+    write_private(answer_to(plan), msgspec.json.encode(Secluded(unwritable)))
 
 
 def answer_to(plan: Path) -> Path:
@@ -68,10 +69,11 @@ def answer_to(plan: Path) -> Path:
 def _renew_root(wanted: Plan) -> tuple[str, ...]:
     """Mount everything anew below a directory and make it the root."""
     memory = Path(wanted.work) / "overlays"
-    memory.mkdir()
+    memory.mkdir(mode=0o700)
     mount("tmpfs", str(memory), "tmpfs", data=f"size={wanted.room},mode=0700")
     root = memory / "root"
     root.mkdir()
+    root.chmod(0o755)
     unwritable = []
     for number, found in enumerate(mounted()):
         # Of what is mounted below the directory, or below a mount that hides it, nothing is to be seen.
@@ -111,7 +113,7 @@ def _mount_anew(found: Mount, target: str, layer: Path) -> None:
 def _overlay(found: Mount, target: str, layer: Path) -> None:
     upper, work = layer / "upper", layer / "work"
     for directory in (layer, upper, work):
-        directory.mkdir()
+        directory.mkdir(mode=0o700)
     # The root of an overlay is what its upper directory is.
     shutil.copystat(found.path, upper)
     status = Path(found.path).stat()

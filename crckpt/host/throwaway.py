@@ -12,6 +12,7 @@ import msgspec
 
 from crckpt.host import run
 from crckpt.host.namespace import begun
+from crckpt.host.own import write_private
 from crckpt.host.seclusion import Plan, Secluded, answer_to
 from crckpt.host.signals import interrupts_put_off
 
@@ -42,7 +43,8 @@ def throwaway(root: int, plan: Plan, joining: tuple[str, ...] = ()) -> Iterator[
     """
     work = Path(plan.work)
     written, owner = work / "plan.json", work / "alive"
-    written.write_bytes(msgspec.json.encode(plan))
+    write_private(written, msgspec.json.encode(plan))
+    write_private(owner, b"")
     unshare = (*joining, "unshare", "--net", "--ipc", "--uts")
     with owner.open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.files import runtime_directory
+from crckpt.host.runtime import make_for
 
 _PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are centuries of clock ticks
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
@@ -23,9 +24,10 @@ class Claims:
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file, unless it is to be the host's own. Raises OSError."""
-        path = path or runtime_directory() / "tracked"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if path is None:
+            path = runtime_directory() / "tracked"
+            make_for(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def claim(self, pid: int, start: int) -> bool:
         """Whether it is ours now; it is not if somebody else has it, be it in this process."""

@@ -5,6 +5,9 @@ DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to 
 `committed` or goes away, and there is one at a time; its images may need the rounds, so that the keeper stays until it
 is over. So it does after a SIGTERM, but leaves its socket then, as if it was killed: the next dump says why it is full.
 Killed, it leaves nothing in the tree: every page counts as written then.
+
+Only root and the keeper's own user are answered. Who asks what nobody understands is told so, whose line has no end is
+hung up on, and who says nothing keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import signal
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -26,11 +30,18 @@ from msgspec import Struct
 from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.host.files import remove_tree
+from crckpt.host.runtime import make_for
 from crckpt.tracking import preload
 from crckpt.tracking.places import place_of_keeper
 from crckpt.tracking.tracker import Round, Tracker, choose
 
 _PEER: Final = struct.Struct("iII")
+_LONGEST: Final = 64 << 10
+"""Bytes of a request."""
+_MOST_CALLERS: Final = 64
+_PATIENCE_S: Final = 10.0
+"""How long a caller may take to read its answer."""
+_PAUSE_S: Final = 0.1
 
 
 class Request(Struct, frozen=True):
@@ -78,38 +89,65 @@ class Answer(Struct, frozen=True):
 
 def peer(connection: socket.socket) -> int:
     """The PID of who is at the other end."""
-    pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(pid)
+    return _credentials(connection)[0]
+
+
+def is_trusted(connection: socket.socket) -> bool:
+    """Whether root or our own user is at the other end."""
+    return _credentials(connection)[1] in (0, os.geteuid())
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    pid, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid), int(user)
 
 
 class _Caller:
-    """A connection. `pid` is who is at its other end."""
+    """A connection. `pid` is who is at its other end; `has_asked` once it has said anything that is understood."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._lines: BinaryIO = connection.makefile("rb")
+        connection.settimeout(_PATIENCE_S)
+        self._heard = bytearray()
         self.pid = peer(connection)
+        self.has_asked = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def asked(self) -> Request | None:
-        """What it asks; None if it has gone."""
+    def asked(self) -> tuple[Request, ...] | None:
+        """What it asks by now, without waiting for the rest of a line; None if it has gone, or says too much."""
         try:
-            line = self._lines.readline()
+            heard = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ()
         except OSError:
             return None
-        return msgspec.json.decode(line, type=Request) if line.endswith(b"\n") else None
+        *lines, rest = (bytes(self._heard) + heard).split(b"\n")
+        self._heard[:] = rest
+        if not heard or len(rest) > _LONGEST:
+            return None
+        requests = tuple(request for line in lines if (request := self._understood(line)))
+        self.has_asked |= bool(requests)
+        return requests
 
     def answer(self, answer: Answer) -> None:
         try:
             self._connection.sendall(msgspec.json.encode(answer) + b"\n")
         except OSError:
-            return  # it has gone, which is heard next
+            # It has gone, or does not read: either is heard next.
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._lines.close()
         self._connection.close()
+
+    def _understood(self, line: bytes) -> Request | None:
+        try:
+            return msgspec.json.decode(line, type=Request)
+        except (msgspec.DecodeError, RecursionError):
+            self.answer(Answer(refused="what was asked cannot be understood: it is of another crckpt"))
+            return None
 
 
 class _Service:
@@ -139,22 +177,48 @@ class _Service:
                         is_terminated |= key.fileobj == terminated
                         continue
                     if key.fileobj is listener:
-                        connection, _ = listener.accept()
-                        waiting.register(_Caller(connection), selectors.EVENT_READ)
+                        self._accept(listener, waiting)
                         continue
                     caller = key.fileobj
                     assert isinstance(caller, _Caller)
-                    request = caller.asked()
-                    if request is None:
+                    # One that went to make room may be in what was waiting.
+                    requests = caller.asked() if caller.fileno() >= 0 else ()
+                    if requests is None:
                         waiting.unregister(caller)
                         self._gone(caller)
-                    elif request.do == "end":
-                        # They are answered by hearing us go, which is to be the last thing.
-                        self._ending = True
-                        self._enders.append(caller)
-                    else:
-                        caller.answer(self._answered(caller, request))
+                        continue
+                    for request in requests:
+                        self._ask(caller, request)
         return is_terminated
+
+    def _accept(self, listener: socket.socket, waiting: selectors.BaseSelector) -> None:
+        """Let another in. Where there are too many, the one goes that is there for longest and has asked nothing."""
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # It has gone again, or there are no descriptors: who waits is heard when there are.
+            time.sleep(_PAUSE_S)
+            return
+        if not is_trusted(connection):
+            connection.close()
+            return
+        callers = [key.fileobj for key in waiting.get_map().values() if isinstance(key.fileobj, _Caller)]
+        if len(callers) >= _MOST_CALLERS:
+            silent = next((caller for caller in callers if not caller.has_asked and caller is not self._dumping), None)
+            if silent is None:
+                connection.close()
+                return
+            waiting.unregister(silent)
+            silent.close()
+        waiting.register(_Caller(connection), selectors.EVENT_READ)
+
+    def _ask(self, caller: _Caller, request: Request) -> None:
+        if request.do == "end":
+            # They are answered by hearing us go, which is to be the last thing.
+            self._ending = True
+            self._enders.append(caller)
+        else:
+            caller.answer(self._answered(caller, request))
 
     def _answered(self, caller: _Caller, request: Request) -> Answer:
         busy = self._dumping is not None and self._dumping is not caller
@@ -227,6 +291,12 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
     if root is None:
         first.answer(Answer(refused=f"PID {pid} has ended"))
         return
+    path = place_of_keeper(root)
+    try:
+        make_for(path)
+    except OSError as error:
+        first.answer(Answer(refused=f"the directory of its tracker cannot be used: {error}"))
+        return
     choice = choose(root, criu)
     if choice.tracker is None:
         first.answer(Answer(refused=choice.why))
@@ -242,8 +312,6 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         environment,
         identity=preload.identity(criu),
     )
-    path = place_of_keeper(root)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.umask(0o177)
     # One that was killed left its own.
     path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc, run
-from crckpt.tracking.keeper import Answer, Keeper, Request, peer
+from crckpt.tracking.keeper import Answer, Keeper, Request, is_trusted, peer
 from crckpt.tracking.places import directory_of_keepers, place_of_keeper
 from crckpt.tracking.tracker import Round
 
@@ -184,6 +184,9 @@ def _connected(path: Path) -> Session | None:
     try:
         connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    if not is_trusted(connection):
         connection.close()
         return None
     return Session(connection, peer(connection))

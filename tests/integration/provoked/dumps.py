@@ -172,7 +172,7 @@ PROCESSES: Final = (
     Dump("freezer-path", options=("--freeze-cgroup", "/tmp")),
     Dump("no-privileges", under=NOBODY),
     Dump("not-permitted", under=without("sys_admin")),
-    Dump("kernel-probe", says="(kerndat_tcp_repair)", under=("unshare", "--net")),
+    Dump("no-loopback", says="loopback", under=("unshare", "--net")),
 )
 OPTIONS: Final = (
     Dump("page-server", options=("--page-server", "--address", "127.0.0.1", "--port", "1")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from crckpt.cli.render import Shown, aligned, emit, escaped, on_one_line
@@ -18,6 +20,26 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 def test_what_would_break_a_line_is_replaced() -> None:
     assert on_one_line("a\n\x1b[31mb\udce9ö") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}ö"
+
+
+def test_what_cannot_be_seen_is_written_as_its_number() -> None:
+    """Marks that turn the direction, have no width, or break a line in some terminals only; private and unused ones."""
+    assert on_one_line("exe\u202egpj.\u200b\u2028\u2029\u2066\ufeff") == (
+        "exe\\u202egpj.\\u200b\\u2028\\u2029\\u2066\\ufeff"
+    )
+    assert on_one_line("\xad\ue000\U000e0041\U000f0000\u0378") == "\\xad\\ue000\\U000e0041\\U000f0000\\u0378"
+    assert on_one_line("a\xa0\u3000ö\N{SNOWMAN}") == "a\xa0\u3000ö\N{SNOWMAN}"
+
+
+@pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
+def test_no_character_of_such_a_kind_is_left(category: str) -> None:
+    all_of_it = "".join(
+        character for character in map(chr, range(0x110000)) if unicodedata.category(character) == category
+    )
+    shown = on_one_line(all_of_it)
+    assert shown
+    assert {unicodedata.category(character) for character in set(shown)} & {category} == set()
+    assert escaped(all_of_it).replace("\\\\", "\\").isprintable()
 
 
 def test_no_line_of_a_result_brings_another_or_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

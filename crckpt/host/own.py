@@ -1,0 +1,49 @@
+"""Files that crckpt left for itself: believed only if nobody else can have written them. Light to load."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_MOST: Final = 16 << 20
+_BY_OTHERS: Final = 0o022
+
+
+def is_own(status: os.stat_result, kind: int = stat.S_IFREG) -> bool:
+    """Whether this is of that kind, and nobody but root or our own user has made it, or can write to it."""
+    owned = status.st_uid in (0, os.geteuid())
+    return owned and stat.S_IFMT(status.st_mode) == kind and not status.st_mode & _BY_OTHERS
+
+
+def open_own(path: Path) -> int:
+    """Open a file of ours to read it. Raises OSError if it is none, or may be of others."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not is_own(status) or status.st_size > _MOST:
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not ours alone")
+    return descriptor
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Make a file anew that only its owner can read, whatever the umask. Raises OSError."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123
+        file.write(content)
+
+
+def make_own_directories(path: Path) -> None:
+    """Make what is missing of `path`, all of it private, whatever the umask."""
+    for directory in reversed((path, *path.parents)):
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+
+
+def read_own(path: Path) -> bytes:
+    """What a file of ours holds. Raises OSError if it is none, or may be of others."""
+    with open(open_own(path), "rb") as file:
+        return file.read(_MOST)

@@ -1,0 +1,94 @@
+"""Under a umask that forbids nothing, nothing that crckpt makes can be read or written by others."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from command import Crckpt
+from incremental import keeper
+from rounds import Target
+
+import crckpt as package
+from crckpt.host.own import is_own
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+NOTES = Path(package.__file__).parent / "__pycache__"
+RUNTIME = Path("/run/crckpt")
+MEMORY = Path("/var/cache/crckpt")
+FOR_OTHERS = 0o077
+
+
+def open_to_others(top: Path) -> Iterator[str]:
+    """What lies there and is not its owner's alone. Links have no mode."""
+    for directory, names, files in os.walk(top):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                mode = path.lstat().st_mode
+                if not stat.S_ISLNK(mode) and mode & FOR_OTHERS:
+                    yield f"{stat.filemode(mode)} {path.relative_to(top)}"
+
+
+@contextmanager
+def watched(top: Path) -> Iterator[set[str]]:
+    """What is seen there meanwhile: much of it is gone in the end."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.005):
+            seen.update(open_to_others(top))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+        seen.update(open_to_others(top))
+
+
+@pytest.fixture
+def permissive(tmp_path: Path) -> Crckpt:
+    """The command under such a umask, with its store two directories below one that is there."""
+    place = tmp_path / "made"
+    place.mkdir(mode=0o700)
+    return Crckpt(place / "above" / "store", before=("sh", "-c", 'umask 000; exec "$0" "$@"'))
+
+
+def test_nothing_is_open_to_others(permissive: Crckpt, target: Target) -> None:
+    top = permissive.store.parents[1]
+    made = {name: str(top / name) for name in ("core", "report.tar.gz", "exports/one")}
+    for note in NOTES.glob("*.loaded"):
+        note.unlink()
+    with watched(top) as seen:
+        permissive.run("doctor")
+        permissive.run("doctor", str(target.pid))
+        permissive.run("dump", str(target.pid), "one")
+        permissive.run("dump", str(target.pid), "one", "--incremental")
+        assert keeper(permissive, target)
+        permissive.run("list", PYTHONDONTWRITEBYTECODE="")
+        permissive.run("show", "one")
+        permissive.run("core", "one", "--output", made["core"])
+        permissive.run("export", "one", made["exports/one"])
+        permissive.run("report", "one", "--output", made["report.tar.gz"])
+        permissive.run("rehearse", "one")
+        target.end()
+        permissive.run("restore", "one", "--detach")
+    assert seen == set()
+    assert all(Path(path).exists() for path in made.values())
+    assert set(open_to_others(RUNTIME)) == set()
+    assert RUNTIME.stat().st_mode & 0o022 == 0
+    assert MEMORY.stat().st_mode & 0o022 == 0
+    notes = tuple(NOTES.glob("*.loaded"))
+    assert notes
+    assert all(note.stat().st_mode & FOR_OTHERS == 0 for note in notes)
+    assert all(is_own(path.lstat()) for path in MEMORY.glob("*"))

@@ -1,0 +1,100 @@
+"""What crckpt left for itself counts only if nobody else can have written it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.criu.memory import Facts, recall, remember
+from crckpt.host import cold_start
+from crckpt.host.own import read_own, write_private
+
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def _permissive_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("spoilt", ["readable by its group only", "writable by its group", "writable by all"])
+def test_a_file_that_others_can_write_to_is_not_read(tmp_path: Path, spoilt: str) -> None:
+    path = tmp_path / "file"
+    write_private(path, b"text")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_own(path) == b"text"
+    path.chmod({"readable by its group only": 0o640, "writable by its group": 0o620, "writable by all": 0o602}[spoilt])
+    if spoilt.startswith("writable"):
+        with pytest.raises(PermissionError):
+            read_own(path)
+    else:
+        assert read_own(path) == b"text"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_nor_is_one_of_another_user(tmp_path: Path) -> None:
+    write_private(tmp_path / "file", b"text")
+    os.chown(tmp_path / "file", NOBODY, NOBODY)
+    with pytest.raises(PermissionError):
+        read_own(tmp_path / "file")
+
+
+def test_nor_a_link_a_pipe_or_a_directory(tmp_path: Path) -> None:
+    write_private(tmp_path / "file", b"text")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "directory").mkdir(0o700)
+    for name in ("link", "pipe", "directory"):
+        with pytest.raises(OSError, match=name):
+            read_own(tmp_path / name)
+
+
+def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
+    memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
+    criu.write_bytes(b"")
+    facts = Facts("4.2", "0" * 64, locks_by_nftables=True)
+    remember(criu, facts, memory)
+    assert recall(criu, memory) == facts
+    for path in (memory.parent, memory.parent.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    memory.chmod(0o666)
+    assert recall(criu, memory) is None
+    # It is replaced, not taken over.
+    memory.write_text(json.dumps({str(tmp_path): {"version": "evil"}}))
+    remember(criu, facts, memory)
+    assert recall(criu, memory) == facts
+    assert "evil" not in memory.read_text()
+    assert memory.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_note_of_modules_is_private_and_not_believed_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "_PLACE", tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    cold_start.note("list")
+    (note,) = tmp_path.iterdir()
+    assert note.stat().st_mode & 0o777 == 0o600
+    opened: list[int] = []
+
+    def is_in_memory(file: int) -> bool:
+        opened.append(file)
+        return True
+
+    monkeypatch.setattr(cold_start, "_is_in_memory", is_in_memory)
+    cold_start.read_ahead("list")
+    assert len(opened) == 1
+    note.chmod(0o666)
+    note.write_text("/dev/zero\n" * 100_000)
+    cold_start.read_ahead("list")
+    assert len(opened) == 1
+    # It is replaced, though it names more.
+    cold_start.note("list")
+    assert note.stat().st_mode & 0o777 == 0o600
+    assert "/dev/zero" not in note.read_text()

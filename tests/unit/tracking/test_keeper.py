@@ -1,0 +1,203 @@
+"""What a keeper does with callers who say what nobody understands, too much, or nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from crckpt.host import runtime
+from crckpt.tracking import keeper
+from crckpt.tracking.keeper import _MOST_CALLERS, Answer, Keeper, Request, _Caller, _Service
+from crckpt.tracking.tracker import Tracker
+
+TOLD = Keeper(1, 2, "program", "none", "", "criu", {})
+PATIENCE_S = 5.0
+
+
+class Followed:
+    """Of a tracker, what a keeper tells of it."""
+
+    base = ""
+    why_full = "nothing"
+
+
+@contextmanager
+def served(path: Path) -> Iterator[Path]:
+    """A keeper's socket, answered until the block ends."""
+    reading, writing = os.pipe()
+    ended, ending = os.pipe()
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as listener, ours, ExitStack() as stack:
+        for descriptor in (reading, writing, ended, ending):
+            stack.callback(os.close, descriptor)
+        listener.bind(str(path))
+        listener.listen()
+        service = _Service(cast(Tracker, Followed()), TOLD)
+        made: list[_Caller] = []
+        # In its process they end with it.
+        stack.callback(_close, made)
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(keeper, "_Caller", _recorded(made))
+        first = _Caller(theirs)
+        thread = threading.Thread(target=service.serve, args=(reading, ended, listener, first), daemon=True)
+        thread.start()
+        try:
+            yield path
+        finally:
+            os.write(ending, b"x")
+            thread.join(PATIENCE_S)
+            first.close()
+            assert not thread.is_alive()
+
+
+def _close(made: list[_Caller]) -> None:
+    for caller in made:
+        caller.close()
+
+
+def _recorded(made: list[_Caller]) -> type[_Caller]:
+    class Recorded(_Caller):
+        def __init__(self, connection: socket.socket) -> None:
+            super().__init__(connection)
+            made.append(self)
+
+    return Recorded
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with served(tmp_path / "socket") as path:
+        yield path
+
+
+def called(path: Path) -> socket.socket:
+    # With a timeout, a queue that is full would be an error at once.
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    connection.settimeout(PATIENCE_S)
+    return connection
+
+
+def heard(connection: socket.socket) -> bytes:
+    """A line, or nothing if the keeper has hung up."""
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            more = connection.recv(4096)
+        except ConnectionResetError:
+            return b""
+        if not more:
+            return b""
+        line += more
+    return line
+
+
+def is_hung_up_on(connection: socket.socket, text: bytes) -> bool:
+    """Whether it is, once it has said that often."""
+    try:
+        for _ in range(100_000):
+            connection.sendall(text)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
+
+
+def answers(path: Path) -> bool:
+    with called(path) as connection:
+        connection.sendall(msgspec.json.encode(Request("tell")) + b"\n")
+        told = msgspec.json.decode(heard(connection), type=Answer).keeper
+        return told is not None and told.comm == "program"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"hello\n", b"\n", b"\xff\xfe\0\n", b'{"do": "sleep"}\n', b"[" * 60_000 + b"\n", b"null\n", b'{"do":"stage"}}\n'],
+)
+def test_who_is_not_understood_is_told_so(place: Path, line: bytes) -> None:
+    with called(place) as connection:
+        connection.sendall(line)
+        assert "cannot be understood" in msgspec.json.decode(heard(connection), type=Answer).refused
+        connection.sendall(msgspec.json.encode(Request("tell")) + b"\n")
+        assert msgspec.json.decode(heard(connection), type=Answer).keeper is not None
+    assert answers(place)
+
+
+def test_half_a_line_keeps_nobody_waiting(place: Path) -> None:
+    with called(place) as half, called(place):
+        half.sendall(b'{"do":')
+        assert answers(place)
+        half.sendall(b'"tell"}\n{"do":"te')
+        assert msgspec.json.decode(heard(half), type=Answer).keeper is not None
+        half.sendall(b'll"}\n')
+        assert msgspec.json.decode(heard(half), type=Answer).keeper is not None
+    assert answers(place)
+
+
+def test_a_line_without_end_is_hung_up_on(place: Path) -> None:
+    with called(place) as endless:
+        assert is_hung_up_on(endless, b"a" * 4096)
+        assert not heard(endless)
+    assert answers(place)
+
+
+def test_who_reads_no_answers_keeps_nobody_waiting_for_long(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.2)
+    with called(place) as deaf:
+        assert is_hung_up_on(deaf, b'{"do":"tell"}\n' * 100)
+        assert answers(place)
+
+
+def test_many_who_say_nothing_lock_nobody_out(place: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * _MOST_CALLERS):
+            stack.enter_context(called(place))
+        assert answers(place)
+
+
+def test_other_users_are_not_answered(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_credentials", lambda _connection: (4711, 12345))
+    with called(place) as connection:
+        assert not heard(connection)
+    monkeypatch.undo()
+    assert answers(place)
+
+
+def test_who_is_at_the_other_end_is_what_the_kernel_says() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert keeper.is_trusted(ours)
+        assert keeper.peer(ours) == os.getpid()
+
+
+def test_the_directory_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "runtime_directory", lambda: tmp_path / "run")
+    before = os.umask(0)
+    try:
+        runtime.make_for(tmp_path / "run" / "keepers" / "1-2")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "run", tmp_path / "run" / "keepers"):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["run", "run/keepers"])
+def test_a_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(runtime, "runtime_directory", lambda: tmp_path / "run")
+    wanted = tmp_path / "run" / "keepers" / "1-2"
+    runtime.make_for(wanted)
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(PermissionError):
+        runtime.make_for(wanted)
+    (tmp_path / name).chmod(0o700)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / name).rename(tmp_path / "gone")
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        runtime.make_for(wanted)
