@@ -270,6 +270,17 @@ PREFLIGHT = (
         "a restore needs --grown",
     ),
     Cause(
+        "parent-death",
+        "process {pid} asked for signal {signal} when its parent ends (PR_SET_PDEATHSIG): that is not set again, "
+        "because its parent is an init now",
+        "",
+    ),
+    Cause(
+        "root-ended",
+        "process {pid}, the root, was restored and has ended since, with status 0",
+        "",
+    ),
+    Cause(
         "terminal",
         "the tree was started from a terminal and wants one",
         "restore it from a terminal, without --detach",

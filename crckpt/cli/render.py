@@ -230,6 +230,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         "dry_run": checkpoint is None and not result.pending,
         "committing": result.pending,
         "stopped": result.stop and checkpoint is not None,
+        "root_ended": result.root_ended,
         "criu": result.criu.path,
         "criu_passed_over": result.criu.passed_over,
         "command": result.command,
@@ -254,7 +255,7 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             planned = checkpoint is None and not result.pending
             yield from _tracked(result.tracked, planned=planned, after_rounds=planned and result.copying is not None)
         if result.pending:
-            yield f"{result.job}: frozen {duration(result.frozen_ms)}; the tree runs on\n"
+            yield f"{result.job}: frozen {duration(result.frozen_ms)}; {_how_it_goes_on(result)}\n"
             yield f"its checkpoint is being stored; see when it is safe: crckpt list {result.job}\n"
             return
         if checkpoint is None:
@@ -266,12 +267,16 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
             f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images, "
             f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored\n"
         )
-        end = "the tree has ended" if result.stop else "the tree runs on"
+        end = "the tree has ended" if result.stop else _how_it_goes_on(result)
         yield f"{end}; bring it back with: crckpt restore {checkpoint.job}\n"
         if result.unreaped:
             yield f"PIDs not yet given back by their parent: {', '.join(str(pid) for pid in result.unreaped)}\n"
 
     return Shown(document, text())
+
+
+def _how_it_goes_on(result: Dumped) -> str:
+    return f"its root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
 
 
 def _tracked(found: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,15 @@ class HeldProcess:
         lines = procfs.lines(f"/proc/self/fdinfo/{self._descriptor}")
         # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
         return any(line.split() == ["Pid:", str(self.pid)] for line in lines)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        if self._descriptor < 0:
+            return False
+        looking = select.poll()
+        looking.register(self._descriptor, select.POLLIN)
+        return not looking.poll(0)
 
     def check(self) -> None:
         """Raise DumpFailed unless everything that was done to this number since was done to this process."""

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from msgspec import Struct
+
 from crckpt.host import proc
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -29,6 +31,30 @@ def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
         except BaseException:
             _end(pids)
             raise
+
+
+class Ending(Struct, frozen=True):
+    """How a process ended: its exit status, or minus the signal; None if nobody knows."""
+
+    code: int | None
+
+    @property
+    def how(self) -> str:
+        """To end a clause with; empty if it is not known."""
+        if self.code is None:
+            return ""
+        return f" with status {self.code}" if self.code >= 0 else f" by signal {-self.code}"
+
+
+def ending_of(pid: int) -> Ending | None:
+    """How this process, whose parent we may be, has ended; None if it lives. It stays to be waited for."""
+    with suppress(ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return Ending(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+    process = proc.read_process(pid)
+    return Ending(None) if process is None or process.state == "zombie" else None
 
 
 def end_with_descendants(pid: int) -> None:

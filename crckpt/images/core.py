@@ -7,8 +7,8 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.images import magics
-from crckpt.images.framing import read_single
-from crckpt.images.wire import Message
+from crckpt.images.framing import Image, Record, read_image, read_single, write_image
+from crckpt.images.wire import BYTES, Message, encode, fields
 
 ALIVE: Final = "alive"
 STOPPED: Final = "stopped"
@@ -19,6 +19,8 @@ _STATES: Final = {1: ALIVE, 2: ZOMBIE, 3: STOPPED, 6: ZOMBIE}
 """compel/include/uapi/task-state.h; a zombie is written as 2, "dead" (criu/cr-dump.c:1026)."""
 
 _SECCOMP_FILTER: Final = 2
+_THREAD_CORE: Final = 5
+_PARENT_DEATH_SIGNAL: Final = 8
 
 _ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64")
 
@@ -40,7 +42,8 @@ class Core(Struct, frozen=True):
     signal), of interest for zombies. `blocked` are signal numbers; `pending` those waiting for the thread,
     `pending_shared` those waiting for the whole process, one entry for each queued signal. `security_profile` is
     that of AppArmor or SELinux, empty if it had none. `rseq` is where the kernel tells it which core it runs on: an
-    address and a number of bytes, 0 if it never asked for that (rseq(2)).
+    address and a number of bytes, 0 if it never asked for that (rseq(2)). `parent_death_signal` is the one that it gets
+    when its parent ends, 0 for none (PR_SET_PDEATHSIG).
     """
 
     is_leader: bool
@@ -56,6 +59,7 @@ class Core(Struct, frozen=True):
     has_seccomp_filter: bool
     security_profile: str = ""
     rseq: tuple[int, int] = (0, 0)
+    parent_death_signal: int = 0
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
@@ -76,6 +80,25 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         has_seccomp_filter=thread.uint(11) == _SECCOMP_FILTER,
         security_profile=thread.message(10).text(15) if 10 in thread else "",
         rseq=(thread.message(15).uint(1), thread.message(15).uint(2)),
+        parent_death_signal=thread.uint(_PARENT_DEATH_SIGNAL),
+    )
+
+
+def without_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
+    """The image of a thread that is to ask for no signal when its parent ends. Raises IntegrityError."""
+    image = read_image(data, name, magics.CORE)
+    records = tuple(Record(_orphaned(record.payload, name), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _orphaned(payload: bytes, name: str) -> bytes:
+    def thread(message: int | bytes) -> int | bytes:
+        assert isinstance(message, bytes)
+        return encode(field for field in fields(message, name) if field[0] != _PARENT_DEATH_SIGNAL)
+
+    return encode(
+        (number, kind, thread(value) if (number, kind) == (_THREAD_CORE, BYTES) else value)
+        for number, kind, value in fields(payload, name)
     )
 
 

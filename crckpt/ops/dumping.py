@@ -43,8 +43,8 @@ _REAPED_BY_PARENT_WITHIN_S = 0.5
 class Dumped(Struct, frozen=True):
     """What became of it. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, it is stored.
 
-    `unreaped` are PIDs of the ended tree that its parent still keeps: a restore must wait for them. `tracked` is
-    None if nobody asked for an incremental dump.
+    `root_ended` if the tree was to run on, and its root has ended since. `unreaped` are PIDs of the ended tree that its
+    parent still keeps: a restore must wait for them. `tracked` is None if nobody asked for an incremental dump.
     """
 
     job: JobName
@@ -57,6 +57,7 @@ class Dumped(Struct, frozen=True):
     pending: bool = False
     checkpoint: Checkpoint | None = None
     unreaped: tuple[int, ...] = ()
+    root_ended: bool = False
     tracked: Tracked | None = None
     copying: Copying | None = None
 
@@ -75,7 +76,13 @@ def dumped(subject: Subject, place: Place, waiting: Started | None, running: Run
             done = _dumped(subject, place, waiting, running)
         except Unfit as error:
             done = _dumped(_to_be_full(subject, error, place), place, None, running)
-    return replace(done, unreaped=_unreaped(subject.seen.tree)) if subject.request.stop else done
+    if subject.request.stop:
+        return replace(done, unreaped=_unreaped(subject.seen.tree))
+    return replace(done, root_ended=_root_ended(subject))
+
+
+def _root_ended(subject: Subject) -> bool:
+    return subject.root is not None and not subject.root.lives
 
 
 def dry_run(subject: Subject) -> Dumped:
@@ -154,7 +161,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     done = replace(_result(subject, outcome.argv), frozen_ms=frozen_ms, tracked=_tracked(subject, place))
     alone = subject.request.asynchronous
     with interrupts_let_in(), place.repository.announced(new.job, new.created, new.run_id, alone=alone):
-        running(replace(done, pending=True))
+        running(replace(done, pending=True, root_ended=_root_ended(subject)))
         try:
             with left_to(subject.seen.tree.pids):
                 return replace(done, checkpoint=_committed(subject, place, new))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from crckpt.host import proc
 from crckpt.host.other_memory import can_write_memory
+from crckpt.images.core import without_parent_death_signal
 from crckpt.images.own_memory import own_memory
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.scheduling import without_deadline
@@ -43,20 +44,39 @@ def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, prog
             core.write_bytes(changed)
 
 
-def laid_out(repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress) -> Path:
-    """A new directory in `work`, with the images as files. Raises IntegrityError, OSError."""
+def orphaned(tree: ImageTree) -> frozenset[str]:
+    """Names of images of the root's threads that ask for a signal when their parent ends.
+
+    In a restore that parent is CRIU, which ends. The parent after that is an init, which does not: they can do without.
+    """
+    threads = (thread for thread in tree.root.threads if thread.core.parent_death_signal)
+    return frozenset(f"core-{thread.tid}.img" for thread in threads)
+
+
+def laid_out(
+    repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress, orphans: frozenset[str]
+) -> Path:
+    """A new directory in `work`, with the images as files, `orphans` as `orphaned` has them.
+
+    Raises IntegrityError, OSError.
+    """
     directory = work / "images"
     directory.mkdir(mode=0o700)
     unpack(repository, checkpoint, directory, progress)
+    for name in orphans:
+        (directory / name).write_bytes(without_parent_death_signal((directory / name).read_bytes(), name))
     return directory
 
 
 class Streamed:
     """The images as streams, which may be read in several threads. Whoever reads one meets IntegrityError."""
 
-    def __init__(self, reading: Reader, tree: ImageTree, progress: Progress) -> None:
-        """`progress` is told (bytes read or placed, bytes in all)."""
+    def __init__(
+        self, reading: Reader, tree: ImageTree, progress: Progress, orphans: frozenset[str] = frozenset()
+    ) -> None:
+        """`progress` is told (bytes read or placed, bytes in all); `orphans` as `orphaned` has them."""
         self._reading = reading
+        self._orphans = orphans
         self._progress = progress
         self._done = 0
         self._one_at_a_time = threading.Lock()
@@ -89,6 +109,8 @@ class Streamed:
             image = iter([memoryview(rearm_timers(b"".join(bytes(part) for part in image)))])
         elif name.startswith(_CORE):
             image = iter([memoryview(without_deadline(b"".join(bytes(part) for part in image)))])
+        if name in self._orphans:
+            image = iter([memoryview(without_parent_death_signal(b"".join(bytes(part) for part in image), name))])
         return self._counted(image)
 
     def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -29,7 +29,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, laid_out, tree_of
+from crckpt.ops.images import Streamed, laid_out, orphaned, tree_of
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore import complete, outside_ends
 from crckpt.ops.survey import survey
@@ -147,7 +147,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         tree = tree_of(repository, checkpoint)
         images = None
         if not tree.is_read_by_position:
-            images = Streamed(reading, tree, context.progress)
+            images = Streamed(reading, tree, context.progress, orphaned(tree))
             images.begin()
         details = read_details(repository, checkpoint)
         wanted = _wanted(checkpoint, tree, criu, details)
@@ -159,7 +159,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         group = stack.enter_context(limited_group.limited(limit))
         files = None
         if images is None:
-            files = laid_out(repository, checkpoint, work, context.progress)
+            files = laid_out(repository, checkpoint, work, context.progress, orphaned(tree))
         # Where it changes nothing it may be weaker, if that is said.
         put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
         put_back.enter_session()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.engine import Running
 from crckpt.criu.find import Criu
@@ -35,7 +35,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, laid_out, tree_of
+from crckpt.ops.images import Streamed, laid_out, orphaned, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
@@ -165,6 +165,10 @@ class _Subject(Struct, frozen=True):
         """Whether CRIU makes the root a child of ours. In a namespace of its own, its init is the parent."""
         return not self.request.detach and not self.request.new_pid_namespace
 
+    def orphans(self, tree: ImageTree) -> frozenset[str]:
+        """As `orphaned` has them, if the root loses its parent, which is CRIU."""
+        return frozenset() if self.sibling else orphaned(tree)
+
 
 def _restore_one(subject: _Subject) -> Restored:
     request = subject.request
@@ -178,7 +182,7 @@ def _restore_one(subject: _Subject) -> Restored:
         tree = tree_of(subject.repository, subject.checkpoint)
         images = None
         if not request.dry_run and not tree.is_read_by_position:
-            images = Streamed(reading, tree, subject.context.progress)
+            images = Streamed(reading, tree, subject.context.progress, subject.orphans(tree))
             images.begin()
         if began is not None and began.criu.pid in numbers(tree):
             # It has by chance a number that the tree had: its next one is another.
@@ -205,7 +209,7 @@ def _restore_one(subject: _Subject) -> Restored:
             # What is outside is said to CRIU when it starts, and whether its images are files.
             early.close()
             put_back.enter_session()
-            began = stack.enter_context(_begun(subject, outside, as_files=tree.is_read_by_position))
+            began = stack.enter_context(_begun(subject, outside, tree if tree.is_read_by_position else None))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):
             return _run(subject, tree, verdict, began, images, put_back)
@@ -235,7 +239,7 @@ class _Begun(Struct, frozen=True):
 
 
 @contextmanager
-def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> Iterator[_Begun]:
+def _begun(subject: _Subject, outside: _Outside, as_files: ImageTree | None = None) -> Iterator[_Begun]:
     """Start CRIU. It ends if the block does before it was followed. Its images it gets as files, or streamed."""
     request = subject.request
     with ExitStack() as stack:
@@ -244,7 +248,8 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         streamer = stack.enter_context(serving(work))
         images = streamer.directory
         if as_files:
-            images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress)
+            orphans = subject.orphans(as_files)
+            images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress, orphans)
         (hold,) = stack.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace:
@@ -253,7 +258,7 @@ def _begun(subject: _Subject, outside: _Outside, *, as_files: bool = False) -> I
         kept = stack.enter_context(outside_ends(outside.pipes, output))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
-            *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=not as_files),
+            *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=as_files is None),
         )
         with interrupts_put_off():
             keep = (streamer.descriptor, *kept.values())
@@ -278,6 +283,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], 
         has_terminal=request.terminal is not None and not request.detach,
         crius=(subject.checkpoint.host.criu_version, subject.criu.version),
         closed_pipes=frozenset(details.get("closed_pipes", ())),
+        is_orphan=not subject.sibling,
         sockets=frozenset() if request.detach else _sockets(request.output),
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
@@ -324,6 +330,8 @@ def _run(
                     from crckpt.ops.resources import in_images
 
                     raise explained(outcome, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
+            if subject.request.detach:
+                lost.extend(_ended(root, new))
         _lift_lock_left_behind(subject.checkpoint)
         pid = new.init if new else root
         if subject.request.detach:
@@ -351,6 +359,20 @@ def _lift_lock_left_behind(checkpoint: Checkpoint) -> None:
             # The tree runs by now: what fails here changes nothing of that, and `rm` tries it again.
             with suppress(HostCannot):
                 network.lift_lock(checkpoint.run_id, place)
+
+
+def _ended(root: int, new: namespace.PidNamespace | None) -> Iterator[Finding]:
+    """What is to be said of a root that has ended by now, after CRIU. Raises RestoreFailed if it failed."""
+    ending = leftovers.ending_of(new.init if new else root)
+    if ending is None:
+        return
+    if ending.code == 0:
+        yield cause("root-ended").told(pid=str(root))
+        return
+    raise RestoreFailed(
+        f"the tree was restored, and its root, PID {root}, ended at once{ending.how}; nothing is left behind",
+        hint="see what the program says: crckpt restore without --detach",
+    )
 
 
 def complete(tree: ImageTree, init: int | None, images: Streamed | None) -> None:

@@ -119,6 +119,7 @@ class Wanted(Struct, frozen=True):
     has_terminal: bool
     crius: tuple[str, str]
     closed_pipes: frozenset[int] = frozenset()
+    is_orphan: bool = False
     sockets: frozenset[int] = frozenset()
 
 
@@ -207,6 +208,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     blockers.extend(_older(*wanted.crius))
     blockers.extend(needs.lacking(wanted.tree, wanted.cpu_features, max(numbers(wanted.tree)), now.here))
     warnings.extend(needs.warnings(now.here))
+    warnings.extend(_parent_death(wanted))
     needs_terminal = _needs_terminal(wanted.tree)
     if needs_terminal and not wanted.has_terminal:
         blockers.append(cause("terminal").told())
@@ -214,6 +216,13 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     if any((_STDERR if pipe.errors else _STDOUT) in wanted.sockets for pipe in pipes):
         blockers.append(cause("output-socket").told())
     return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal)
+
+
+def _parent_death(wanted: Wanted) -> Iterator[Finding]:
+    root = wanted.tree.root
+    found = {thread.core.parent_death_signal for thread in root.threads} - {0}
+    if wanted.is_orphan and found:
+        yield cause("parent-death").told(pid=str(root.pid), signal=" ".join(str(number) for number in sorted(found)))
 
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})

@@ -35,6 +35,7 @@ KEYS = {
         "dry_run",
         "committing",
         "stopped",
+        "root_ended",
         "criu",
         "criu_passed_over",
         "command",

@@ -1,0 +1,111 @@
+"""What is said to run is looked at once more: a root that dies with its parent, or that has ended meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from command import Crckpt
+from incremental import executable
+from moments import ENDS_WITHIN_S
+from stopped import JOB, detached_in_namespace
+from trees import runs, wait_for
+
+from crckpt.criu.find import find
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED = 23
+
+
+@pytest.fixture
+def mortal() -> Iterator[subprocess.Popen[bytes]]:
+    """A program that dies with its parent."""
+    null = subprocess.DEVNULL
+    words = ("setpriv", "--pdeathsig", "KILL", "/bin/sleep", "1000")
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    wait_for(lambda: psutil.Process(process.pid).name() == "sleep", ENDS_WITHIN_S, "the program")
+    yield process
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+    process.poll()
+
+
+def stop(crckpt: Crckpt, process: subprocess.Popen[bytes]) -> None:
+    crckpt.run("dump", str(process.pid), JOB, "--stop")
+    process.wait(ENDS_WITHIN_S)
+
+
+def test_a_root_that_dies_with_its_parent_is_detached(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+    """CRIU was its parent, and then crckpt: neither is there any more, and it runs."""
+    stop(crckpt, mortal)
+    said = crckpt.run("restore", JOB, "--detach")
+    assert f"process {mortal.pid} asked for signal 9 when its parent ends (PR_SET_PDEATHSIG)" in said.out + said.err
+    assert runs(mortal.pid)
+    crckpt.run("dump", str(mortal.pid), JOB)
+    assert runs(mortal.pid)
+
+
+def test_a_root_that_dies_with_its_parent_in_a_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+    stop(crckpt, mortal)
+    with detached_in_namespace(crckpt) as init:
+        assert [child.name() for child in psutil.Process(init).children()] == ["sleep"]
+    crckpt.run("rehearse", JOB)
+
+
+def test_a_root_that_dies_with_its_parent_in_the_foreground(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+    """That is crckpt."""
+    stop(crckpt, mortal)
+    front = crckpt.start("restore", JOB)
+    assert front.stderr is not None
+    assert "restored" in front.stderr.readline()
+    assert psutil.Process(mortal.pid).ppid() == front.pid
+    front.kill()
+    front.communicate()
+    wait_for(lambda: not runs(mortal.pid), ENDS_WITHIN_S, "the program to die")
+
+
+def killing(directory: Path, command: str, pid: int) -> Path:
+    """A CRIU after whose success the process is killed."""
+    there = directory / "there"
+    criu = executable(
+        directory / "criu",
+        f'{find(None, None).path} "$@"; status=$?\n'
+        f'[ ! -e {there} ] || [ "$1" != {command} ] || kill -KILL {pid}\n'
+        "exit $status",
+    )
+    crckpt = Crckpt(directory / "none")
+    crckpt.run("doctor", "--criu", str(criu))
+    there.touch()
+    return criu
+
+
+def test_a_root_that_ends_at_once_was_not_restored(
+    crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    stop(crckpt, mortal)
+    criu = killing(tmp_path, "restore", mortal.pid)
+    said = crckpt.run("restore", JOB, "--detach", "--criu", str(criu), status=FAILED)
+    assert f"the tree was restored, and its root, PID {mortal.pid}, ended at once by signal 9" in said.err
+    assert "nothing is left behind" in said.err
+    wait_for(lambda: not Path(f"/proc/{mortal.pid}").exists(), ENDS_WITHIN_S, "the program to be gone")
+    crckpt.run("restore", JOB, "--detach")
+    assert runs(mortal.pid)
+
+
+def test_a_root_that_ended_after_its_dump_does_not_run_on(
+    crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    criu = killing(tmp_path, "dump", mortal.pid)
+    said = crckpt.run("dump", str(mortal.pid), JOB, "--criu", str(criu))
+    assert f"its root, PID {mortal.pid}, has ended since; bring it back with" in said.out
+    mortal.wait(ENDS_WITHIN_S)
+    crckpt.run("restore", JOB, "--detach")
+    assert runs(mortal.pid)
