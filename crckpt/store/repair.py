@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError
+from crckpt.host.checked_files import check_directory
 from crckpt.host.files import is_named, move_durably, write_new
 from crckpt.model import CheckpointId
 from crckpt.store.manifest import unseal
@@ -97,9 +98,14 @@ class _Mending:
             return self._given_up(checkpoint_id, f"{self._source.root} has no checkpoint {checkpoint_id[:SHORT]}")
         except (CrckptError, OSError) as error:
             return self._given_up(checkpoint_id, f"in {self._source.root}: {error}")
+        target = self._repository.layout.manifest(checkpoint_id)
+        try:
+            check_directory(target.parent)
+        except IntegrityError as error:
+            return self._given_up(checkpoint_id, error.message)
         beside = self._directory / f"{checkpoint_id}.json"
         write_new(beside, content, "manifest")
-        move_durably(beside, self._repository.layout.manifest(checkpoint_id), "manifest")
+        move_durably(beside, target, "manifest")
         return True
 
     def pack(self, digest: str) -> bool:
@@ -112,9 +118,9 @@ class _Mending:
             return self._given_up(digest, f"{self._source.root} has no pack {digest[:SHORT]}")
         try:
             reassemble(digest, copies, beside)
+            self._repository.add_packs({digest: beside})
         except IntegrityError as error:
             return self._given_up(digest, f"in {self._source.root}: {error.message}")
-        self._repository.add_packs({digest: beside})
         return True
 
     def _given_up(self, name: str, why: str) -> bool:

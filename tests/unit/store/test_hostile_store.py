@@ -566,6 +566,40 @@ def test_declared_sizes_are_integrity_errors(name: str, whole: Path, runner: Run
     assert "too little memory" not in said
 
 
+def _pack_directory_is_link(store: Store) -> None:
+    (directory,) = (store.root / "packs").iterdir()
+    shutil.rmtree(directory)
+    directory.symlink_to(store.canary)
+
+
+REPAIRS: dict[str, Attack] = {
+    "checkpoint is a link": lambda store: store.linked(f"checkpoints/{store.good}"),
+    "pack directory is a link": _pack_directory_is_link,
+    **{
+        name: attack
+        for name, attack in ATTACKS.items()
+        if name.startswith(("PACK: ", "checkpoints/GOOD/manifest.json: "))
+    },
+}
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_repairs_write_nothing_outside_and_read_what_may_be_there(
+    name: str, whole: Path, runner: Runner, tmp_path: Path
+) -> None:
+    """Whichever of the two stores was attacked."""
+    for root in (tmp_path / "evil", tmp_path / "good"):
+        shutil.copytree(whole, root)
+    canary = _canary(tmp_path)
+    evil, good = (str(tmp_path / name) for name in ("evil", "good"))
+    REPAIRS[name](Store(tmp_path / "evil", canary))
+    before = _picture(canary)
+    assert runner.run("verify", "--repair", "--from", evil, "--store", good)[0] == 0
+    code, said = runner.run("verify", "--repair", "--from", good, "--store", evil)
+    assert code == (13 if "is a link" in name else 0), said
+    assert _picture(canary) == before
+
+
 def test_dump_logs_that_are_links_are_in_no_report(whole: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
