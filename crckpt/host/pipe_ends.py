@@ -6,6 +6,8 @@ through a socket: POLLHUP at the end for reading, POLLERR at that for writing. S
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import select
 from collections.abc import Iterable
@@ -35,12 +37,35 @@ def pipes(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]
     return found
 
 
+def filled_pipe(size: int, content: bytes) -> tuple[int, int]:
+    """Both ends of a new pipe that takes `size` bytes (0: as many as usual) and has `content` in it.
+
+    Closing them is the caller's. Raises OSError if we may not make it so large.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _fill(writer, size, content)
+    except BaseException:
+        os.close(reader)
+        os.close(writer)
+        raise
+    return reader, writer
+
+
 def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
     """Inodes of the pipes that have one end only: nobody, in the tree or elsewhere, has the other.
 
     A process that closed its end meanwhile, or that we may not look into, tells nothing.
     """
     return frozenset(inode for inode, ends in pipes(descriptors).items() if _is_closed(inode, ends))
+
+
+def _fill(writer: int, size: int, content: bytes) -> None:
+    if size:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
+    # What does not fit at once never will: nobody reads.
+    if content and os.write(writer, content) < len(content):
+        raise OSError(errno.ENOSPC, "a pipe holds less than it did")
 
 
 def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from crckpt.images import magics
-from crckpt.images.framing import read_messages
+from crckpt.images.framing import read_image, read_messages
 from crckpt.images.wire import Message
 
 
@@ -24,6 +24,14 @@ class Pipe(Struct, frozen=True):
     def title(self) -> str:
         """As /proc/PID/fd has it."""
         return f"pipe:[{self.pipe_id}]"
+
+
+class PipeContent(Struct, frozen=True):
+    """The bytes that wait in the pipe `pipe_id`, and how many it takes (images/pipe-data.proto)."""
+
+    pipe_id: int
+    size: int
+    content: bytes
 
 
 class Fifo(Struct, frozen=True):
@@ -207,6 +215,13 @@ def pidfd(message: Message) -> PidFd:
 def read_terminals(data: bytes, name: str = "tty-info.img") -> tuple[TerminalInfo, ...]:
     """Raises IntegrityError when the image is damaged."""
     return tuple(_terminal_info(message) for message in read_messages(data, name, magics.TTY_INFO))
+
+
+def read_pipe_contents(data: bytes, name: str = "pipes-data.img") -> tuple[PipeContent, ...]:
+    """Raises IntegrityError when the image is damaged."""
+    records = read_image(data, name, magics.PIPES_DATA).records
+    found = ((Message(record.payload, name), record.extra) for record in records)
+    return tuple(PipeContent(message.required(1), message.uint(3), content) for message, content in found)
 
 
 def read_memfd_inodes(data: bytes, name: str = "memfd.img") -> tuple[MemFdInode, ...]:

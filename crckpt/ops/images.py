@@ -13,6 +13,7 @@ from crckpt.images.core import without_parent_death_signal
 from crckpt.images.own_memory import own_memory
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.scheduling import without_deadline
+from crckpt.images.special import PipeContent, read_pipe_contents
 from crckpt.images.timers import rearm_timers
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Progress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _FILES = "files.img"
 _CORE = "core-"
+_PIPES = "pipes-data.img"
 _NOBODY = 0
 """No process has this PID."""
 
@@ -30,6 +32,14 @@ _NOBODY = 0
 def tree_of(repository: Repository, checkpoint: Checkpoint) -> ImageTree:
     """Everything of a checkpoint but its pages. Raises IntegrityError."""
     return read_tree(lambda name: read_file(repository, checkpoint, name), file_names(repository, checkpoint))
+
+
+def pipe_contents(repository: Repository, checkpoint: Checkpoint, inodes: frozenset[int]) -> tuple[PipeContent, ...]:
+    """What these pipes hold. Raises IntegrityError."""
+    if not inodes:
+        return ()
+    found = read_pipe_contents(read_file(repository, checkpoint, _PIPES))
+    return tuple(pipe for pipe in found if pipe.pipe_id in inodes)
 
 
 def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:

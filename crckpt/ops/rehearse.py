@@ -25,11 +25,12 @@ from crckpt.host.seclusion import Plan
 from crckpt.host.throwaway import KINDS, Throwaway, throwaway
 from crckpt.images.core import ZOMBIE
 from crckpt.images.sockets import UnixSocket
+from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, laid_out, orphaned, tree_of
+from crckpt.ops.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore import complete, outside_ends
 from crckpt.ops.survey import survey
@@ -110,6 +111,7 @@ class _Subject(Struct, frozen=True):
     work: Path
     group: limited_group.Group | None
     put_back: PutBack
+    contents: tuple[PipeContent, ...] = ()
 
 
 class _Run(Struct, frozen=True):
@@ -163,7 +165,8 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         # Where it changes nothing it may be weaker, if that is said.
         put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
         put_back.enter_session()
-        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group, put_back)
+        contents = pipe_contents(repository, checkpoint, verdict.two_way_pipes)
+        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group, put_back, contents)
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out
     return Rehearsed(
@@ -265,7 +268,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
     work = subject.work
     with (
         held(work / "hold", "post-restore") as (hold,),
-        outside_ends(subject.verdict.outside_pipes, None) as kept,
+        outside_ends(subject.verdict.outside_pipes, None, subject.contents) as kept,
     ):
         # There are no peers: a connection that were kept would send into the void.
         options = replace(subject.checkpoint.options, tcp="close" if subject.tree.established else None)

@@ -28,14 +28,16 @@ from crckpt.errors import (
     UsageError,
 )
 from crckpt.host import leftovers, namespace, network, proc
+from crckpt.host.pipe_ends import filled_pipe
 from crckpt.host.rewind import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.core import ZOMBIE
+from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
-from crckpt.ops.images import Streamed, laid_out, orphaned, tree_of
+from crckpt.ops.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
 from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
@@ -204,7 +206,11 @@ def _restore_one(subject: _Subject) -> Restored:
         if request.dry_run:
             command = _command(subject, Paths(Path("IMAGES"), Path("WORK")), (), stream=not tree.is_read_by_position)
             return Restored(subject.checkpoint, verdict, command, subject.criu)
-        outside = _Outside(verdict.outside_pipes, request.terminal if verdict.needs_terminal else None)
+        outside = _Outside(
+            verdict.outside_pipes,
+            request.terminal if verdict.needs_terminal else None,
+            pipe_contents(subject.repository, subject.checkpoint, verdict.two_way_pipes),
+        )
         if began is None or outside != _Outside() or tree.is_read_by_position or put_back.needs_session:
             # What is outside is said to CRIU when it starts, and whether its images are files.
             early.close()
@@ -216,10 +222,14 @@ def _restore_one(subject: _Subject) -> Restored:
 
 
 class _Outside(Struct, frozen=True):
-    """What of the host a tree gets besides its files. `terminal` is our descriptor of the one that it lives on."""
+    """What of the host a tree gets besides its files.
+
+    `terminal` is our descriptor of the one that it lives on, `contents` are of the pipes that we make for it.
+    """
 
     pipes: tuple[OutsidePipe, ...] = ()
     terminal: int | None = None
+    contents: tuple[PipeContent, ...] = ()
 
 
 class _Begun(Struct, frozen=True):
@@ -255,7 +265,7 @@ def _begun(subject: _Subject, outside: _Outside, as_files: ImageTree | None = No
         if request.new_pid_namespace:
             new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
         output = None if request.detach else request.output
-        kept = stack.enter_context(outside_ends(outside.pipes, output))
+        kept = stack.enter_context(outside_ends(outside.pipes, output, outside.contents))
         command = (
             *(entered(new.init, ("pid", "mnt")) if new else ()),
             *_command(subject, Paths(images, work, hold.script), tuple(kept), stream=as_files is None),
@@ -413,10 +423,20 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
 
 
 @contextmanager
-def outside_ends(pipes: tuple[OutsidePipe, ...], output: int | None) -> Iterator[dict[str, int]]:
-    """Values for --inherit-fd, each with our descriptor: `output`, if there is one, else /dev/null."""
+def outside_ends(
+    pipes: tuple[OutsidePipe, ...], output: int | None, contents: tuple[PipeContent, ...] = ()
+) -> Iterator[dict[str, int]]:
+    """Values for --inherit-fd, each with our descriptor: `output`, if there is one, else /dev/null.
+
+    For each of `contents` it is a new pipe with the same bytes in it.
+    """
     ends: dict[str, int] = {}
+    writers: list[int] = []
     try:
+        for content in contents:
+            descriptor, writer = filled_pipe(content.size, content.content)
+            ends[f"fd[{descriptor}]:pipe:[{content.pipe_id}]"] = descriptor
+            writers.append(writer)
         for pipe in pipes:
             if output is not None:
                 descriptor = os.dup(2 if pipe.errors else output)
@@ -425,5 +445,5 @@ def outside_ends(pipes: tuple[OutsidePipe, ...], output: int | None) -> Iterator
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         yield ends
     finally:
-        for descriptor in ends.values():
+        for descriptor in (*ends.values(), *writers):
             os.close(descriptor)

@@ -85,13 +85,18 @@ class OutsidePipe(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """With blockers a restore must not begin."""
+    """With blockers a restore must not begin.
+
+    `two_way_pipes` are inodes of pipes with a descriptor both to read and to write (of /proc/PID/fd), which CRIU gives
+    back only for reading unless it gets the pipe (criu/pipes.c, mark_pipe_master_cb).
+    """
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
     rewinds: tuple[Rewind, ...]
     outside_pipes: tuple[OutsidePipe, ...]
     needs_terminal: bool
+    two_way_pipes: frozenset[int] = frozenset()
 
     @property
     def is_in_use(self) -> bool:
@@ -215,7 +220,7 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     pipes = _outside_pipes(wanted)
     if any((_STDERR if pipe.errors else _STDOUT) in wanted.sockets for pipe in pipes):
         blockers.append(cause("output-socket").told())
-    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal)
+    return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal, _two_way_pipes(wanted.tree))
 
 
 def _parent_death(wanted: Wanted) -> Iterator[Finding]:
@@ -405,6 +410,11 @@ def _outside_pipes(wanted: Wanted) -> tuple[OutsidePipe, ...]:
         for inode, found in ends.items()
         if found == {os.O_WRONLY} and inode not in wanted.closed_pipes
     )
+
+
+def _two_way_pipes(tree: ImageTree) -> frozenset[int]:
+    pipes = (file for file in tree.files if isinstance(file, Pipe))
+    return frozenset(pipe.pipe_id for pipe in pipes if pipe.flags & os.O_ACCMODE == os.O_RDWR)
 
 
 def _needs_terminal(tree: ImageTree) -> bool:

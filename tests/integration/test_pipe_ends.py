@@ -121,6 +121,39 @@ def test_an_end_that_is_on_its_way_through_a_socket(crckpt: Crckpt) -> None:
         assert program.ask("answer = os.read(sending, 100)") == b"it"
 
 
+@pytest.mark.parametrize("others", ["", "os.close(first)", "os.close(last)", "os.close(first); os.close(last)"])
+def test_an_end_both_to_read_and_to_write(crckpt: Crckpt, others: str) -> None:
+    """As `exec 3<>/proc/self/fd/0` opens it, whoever else has the pipe."""
+    with remote() as program:
+        program.ask(
+            "import fcntl, os\n"
+            "first, last = os.pipe()\n"
+            "fcntl.fcntl(first, fcntl.F_SETPIPE_SZ, 1 << 18)\n"
+            "os.write(last, bytes(200_000))\n"
+            "both = os.open(f'/proc/self/fd/{first}', os.O_RDWR | os.O_NONBLOCK)\n"
+            f"{others}"
+        )
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("os.write(both, b'more'); answer = os.read(both, 1 << 20)") == bytes(200_000) + b"more"
+        assert program.ask("answer = fcntl.fcntl(both, fcntl.F_GETPIPE_SZ)") == 1 << 18
+        assert program.ask("answer = fcntl.fcntl(both, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_NONBLOCK)") == (
+            os.O_RDWR | os.O_NONBLOCK
+        )
+        if "first" not in others:
+            assert program.ask("os.write(both, b'to first'); answer = os.read(first, 100)") == b"to first"
+        if "last" not in others:
+            assert program.ask("os.write(last, b'of last'); answer = os.read(both, 100)") == b"of last"
+
+
+def test_a_rehearsal_of_a_pipe_both_to_read_and_to_write(crckpt: Crckpt) -> None:
+    with remote() as program:
+        program.ask("import os; first, last = os.pipe(); both = os.open(f'/proc/self/fd/{first}', os.O_RDWR)")
+        crckpt.run("dump", str(program.pid), JOB)
+        crckpt.run("rehearse", JOB)
+
+
 def test_what_is_left_of_a_pipeline(crckpt: Crckpt) -> None:
     """The first program has written its last and ended; the second counts every line."""
     with open_workdir() as workdir:
