@@ -1,0 +1,68 @@
+"""A target is held by a descriptor from the moment on in which its name was looked up."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import DumpFailed, UsageError
+from crckpt.host import run
+from crckpt.host.held import HeldProcess, held
+
+_ANSWERS = """#!/bin/sh
+{start}
+echo "Id=web.service
+LoadState=loaded
+ActiveState=active
+SubState=running
+MainPID={pid}
+ControlGroup=/system.slice/web.service"
+"""
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a systemctl can be put that is found before the system's."""
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", f"{tmp_path}:/usr/bin:/bin")
+    path = tmp_path / "systemctl"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    systemctl.write_text(_ANSWERS.format(start="", pid=sleeper.pid))
+    with held("unit:web") as process:
+        process.check()
+        assert process.lives
+        assert process.pid == sleeper.pid
+
+
+def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: Path) -> None:
+    """As if the unit's had ended just when systemd had told its number."""
+    start = "sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
+    systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
+    with pytest.raises(UsageError, match="the process that unit:web names was started a moment ago"), held("unit:web"):
+        pytest.fail("it is another one")
+
+
+def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
+    process = HeldProcess(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    assert not process.lives
+    with pytest.raises(DumpFailed, match=f"PID {sleeper.pid} ended"):
+        process.check()
+    process.close()
+    with pytest.raises(DumpFailed):
+        HeldProcess(sleeper.pid).check()
