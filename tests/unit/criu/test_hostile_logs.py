@@ -23,7 +23,7 @@ LINES = [line.split("\t", 1) for line in (LOGS / "lines.tsv").read_text().splitl
 LONGEST = 1003
 """What of a line the catalogue's patterns see."""
 PATTERN_S = 0.04
-WHOLE_S = 12.0
+WHOLE_S = 5.0
 HARD = {
     "one line": "Error (criu/a.c:1): " * 200_000,
     "a line without end": "(00.01) Error (criu/a.c:1): " + "a" * 4_000_000,
@@ -35,6 +35,13 @@ HARD = {
     "blanks": "(00.01)" + " " * 4_000_000 + "Error (",
     "many places": "(00.01) Dumping task (pid: 812 comm: a)\n" * 100_000 + "Error (criu/sk-netlink.c:77): netlink: x\n",
     "a long place": f"(00.01) Dumping path for 3 fd via self 17 [{'[' * 4_000_000}\nError (criu/files-reg.c:1): x\n",
+    "lines of processes": f"{'(pid: 1 comm: ' * 292}\n" * 1_000
+    + "Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n",
+    "lines of paths": (
+        "Dumping task (pid: 1 comm: a)\n"
+        + f"{'Dumping path for 3 fd via self 17 [' * 117}\n" * 1_000
+        + "Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
+    ),
     "cut lines": ">\n(00.01) pie: " * 300_000,
     "wrapped lines": "Error (criu/a.c:1): x\n    a" * 150_000,
     "a failure without complaint": "Sockets collect procedure family " * 100_000 + "Dumping FAILED.",
