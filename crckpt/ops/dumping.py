@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -261,6 +262,10 @@ def _committed(
     subject: Subject, place: Place, new: NewCheckpoint, check: Callable[[], None] = lambda: None
 ) -> Checkpoint:
     context, repository, images = subject.context, place.repository, place.images
+    if subject.planned.as_user is not None:
+        # CRIU wrote them as the tree's user. The store takes no files of others.
+        for image in images.iterdir():
+            os.chown(image, os.geteuid(), os.getegid(), follow_symlinks=False)
     if any(images.glob("userns-*.img")):
         raise DumpFailed(
             "the dump failed: a process went to another user namespace while the tree was dumped",
