@@ -11,14 +11,14 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _NO_COMPILER = 20
-_BUILT = ("crckpt/tracking/libpreload.so", "crckpt/criu/hold-action")
+_BUILT = ("crckpt/tracking/libpreload.so", "crckpt/criu/hold-action", "crckpt/tracking/librestore.so")
 
 
 class BuildHook(BuildHookInterface[Any]):
     """Called by hatchling for a wheel, and for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the library and the program to the wheel, which then fits this kind of machine only."""
+        """Add the libraries and the program to the wheel, which then fits this kind of machine only."""
         # An editable install is used where it lies. Else the source may be read-only, and is left as it is.
         editable = version == "editable"
         self._built = TemporaryDirectory()

@@ -43,6 +43,7 @@ from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.details import read_details
+from crckpt.tracking.preload import restore_words
 
 if TYPE_CHECKING:
     from crckpt.store.index import StoredFile
@@ -311,7 +312,8 @@ def _sockets(output: int) -> frozenset[int]:
 
 def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
     options = replace(subject.checkpoint.options, tcp=subject.request.tcp or subject.checkpoint.options.tcp)
-    return restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=stream)
+    words = restore_command(subject.criu.path, paths, options, sibling=subject.sibling, inherit=inherit, stream=stream)
+    return (*restore_words(subject.criu.path), *words)
 
 
 def _run(

@@ -5,6 +5,8 @@
  * comes from the kernel, so that no part of it is a symlink: it is gone along part by part, and no symlink is followed.
  */
 #define _GNU_SOURCE
+#include "links.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -14,7 +16,7 @@
 #define VISIBLE __attribute__((visibility("default")))
 #define LONGEST 256
 
-static const char *begin_of_last(const char *path)
+const char *begin_of_last(const char *path)
 {
     const char *last = path;
     for (; *path; path++)
@@ -23,12 +25,32 @@ static const char *begin_of_last(const char *path)
     return last;
 }
 
-static int is_remap(const char *name)
+static int begins(const char *text, const char *with)
 {
-    for (const char *wanted = "link_remap."; *wanted; wanted++, name++)
-        if (*name != *wanted)
+    while (*with)
+        if (*text++ != *with++)
             return 0;
     return 1;
+}
+
+int is_of_criu(const char *name)
+{
+    if (begins(name, "link_remap."))
+        return 1;
+    for (const char *part = name; *part; part++)
+        if (begins(part, ".cr."))
+            for (const char *end = part; *end; end++)
+                if (begins(end, ".ghost") && !end[6])
+                    return 1;
+    return 0;
+}
+
+int with_closed(int number, int result)
+{
+    int before = errno;
+    syscall(SYS_close, number);
+    errno = before;
+    return result;
 }
 
 /* The directory `part` of one, which is closed; -1 and errno if it is none, or a symlink. */
@@ -43,15 +65,10 @@ static int opened_part(int directory, int is_first, const char *part, size_t len
         number = syscall(SYS_openat, directory, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     } else
         errno = ENAMETOOLONG;
-    int before = errno;
-    if (!is_first)
-        syscall(SYS_close, directory);
-    errno = before;
-    return number;
+    return is_first ? number : with_closed(directory, number);
 }
 
-/* The directory of what `last` is the name of. */
-static int opened_parent(int directory, const char *path, const char *last)
+int opened_parent(int directory, const char *path, const char *last)
 {
     int is_first = 1;
     if (*path == '/') {
@@ -71,30 +88,27 @@ static int opened_parent(int directory, const char *path, const char *last)
     return is_first ? opened_part(directory, 1, ".", 1) : directory;
 }
 
+/* At a restore the old name is CRIU's own, and the new one that of a removed file. */
 VISIBLE int linkat(int from, const char *path, int to, const char *name, int flags)
 {
-    const char *last = begin_of_last(name);
-    if (!is_remap(last))
+    const char *old = begin_of_last(path), *last = begin_of_last(name);
+    if (!is_of_criu(last) && !is_of_criu(old))
         return syscall(SYS_linkat, from, path, to, name, flags);
-    int directory = opened_parent(to, name, last);
+    int directory = opened_parent(to, name, last), source = from;
     if (directory < 0)
         return -1;
-    int result = syscall(SYS_linkat, from, path, directory, last, flags), before = errno;
-    syscall(SYS_close, directory);
-    errno = before;
-    return result;
+    if (*path && (source = opened_parent(from, path, old)) < 0)
+        return with_closed(directory, -1);
+    int result = with_closed(directory, syscall(SYS_linkat, source, old, directory, last, flags));
+    return *path ? with_closed(source, result) : result;
 }
 
+/* Below a root directory that CRIU has open it removes only what it has made. */
 VISIBLE int unlinkat(int from, const char *name, int flags)
 {
     const char *last = begin_of_last(name);
-    if (!is_remap(last))
+    if (!is_of_criu(last) && (from == AT_FDCWD || last == name))
         return syscall(SYS_unlinkat, from, name, flags);
     int directory = opened_parent(from, name, last);
-    if (directory < 0)
-        return -1;
-    int result = syscall(SYS_unlinkat, directory, last, flags), before = errno;
-    syscall(SYS_close, directory);
-    errno = before;
-    return result;
+    return directory < 0 ? -1 : with_closed(directory, syscall(SYS_unlinkat, directory, last, flags));
 }

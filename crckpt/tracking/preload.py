@@ -22,6 +22,8 @@ LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 """Compiled from preload.c and its neighbours when the package is built."""
 
 
+RESTORE_LIBRARY: Final = LIBRARY.with_name("librestore.so")
+"""Compiled from links.c and ghosts.c: what CRIU gets for a restore."""
 ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """What the library writes to CRIU's stderr when CRIU is where it was to go."""
 _NO_TRACKER: Final = "no tracker of this name"
@@ -81,6 +83,11 @@ def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
     if not LIBRARY.exists():
         return ()
     return ("env", f"{_variable(criu)}={LIBRARY}", *((f"CRCKPT_ENTER={enter}",) if enter is not None else ()))
+
+
+def restore_words(criu: Path) -> tuple[str, ...]:
+    """What comes before the command line of this CRIU for a restore (ghosts.c); none without the library."""
+    return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}") if RESTORE_LIBRARY.exists() else ()
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:

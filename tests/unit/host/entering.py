@@ -78,7 +78,7 @@ def preload_library(into: Path, preload: str = "") -> Path:
     (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
     library = into / "libpreload.so"
     options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    others = [str(path) for path in sources.glob("*.c") if path.name != "preload.c"]
+    others = [str(path) for path in sources.glob("*.c") if path.name not in ("preload.c", "ghosts.c")]
     files = [f"-I{sources}", str(into / "preload.c"), *others, "-o", str(library)]
     subprocess.run(["cc", *options, *files], check=True)
     return library

@@ -1,4 +1,4 @@
-"""Links that CRIU makes by a path in directories of others (links.c), as seen by a program that makes such."""
+"""Files that CRIU makes by a path in directories of others (links.c, ghosts.c), for a program that makes such."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from entering import preload_library
+
+from crckpt.tracking.preload import RESTORE_LIBRARY
 
 TRIES = """
 import json, os, sys
@@ -29,6 +31,42 @@ print(json.dumps({
     for what in ("link", "unlink")
     for name in sys.argv[2:]
 }))
+"""
+
+
+GHOST = """
+import json, os, sys
+os.chdir(sys.argv[1])
+def tried(action, *words, **more):
+    try:
+        action(*words, **more)
+    except OSError as error:
+        return error.errno
+    return 0
+def create(name):
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+root = os.open(".", os.O_RDONLY)
+own, other = "own/file.cr.1.ghost", "to-roots/file.cr.1.ghost"
+said = {"create": tried(create, own), "create through link": tried(create, other)}
+said["chown"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
+said["chmod"] = tried(os.chmod, own, 0o640, dir_fd=root)
+said["mode"] = os.stat(own).st_mode & 0o7777
+os.rename(own, "own/kept")
+os.symlink("../roots/secret", own)
+said["chmod of a link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+os.unlink(own)
+os.link("roots/secret", own)
+said["chown of a hard link"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
+said["chmod of a hard link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+os.unlink(own)
+create(own)
+said["chmod of another file"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+said["link"] = tried(os.link, own, "own/evil", src_dir_fd=root, dst_dir_fd=root)
+said["link through link"] = tried(os.link, own, "to-roots/evil", src_dir_fd=root, dst_dir_fd=root)
+said["unlink through link"] = tried(os.unlink, "to-roots/secret", dir_fd=root)
+said["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
+said["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
+print(json.dumps(said))
 """
 
 
@@ -65,11 +103,44 @@ def test_no_symlink_leads_to_a_link_of_criu(library: Path, tmp_path: Path) -> No
 
 
 def test_other_links_are_made_as_they_were(library: Path, tmp_path: Path) -> None:
-    """What else CRIU links, or removes, goes by the kernel's rules."""
+    """What else CRIU links goes by the kernel's rules."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "to-roots").symlink_to("roots")
-    assert set(tries(library, tmp_path, "to-roots/other", "link_remap").values()) == {0}
+    tried = tries(library, tmp_path, "to-roots/other", "link_remap")
+    assert (tried["link to-roots/other"], tried["link link_remap"], tried["unlink link_remap"]) == (0, 0, 0)
+
+
+def test_a_removed_file_comes_back_as_itself_only(tmp_path: Path) -> None:
+    """Whose directory it is can put another file in its place between two steps of a restore."""
+    if not RESTORE_LIBRARY.exists():
+        pytest.skip("there was no C compiler")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "roots").mkdir()
+    (tmp_path / "roots/secret").touch(mode=0o600)
+    (tmp_path / "to-roots").symlink_to("roots")
+    environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
+    words = [sys.executable, "-S", "-c", GHOST, str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {
+        "create": 0,
+        "create through link": errno.ENOTDIR,
+        "chown": 0,
+        "chmod": 0,
+        "mode": 0o640,
+        "chmod of a link": errno.EPERM,
+        "chown of a hard link": errno.EPERM,
+        "chmod of a hard link": errno.EPERM,
+        "chmod of another file": errno.EPERM,
+        "link": 0,
+        "link through link": errno.ENOTDIR,
+        "unlink through link": errno.ENOTDIR,
+        "mkdir through link": errno.ENOTDIR,
+        "unlink": 0,
+    }
+    secret = (tmp_path / "roots/secret").stat()
+    assert (secret.st_mode & 0o7777, secret.st_uid) == (0o600, os.geteuid())
+    assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
 
 
 def tries(library: Path, root: Path, *names: str) -> dict[str, int]:

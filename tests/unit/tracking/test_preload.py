@@ -65,7 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     built = tmp_path_factory.mktemp("preload") / "lib.so"
-    subprocess.run([str(BUILD), str(built), str(built.with_name("hold"))], check=True)
+    subprocess.run([str(BUILD), str(built), str(built.with_name("hold")), str(built.with_name("restore"))], check=True)
     return built
 
 

@@ -1,0 +1,14 @@
+/* Files that CRIU makes by a path in directories of others: link_remap.N at a dump, NAME.cr.N.ghost at a restore. */
+#pragma once
+
+/* Where the last part of a path begins. */
+const char *begin_of_last(const char *path);
+
+/* Whether CRIU calls its own files so. */
+int is_of_criu(const char *name);
+
+/* The directory of what `last` is the name of, reached without a symlink; -1 and errno if there is none. */
+int opened_parent(int directory, const char *path, const char *last);
+
+/* Close it; errno is as it was. Returns `result`. */
+int with_closed(int number, int result);
