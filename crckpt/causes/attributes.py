@@ -33,6 +33,11 @@ ATTRIBUTES = (
         "restore it in such a group, as by its unit, if it is to have them",
     ),
     Cause(
+        "not-asked",
+        "process {pid} ({comm}) could not be asked for a Landlock domain, PR_SET_MDWE and mlockall: {why}",
+        "a restore will not put these back",
+    ),
+    Cause(
         "keys-lost",
         "process {pid} ({comm}) had {keys} keys in its session keyring, which is another now, and empty",
         "let the program ask for its keys again",

@@ -53,25 +53,27 @@ _REFUSED = (OSError, ValueError, OverflowError, struct.error)
 """What a setter raises for what the kernel refuses, and for a number that is none of the kernel's."""
 
 
-def ask(tree: proc.Tree, *, everyone: bool) -> Asked:
-    """Ask each process of the tree what only itself can tell; unless `everyone`, where there is a hint only."""
-    pids = [pid for pid in tree.pids if everyone or _has_hint(pid)]
-    if not pids:
-        return {}
+def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]:
+    """Ask each process of the tree what only itself can tell; unless `everyone`, where there is a hint only.
+
+    The findings name the first process whose restore will be refused, and the first that could not be asked.
+    """
+    living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
+    if not living:
+        return {}, ()
     from crckpt.host.inside import Order, enter
 
-    answers = enter([Order(pid, pid, "ask") for pid in pids])
-    return {pid: answer.values for pid, answer in zip(pids, answers, strict=True)}
-
-
-def confined(tree: proc.Tree, asked: Asked) -> tuple[Finding, ...]:
-    """What a dump says of processes whose restore will be refused."""
-    comms = {process.pid: process.comm for process in tree.processes}
-    return tuple(
-        cause("needs-allow-weaker").told(pid=pid, comm=comms.get(pid, "?"), what="Landlock")
-        for pid, values in asked.items()
-        if values.get("landlock")
-    )[:1]
+    asked: Asked = {}
+    findings: dict[str, Finding] = {}
+    answers = enter([Order(process.pid, process.pid, "ask") for process in living])
+    for process, answer in zip(living, answers, strict=True):
+        named = {"pid": process.pid, "comm": process.comm}
+        if answer.why and proc.read_process(process.pid) is not None:
+            findings.setdefault("not-asked", cause("not-asked").told(why=answer.why, **named))
+        elif answer.values.get("landlock"):
+            findings.setdefault("landlock", cause("needs-allow-weaker").told(what="Landlock", **named))
+        asked[process.pid] = answer.values
+    return asked, tuple(findings.values())
 
 
 def record(root: proc.Process, asked: Asked) -> object:

@@ -284,10 +284,10 @@ def _committed(
 
 
 def _asked(subject: Subject) -> tuple[Subject, attributes.Asked]:
-    """What processes say of themselves, and the subject with what a restore will refuse because of that."""
-    asked = attributes.ask(subject.seen.tree, everyone=subject.request.stop)
+    """What processes say of themselves, and the subject with warnings of what a restore will refuse or lose."""
+    asked, findings = attributes.ask(subject.seen.tree, everyone=subject.request.stop)
     planned = subject.planned
-    warned = replace(planned, warnings=(*planned.warnings, *attributes.confined(subject.seen.tree, asked)))
+    warned = replace(planned, warnings=(*planned.warnings, *findings))
     return replace(subject, planned=warned), asked
 
 

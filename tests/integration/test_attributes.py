@@ -122,6 +122,15 @@ def test_a_dump_that_leaves_the_tree_running_asks_where_there_is_a_hint(crckpt: 
         assert _of(tree)["process"]["mdwe"] == before["process"]["mdwe"] == [1, False]
 
 
+def test_a_program_that_cannot_be_asked_is_named(crckpt: Crckpt) -> None:
+    """It would catch our system call. What it may lose by that is said before it ends."""
+    with started(program("attributes", "dispatch")) as tree:
+        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
+        assert f"process {tree.pid} (python3) could not be asked for a Landlock domain" in " ".join(said)
+        assert "dispatches its own system calls" in " ".join(said)
+        tree.wait_gone()
+
+
 def test_a_rehearsal_puts_them_back_too(crckpt: Crckpt) -> None:
     with started(program("attributes", "affinity", "mdwe", "mlock_future", "personality")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)

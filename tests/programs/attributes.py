@@ -32,7 +32,7 @@ GET_DUMPABLE, SET_DUMPABLE, SET_SECCOMP, GET_SECUREBITS, SET_SECUREBITS = 3, 4, 
 SET_TIMERSLACK, GET_TIMERSLACK, MCE_KILL, MCE_KILL_GET = 29, 30, 33, 34
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS, GET_NO_NEW_PRIVS = 36, 37, 38, 39
 SET_THP_DISABLE, GET_THP_DISABLE, CAPBSET_DROP = 41, 42, 24
-SET_MDWE, GET_MDWE, SET_MERGE, GET_MERGE = 65, 66, 67, 68
+SET_DISPATCH, SET_MDWE, GET_MDWE, SET_MERGE, GET_MERGE = 59, 65, 66, 67, 68
 # linux/keyctl.h
 KEYCTL_JOIN, KEYCTL_DESCRIBE = 1, 6
 SESSION = -3
@@ -128,6 +128,15 @@ def host_name_error() -> int:
     """What sethostname(2), with a name that is too long, is answered with."""
     LIBC.syscall(SETHOSTNAME, b"", ctypes.c_size_t(1 << 20))
     return ctypes.get_errno()
+
+
+SELECTOR: Final = ctypes.c_char(0)
+"""Where the kernel looks whether a system call is to be dispatched: none is."""
+
+
+def dispatch() -> None:
+    """This thread may catch its own system calls."""
+    prctl(SET_DISPATCH, 1, 0, 0, ctypes.addressof(SELECTOR))
 
 
 def restrict() -> None:
@@ -235,6 +244,7 @@ ATTRIBUTES: Final = {
     ),
     "umask": Attribute(lambda: os.umask(0o137), nothing, status_line("Umask")),
     "groups": Attribute(lambda: os.setgroups([12, 34]), nothing, os.getgroups),
+    "dispatch": Attribute(dispatch, nothing, nothing),
     "landlock": Attribute(restrict, nothing, may_make_device),
 }
 
