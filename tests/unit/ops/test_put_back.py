@@ -1,0 +1,63 @@
+"""What is put back in a live process that stands for a restored tree, and what becomes of what the kernel refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from crckpt.errors import RestoreFailed
+from crckpt.images.tree import ImageTree, read_tree
+from crckpt.ops.attributes import prepare
+from crckpt.preflight.attributes import ProcessRecord, Record, Value
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+NAMES = frozenset(path.name for path in IMAGES.iterdir())
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
+
+
+@pytest.fixture
+def tree() -> Iterator[ImageTree]:
+    """The root of the test images alone, with the PID of a process that sleeps."""
+    root = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES).root
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            alone = replace(root, pid=process.pid, threads=(replace(root.threads[0], tid=process.pid),))
+            whole = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
+            yield replace(whole, processes=(alone,))
+        finally:
+            process.kill()
+
+
+def record(tree: ImageTree, of_thread: dict[str, Value], of_process: dict[str, Value] | None = None) -> Record:
+    pid = tree.root.pid
+    return Record((0, 1), (ProcessRecord(pid, {pid: of_thread}, of_process or {}),))
+
+
+def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None:
+    """Unless that is allowed: then it is said."""
+    wanted = record(tree, {}, {"no_written_code": (64,)})
+    with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.* could not be set again: Invalid argument"):
+        prepare(wanted, tree, allow_weaker=False)(None)
+    (said,) = prepare(wanted, tree, allow_weaker=True)(None)
+    assert said.key == "protection-lost"
+
+
+def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
+    """All the rest is set."""
+    wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
+    found = prepare(wanted, tree, allow_weaker=False)(None)
+    assert sorted(finding.what.partition(" of ")[0] for finding in found) == [
+        "the deadline scheduling",
+        "the timer slack",
+    ]
+    assert Path(f"/proc/{tree.root.pid}/personality").read_text() == "00040000\n"
+
+
+def test_without_a_record_nothing_is_done(tree: ImageTree) -> None:
+    assert prepare(None, tree, allow_weaker=False)(None) == ()
