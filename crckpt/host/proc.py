@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -70,6 +71,7 @@ class Descriptor(Struct, frozen=True):
 
     `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
     answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
+    `is_namespace` is whether it names one, whatever its path.
     """
 
     pid: int
@@ -83,6 +85,7 @@ class Descriptor(Struct, frozen=True):
     info: str
     device: int = 0
     allocated: int = 0
+    is_namespace: bool = False
 
     @property
     def mount(self) -> int:
@@ -447,7 +450,14 @@ def _descriptor(pid: int, fd: int) -> Descriptor:
         info=info,
         device=status.st_rdev if status else 0,
         allocated=_allocated(status) if status else 0,
+        is_namespace=status is not None and status.st_dev == _namespaces_device(),
     )
+
+
+@cache
+def _namespaces_device() -> int:
+    """The device of the kernel's file system of namespaces (nsfs), which `ip netns` mounts on names of its own."""
+    return os.stat("/proc/self/ns/mnt").st_dev
 
 
 def _allocated(status: os.stat_result) -> int:

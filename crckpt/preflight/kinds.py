@@ -130,6 +130,8 @@ def _of_descriptor(found: Descriptor) -> str:
         return "pipe"
     if kind == "anon_inode":
         return name.strip("[]")
+    if found.is_namespace:
+        return "descriptor of a namespace"
     if found.target.startswith("/memfd:"):
         return "memfd"
     if stat.S_ISCHR(found.mode):

@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 HOLDS: Final = """
 import os, socket, sys, time
 held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+named = os.open("/proc/self/ns/net", os.O_RDONLY)
 open(sys.argv[1], "w").close()
 while os.path.exists(sys.argv[1]): time.sleep(0.02)
 """
@@ -45,6 +46,7 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     for more in ((), ("--no-preflight",), ("--dry-run",)):
         said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
         assert f"socket AF_PACKET SOCK_DGRAM (fd 3 of process {holder.pid}): no test shows" in said
+        assert f"descriptor of a namespace (fd 4 of process {holder.pid}, net:[" in said
         assert "--force" in said
     assert runs(holder.pid)
     assert "no test shows" in crckpt.run(*words).out
