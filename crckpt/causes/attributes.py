@@ -58,6 +58,11 @@ ATTRIBUTES = (
         "",
     ),
     Cause(
+        "socket-option-lost",
+        "{title} of descriptor {fd} of process {pid} could not be set again: {why}",
+        "",
+    ),
+    Cause(
         "protection-lost",
         "{title} of process {pid} could not be set again: {why}",
         _ALLOW,

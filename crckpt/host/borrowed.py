@@ -59,14 +59,14 @@ class SocketKind(Struct, frozen=True):
 
 def socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
     """Of these sockets; those that the process closes meanwhile, or that we may not see, are left out."""
-    for descriptor, borrowed in _borrowed(pid, descriptors):
+    for descriptor, borrowed in borrow_each(pid, descriptors):
         with suppress(OSError):  # by now it is no socket
             yield _kind(pid, descriptor, borrowed)
 
 
 def unread_bytes(pid: int, descriptor: int) -> int:
     """How much waits to be read there: of a UDP socket the next datagram, of an inotify all events; 0 if unknown."""
-    for _, borrowed in _borrowed(pid, (descriptor,)):
+    for _, borrowed in borrow_each(pid, (descriptor,)):
         with suppress(OSError):
             (count,) = struct.unpack("i", fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)))
             return int(count)
@@ -94,14 +94,14 @@ def is_same(pid: int, descriptor: int, ours: int) -> bool:
 def is_readable(pid: int, descriptor: int) -> bool:
     """Whether something waits to be read there; False if unknown."""
     waiting = select.poll()
-    for _, borrowed in _borrowed(pid, (descriptor,)):
+    for _, borrowed in borrow_each(pid, (descriptor,)):
         waiting.register(borrowed, select.POLLIN)
         return bool(waiting.poll(0))
     return False
 
 
-def _borrowed(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(their number, ours), for as long as one is looked at."""
+def borrow_each(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(number in the process, ours); ours is closed when the next one is asked for. Leaves out what cannot be had."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
-from crckpt.host import attributes, cgroups, keyrings, proc, procfs
+from crckpt.host import attributes, cgroups, keyrings, proc, procfs, socket_options
+from crckpt.host.borrowed import borrow_each
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
     BY_NAME,
@@ -35,6 +36,7 @@ from crckpt.preflight.attributes import (
     Wish,
     judge,
     shares_session,
+    sockets,
     wishes,
 )
 
@@ -80,13 +82,17 @@ def record(root: proc.Process, asked: Asked) -> object:
     """The attributes of the tree below `root` as it is now, for the details of its checkpoint, as JSON knows them."""
     groups: dict[Members, int] = {}
     processes = []
+    held: list[socket_options.SocketRecord] = []
+    known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
             processes.append(_process(process, asked.get(process.pid, {}), groups))
+            held.extend(socket_options.read_sockets(process.pid, process.ns_pids[-1], known))
     found = Record(
         cpus=tuple(sorted(attributes.cpus())),
         processes=tuple(processes),
         groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
+        sockets=tuple(held),
     )
     return msgspec.to_builtins(found, str_keys=True)
 
@@ -140,13 +146,17 @@ def _has_hint(pid: int) -> bool:
 
 
 class PutBack(Struct, frozen=True):
-    """What a restore puts back in its hold, and what was judged of that before. `allow_weaker` is the user's choice."""
+    """What a restore puts back in its hold, and what was judged of that before. `allow_weaker` is the user's choice.
+
+    In seclusion a tree has other network interfaces: what sockets cannot have for that is not said.
+    """
 
     record: Record | None
     tree: ImageTree
     landing: Landing
     judgement: Judgement
     allow_weaker: bool = False
+    in_seclusion: bool = False
 
     @property
     def needs_session(self) -> bool:
@@ -168,6 +178,8 @@ class PutBack(Struct, frozen=True):
         found = _Restored(self.tree, init)
         failed = [*found.set(tuple(wishes(self.record, self.tree, self.landing)))]
         failed.extend(found.move(self.judgement.moves))
+        of_sockets = found.put_back_sockets(sockets(self.record, self.tree))
+        failed.extend(told for told in of_sockets if told.key == "protection-lost" or not self.in_seclusion)
         protecting = [told for told in failed if told.key == "protection-lost"]
         if protecting and not self.allow_weaker:
             raise RestoreFailed(f"{protecting[0].what}; nothing is left behind", hint=protecting[0].remedy)
@@ -189,7 +201,7 @@ def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_se
         restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
         now={place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None},
     )
-    return PutBack(record, tree, landing, judge(record, tree, landing), allow_weaker)
+    return PutBack(record, tree, landing, judge(record, tree, landing), allow_weaker, in_seclusion)
 
 
 def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -251,6 +263,18 @@ class _Restored:
             except OSError as error:
                 title, why = f"the control group {group.path}", error.strerror or error
                 yield cause("protection-lost").told(title=title, pid=pid, why=why)
+
+    def put_back_sockets(self, wanted: Iterable[tuple[int, int, socket_options.SocketRecord]]) -> Iterator[Finding]:
+        """Put back the options and memberships of sockets; what could not be put back."""
+        by_process: dict[int, dict[int, socket_options.SocketRecord]] = {}
+        for pid, fd, record in wanted:
+            by_process.setdefault(pid, {})[fd] = record
+        for pid, records in by_process.items():
+            for fd, ours in borrow_each(self._pids.get(pid, 0), records):
+                for lost in socket_options.put_back(ours, records[fd]):
+                    key = "protection-lost" if lost.protects else "socket-option-lost"
+                    title = f"{lost.title} of descriptor {fd}" if lost.protects else lost.title
+                    yield cause(key).told(title=title, fd=fd, pid=pid, why=lost.why)
 
 
 def _by_process(wanted: tuple[Wish, ...]) -> dict[int, list[Wish]]:

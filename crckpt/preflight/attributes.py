@@ -23,6 +23,8 @@ from msgspec import Meta, Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import IntegrityError
 from crckpt.host.keyrings import SessionKeyring
+from crckpt.host.socket_options import SocketRecord
+from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
 
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -184,11 +186,15 @@ class ProcessRecord(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """What a dump found of a tree. `cpus` were online; `groups` are the different sets of groups of its processes."""
+    """What a dump found of a tree. `cpus` were online; `groups` are the different sets of groups of its processes.
+
+    `sockets` are those that have more than CRIU saves, each once.
+    """
 
     cpus: Value
     processes: tuple[ProcessRecord, ...]
     groups: tuple[tuple[Group, ...], ...] = ()
+    sockets: tuple[SocketRecord, ...] = ()
 
 
 class Wish(Struct, frozen=True):
@@ -266,6 +272,28 @@ def _fitted(values: dict[str, Value], record: Record, landing: Landing) -> Itera
             yield name, (*value[:1], *(node for node in value[1:] if 0 <= node < _MOST_NODES))
         elif name in BY_NAME:
             yield name, value
+
+
+def sockets(record: Record, tree: ImageTree) -> Iterator[tuple[int, int, SocketRecord]]:
+    """PID and descriptor by which a restored tree has each socket of the record that is in the tree, and its record.
+
+    CRIU saves no inode of a packet socket: that is looked for where the dump found it.
+    """
+    named: dict[int, tuple[int, int]] = {}
+    others: set[tuple[int, int]] = set()
+    for process in tree.processes:
+        for descriptor in process.descriptors:
+            place, file = (process.pid, descriptor.fd), descriptor.file
+            if isinstance(file, InetSocket | UnixSocket | NetlinkSocket):
+                named.setdefault(file.inode, place)
+            elif isinstance(file, PacketSocket):
+                others.add(place)
+    for found in record.sockets:
+        place = (found.pid, found.fd)
+        if found.inode in named:
+            yield *named[found.inode], found
+        elif place in others:
+            yield *place, found
 
 
 def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:

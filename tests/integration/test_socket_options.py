@@ -1,0 +1,174 @@
+"""Sockets of a restored program have the options and memberships that they had, asked from inside; losses are said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import pytest
+from command import Crckpt
+from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
+from trees import Tree, started, wait_for
+
+from crckpt.host.socket_options import OPTIONS
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+INTERFACE: Final = "crckpt-m0"
+KINDS: Final = (
+    "tcp4-new",
+    "tcp4-listening",
+    "tcp4-connected",
+    "tcp6-listening",
+    "tcp6-connected",
+    "udp4-bound",
+    "udp4-connected",
+    "udp6-bound",
+    "udp6-connected",
+    "udp4-member",
+    "udp6-member",
+    "udp4-filtered",
+    "raw4",
+    "raw6",
+    "unix-stream",
+    "unix-datagram",
+    "netlink",
+    "packet",
+)
+OF_CONNECTION: Final = ("SO_INCOMING_CPU", "TCP_MAXSEG", "TCP_FASTOPEN", "TCP_FASTOPEN_NO_COOKIE")
+"""They follow the traffic, or say nothing any more."""
+
+NEWER: Final = {"SO_INQ", "TCP_RTO_MAX_MS", "TCP_RTO_MIN_US", "TCP_DELACK_MAX_US", "SO_PASSRIGHTS", "SO_RCVPRIORITY"}
+"""Options that not all kernels have."""
+UNSETTABLE: Final = {"SO_BUSY_POLL_BUDGET", "PACKET_TX_HAS_OFF"}
+"""Options that hardware or another option must allow."""
+
+
+class Asked(NamedTuple):
+    """What a program said of each socket, before its dump and after its restore; and what crckpt said."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    unusual: Mapping[str, list[str]]
+    warnings: list[str]
+
+
+@pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
+def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """A program with all kinds of sockets, dumped, ended and restored."""
+    crckpt = Crckpt(tmp_path_factory.mktemp("sockets") / "store")
+    case = program("socket_options", *KINDS)
+    with orphans_adopted(), stopped(crckpt, case, "--tcp", "keep") as tree:
+        before, counters = _of(tree), tree.counters()
+        unusual = json.loads((tree.workdir / "unusual.json").read_text())
+        with _restored(crckpt, str(request.param)) as warnings:
+            tree.wait_growth(counters)
+            return Asked(before, _of(tree), unusual, warnings)
+
+
+def _of(tree: Tree) -> dict[str, Any]:
+    return {name: facts["options"] for name, facts in tree.facts().items() if name}
+
+
+@contextmanager
+def _restored(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
+    if how == "detached":
+        yield crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
+    elif how == "foreground":
+        with foreground(crckpt):
+            yield []
+    else:
+        with detached_in_namespace(crckpt):
+            yield []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_socket_has_the_options_that_it_had(asked: Asked, kind: str) -> None:
+    """Memberships, and a filter that is locked, too."""
+    ignored = OF_CONNECTION if "connected" in kind else ()
+    before, after = (
+        {name: value for name, value in said[kind].items() if name not in ignored}
+        for said in (asked.before, asked.after)
+    )
+    assert after == before
+    assert asked.warnings == []
+
+
+def test_each_option_of_the_list_was_unusual_somewhere(asked: Asked) -> None:
+    unusual = {name for names in asked.unusual.values() for name in names}
+    assert OPTIONS.keys() - unusual - NEWER - UNSETTABLE <= {"SO_LOCK_FILTER", "SO_TIMESTAMP", "SO_TIMESTAMPNS"}
+    assert asked.before["udp4-filtered"]["SO_LOCK_FILTER"] == 1
+    assert len(asked.before["udp4-member"]["memberships"]) == 3
+    assert len(asked.before["udp6-member"]["memberships"]) == 4
+
+
+def test_connections_that_are_closed_lose_nothing_worth_a_warning(crckpt: Crckpt) -> None:
+    with stopped(crckpt, program("socket_options", "tcp4-connected", "udp4-bound"), "--tcp", "close") as tree:
+        before, counters = _of(tree), tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        tree.wait_growth(counters)
+        assert said["warnings"] == []
+        assert _of(tree)["udp4-bound"] == before["udp4-bound"]
+
+
+def test_a_dump_that_leaves_the_tree_running_records_them(crckpt: Crckpt) -> None:
+    with started(program("socket_options", "udp6-member", "udp4-bound")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        before = _of(tree)
+        tree.end()
+        tree.wait_gone()
+        reports = list(tree.workdir.glob("status*.json"))
+        for report in reports:
+            report.unlink()
+        crckpt.run("restore", JOB, "--detach")
+        wait_for(lambda: all(report.is_symlink() for report in reports), 10, "the program to report again")
+        assert _of(tree) == before
+
+
+def test_a_rehearsal_puts_them_back_and_complains_of_nothing(crckpt: Crckpt) -> None:
+    with _interface(), started(program("socket_options", "udp4-elsewhere", "udp4-bound")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        said = crckpt.run("rehearse", JOB, "--seconds", "0.2", "--json").document["result"]
+        assert said["passed"], said
+        assert said["warnings"] == []
+
+
+@contextmanager
+def _interface() -> Iterator[None]:
+    if subprocess.run(["ip", "link", "add", INTERFACE, "type", "bridge"], check=False).returncode:
+        pytest.skip("no network interface can be made here")
+    try:
+        yield
+    finally:
+        with suppress(subprocess.CalledProcessError):
+            subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
+
+
+def _remove_interface() -> None:
+    subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
+
+
+def test_an_interface_that_has_another_number_is_found_by_its_name(crckpt: Crckpt) -> None:
+    with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
+        counters = tree.counters()
+        _remove_interface()
+        with _interface():
+            said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+            tree.wait_growth(counters)
+            assert said["warnings"] == []
+            listed = subprocess.run(["ip", "maddress", "show", "dev", INTERFACE], capture_output=True, text=True)
+            assert "239.7.7.7" in listed.stdout
+
+
+def test_a_membership_on_an_interface_that_is_gone_is_said(crckpt: Crckpt) -> None:
+    with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
+        counters = tree.counters()
+        _remove_interface()
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        tree.wait_growth(counters)
+        (warning,) = said["warnings"]
+        assert f"the membership in 239.7.7.7 on {INTERFACE} of descriptor" in warning
+        assert "could not be set again: No such device" in warning

@@ -1,0 +1,104 @@
+"""Options of sockets are recorded where they are unusual, and a record sets nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from crckpt.errors import IntegrityError
+from crckpt.host.socket_options import Membership, SocketRecord, put_back, read_sockets
+from crckpt.preflight.attributes import read_record
+
+RECVERR, USER_TIMEOUT = 11, 18
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Inodes of the sockets that this process has already."""
+    found: set[int] = set()
+    list(read_sockets(os.getpid(), 1, found))
+    return found
+
+
+def _record(held: socket.socket, **more: object) -> SocketRecord:
+    usual = SocketRecord(1, held.fileno(), 7, held.family, held.type, held.proto or socket.IPPROTO_UDP)
+    return msgspec.structs.replace(usual, **more)
+
+
+@pytest.fixture
+def udp() -> Iterator[socket.socket]:
+    """One that is as new."""
+    with socket.socket(type=socket.SOCK_DGRAM) as made:
+        yield made
+
+
+def test_a_socket_that_is_as_new_is_not_recorded(others: set[int], udp: socket.socket) -> None:
+    assert list(read_sockets(os.getpid(), 1, others)) == []
+    assert os.fstat(udp.fileno()).st_ino in others
+
+
+def test_a_socket_is_recorded_once_with_what_is_unusual(others: set[int], udp: socket.socket) -> None:
+    udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
+    with udp.dup() as again:
+        (found,) = read_sockets(os.getpid(), 77, others)
+        assert found.fd in (udp.fileno(), again.fileno())
+    assert found.options == {"IP_RECVERR": (1,)}
+    assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
+
+
+def test_a_socket_of_another_kind_is_left_as_it_is() -> None:
+    with socket.socket() as tcp:
+        assert list(put_back(tcp.fileno(), _record(tcp, kind=socket.SOCK_DGRAM, options={"IP_RECVERR": (1,)}))) == []
+        assert tcp.getsockopt(socket.IPPROTO_IP, RECVERR) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("IP_MULTICAST_IF", (999, -1)), ("IP_RECVERR", ()), ("IP_RECVERR", (1, 2)), ("SO_TXTIME", (1,) * 60)],
+)
+def test_values_that_are_none_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
+    """A record may have been made by anyone."""
+    (lost,) = put_back(udp.fileno(), _record(udp, options={name: value}))
+    assert lost.title == name
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        Membership("lo", "no address"),
+        Membership("lo", "::"),
+        Membership("lo", "127.0.0.1"),
+        Membership("x" * 64, "239.1.2.3"),
+        Membership("lo", "239.1.2.3", False, ("::1",)),
+        Membership("lo", "\ud800"),
+    ],
+)
+def test_groups_that_are_none_are_not_joined(udp: socket.socket, member: Membership) -> None:
+    (lost,) = put_back(udp.fileno(), _record(udp, memberships=(member,)))
+    assert lost.title.startswith("the membership in ")
+
+
+def test_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> None:
+    assert list(put_back(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"}))) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"options": {"IP_TTL": [1 << 40]}},
+        {"options": {"IP_TTL": [1] * 1000}},
+        {"options": {"IP_TTL": "x"}},
+        {"interfaces": {"IP_UNICAST_IF": "x" * 1000}},
+        {"memberships": [{"interface": "lo", "group": "239.1.2.3", "sources": ["1.2.3.4"] * 5000}]},
+        {"fd": "x"},
+    ],
+)
+def test_a_record_out_of_bounds_is_refused(more: dict[str, object]) -> None:
+    place = {"pid": 1, "fd": 3, "inode": 7, "family": 2, "kind": 2, "protocol": 17}
+    details: dict[str, object] = {"attributes": {"cpus": [0], "processes": [], "sockets": [place | more]}}
+    with pytest.raises(IntegrityError, match="damaged"):
+        read_record(details)
