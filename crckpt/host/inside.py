@@ -33,6 +33,7 @@ _MCE_KILL, _MCE_KILL_SET, _MCE_KILL_CLEAR, _MCE_DEFAULT, _SET_IO_FLUSHER = 33, 1
 _MCL_FUTURE, _MCL_ONFAULT = 2, 4
 _SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
 _KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
+_MADVISE, _MADVISE_32, _DONTNEED = 28, 219, 4
 _NODES: Final = 1024
 _MOST_ERRNO: Final = 4095
 
@@ -137,8 +138,10 @@ def _compare(thread: ptrace.Stopped, pid: int, other: int) -> tuple[int, ...]:
 
 
 def _locks_new_maps(thread: ptrace.Stopped, pid: int) -> int:
-    """Found with a new page, for no call tells it. One that may not be locked is refused with EAGAIN."""
-    before = _locked_bytes(pid)
+    """Found with a new page, for no call tells it. One that may not be locked is refused with EAGAIN.
+
+    A page that is locked cannot be given up (MADV_DONTNEED). How much is locked tells nothing: other threads go on.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     made = thread.system_call(
         _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
@@ -146,16 +149,11 @@ def _locks_new_maps(thread: ptrace.Stopped, pid: int) -> int:
     if -_MOST_ERRNO <= made < 0:
         return LOCKED_AT_ONCE if made == -errno.EAGAIN else LOCKED_NOT
     try:
-        if _locked_bytes(pid) <= before:
+        if thread.system_call(_MADVISE_32 if thread.is_compat else _MADVISE, made, mmap.PAGESIZE, _DONTNEED) == 0:
             return LOCKED_NOT
         return LOCKED_AT_ONCE if _is_present(pid, made & 0xFFFFFFFF if thread.is_compat else made) else LOCKED_WHEN_USED
     finally:
         thread.system_call(_MUNMAP_32 if thread.is_compat else _MUNMAP, made, mmap.PAGESIZE)
-
-
-def _locked_bytes(pid: int) -> int:
-    said = procfs.text(f"/proc/{pid}/status").partition("\nVmLck:")[2].split()
-    return int(said[0]) if said else 0
 
 
 def _is_present(pid: int, address: int) -> bool:

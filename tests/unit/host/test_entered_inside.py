@@ -97,3 +97,24 @@ def test_a_32_bit_program_is_asked_too(tmp_path: Path) -> None:
         assert answer.why == ""
         assert answer.values["lock_future"] == (LOCKED_AT_ONCE,)
         assert answer.values["no_written_code"] == (1,)
+
+
+LOCKING = """
+import ctypes, mmap, sys, threading
+libc = ctypes.CDLL(None)
+def churn():
+    while True:
+        mmap.mmap(-1, 3 * mmap.PAGESIZE).close()
+threading.Thread(target=churn, daemon=True).start()
+assert libc.mlockall(int(sys.argv[1])) == 0
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(("flags", "locked"), [("1", None), ("3", (1,)), ("7", (2,))])
+def test_locking_is_found_while_another_thread_maps_and_unmaps(flags: str, locked: tuple[int, ...] | None) -> None:
+    with running("/usr/bin/python3", "-c", LOCKING, flags) as process:
+        answers = enter([Order(process.pid, process.pid, "ask")] * 200)
+        assert {answer.values.get("lock_future") for answer in answers} == {locked}
