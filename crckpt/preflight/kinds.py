@@ -15,6 +15,7 @@ from crckpt.host.observe import Observed
 from crckpt.host.proc import Descriptor, Process
 
 _TREES: Final = "tests/integration/test_trees.py::test_a_stopped_tree_comes_back"
+_NAMESPACES: Final = "tests/integration/test_namespaces.py"
 _TERMINALS: Final = "tests/integration/test_own_terminals.py"
 
 TESTED: Final = {
@@ -59,7 +60,7 @@ TESTED: Final = {
     "uts namespace": f"{_TREES}[apart]",
     "time namespace": f"{_TREES}[apart]",
     "net namespace": "tests/integration/test_own_network.py::test_it_listens_again",
-    "net namespace inside the tree": "tests/integration/test_namespaces.py::test_a_nested_network_namespace_comes_back",
+    "net namespace inside the tree's own": f"{_NAMESPACES}::test_a_nested_network_namespace_comes_back",
     "cgroup namespace": "tests/integration/test_attributes.py::test_a_cgroup_namespace_is_never_lost_silently",
     "mnt namespace": "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored",
     "pid namespace": "tests/integration/test_new_pid_namespace.py::test_a_tree_that_had_pids_of_its_own",
@@ -115,13 +116,19 @@ def _of_process(process: Process, own: dict[str, int], root: dict[str, int]) -> 
         yield "process that is stopped"
     for kind, inode in process.namespaces:
         if not kind.endswith("_for_children") and own.get(kind, inode) != inode:
-            yield f"{kind} namespace" if root.get(kind) == inode else f"{kind} namespace inside the tree"
+            yield f"{kind} namespace{_place_of(root.get(kind), own.get(kind), inode)}"
     if process.seccomp:
         yield (
             "filter of system calls (seccomp)"
             if process.seccomp == _SECCOMP_FILTER
             else "strict limit of system calls (seccomp)"
         )
+
+
+def _place_of(root: int | None, own: int | None, inode: int) -> str:
+    if root == inode:
+        return ""
+    return " inside the tree" if root == own else " inside the tree's own"
 
 
 def _of_descriptor(found: Descriptor) -> str:

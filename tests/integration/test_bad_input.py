@@ -274,7 +274,7 @@ def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
         words = ("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run")
         result = crckpt.run(*words, "--json").document["result"]
         assert result["criu"] != "/bin/false"
-        assert result["command"][0] == result["criu"]
+        assert result["criu"] in result["command"]
         (why,) = result["criu_passed_over"]
         assert why.startswith("/bin/false (--criu) was passed over: ")
         assert f"note {why}\n" in crckpt.run(*words).out
