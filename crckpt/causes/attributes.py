@@ -23,6 +23,11 @@ ATTRIBUTES = (
         _ALLOW,
     ),
     Cause(
+        "peer-lost",
+        "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root",
+        _ALLOW,
+    ),
+    Cause(
         "group-rules-lost",
         "process {pid} ({comm}) was in the control group {path}, whose rules on {what} do not hold where crckpt runs",
         "restore it in such a group, as by its unit; or with less protection: --allow-weaker",

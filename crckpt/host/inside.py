@@ -25,6 +25,7 @@ from crckpt.host.domains import has_landlock_domain
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
+_LISTEN, _SETRESUID, _SETRESGID = 50, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
 # linux/prctl.h
@@ -191,7 +192,25 @@ def _set_one(thread: ptrace.Stopped, name: str, value: tuple[int, ...]) -> int:
             return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
         case "no_written_code":
             return thread.system_call(_PRCTL, _SET_MDWE, number, 0, 0, 0)
+        case "listener":
+            return _listen(thread, *value)
     return -errno.ENOSYS
+
+
+def _listen(thread: ptrace.Stopped, descriptor: int, backlog: int, user: int, group: int) -> int:
+    """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
+
+    In a restore's hold all tasks are root's, and become what they were later. The kernel remembers who listened last.
+    """
+    keep = -1
+    found = thread.system_call(_SETRESGID, keep, group, keep)
+    if found == 0:
+        found = thread.system_call(_SETRESUID, keep, user, keep)
+        if found == 0:
+            found = thread.system_call(_LISTEN, descriptor, backlog)
+        back = thread.system_call(_SETRESUID, keep, 0, keep)
+        found = min(found, back, thread.system_call(_SETRESGID, keep, 0, keep))
+    return found
 
 
 @contextmanager

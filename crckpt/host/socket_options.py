@@ -29,6 +29,7 @@ from crckpt.host.borrowed import borrow_each
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Value = Annotated[tuple[Number, ...], Meta(max_length=64)]
+User = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
 Name = Annotated[str, Meta(max_length=64)]
 
 _SOCKET, _IP, _TCP, _UDP, _IPV6, _PACKET, _NETLINK = 1, 0, 6, 17, 41, 263, 270
@@ -116,6 +117,8 @@ _INET: Final = (socket.AF_INET, socket.AF_INET6)
 _SO_PRIORITY, _SO_PROTOCOL, _SO_DOMAIN, _SO_MEMINFO = 12, 38, 39, 55
 _OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
 _SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
+_PEER: Final = struct.Struct("=iII")  # struct ucred
+_NOBODY: Final = (1 << 32) - 1
 _INTERFACE: Final = struct.Struct("16si20x")  # struct ifreq
 
 # linux/in.h: MCAST_*, and struct group_req, group_source_req, group_filter on hosts of 64 bits
@@ -148,6 +151,10 @@ class SocketRecord(Struct, frozen=True):
 
     `pid` and `fd` name one of its descriptors. `options` differ from those of a new socket; `interfaces` are options
     that name a network interface.
+
+    `owner` is the user and the group that SO_PEERCRED tells: of a unix socket that `is_listening` its own, as clients
+    see them, of one that is connected those of its peer. CRIU makes all of them root's. It is empty where that is no
+    loss: for root, and for a peer of the same user.
     """
 
     pid: int
@@ -160,11 +167,13 @@ class SocketRecord(Struct, frozen=True):
     options: dict[str, Value] = {}
     interfaces: dict[str, Name] = {}
     memberships: tuple[Membership, ...] = ()
+    owner: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
+    is_listening: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to put back."""
-        return not (self.options or self.interfaces or self.memberships)
+        return not (self.options or self.interfaces or self.memberships or self.owner)
 
 
 class NotSet(Struct, frozen=True):
@@ -175,8 +184,8 @@ class NotSet(Struct, frozen=True):
     why: str
 
 
-def read_sockets(pid: int, inside: int, skip: set[int]) -> Iterator[SocketRecord]:
-    """Those of a process that have anything to put back; in its own PID namespace it is called `inside`.
+def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[SocketRecord]:
+    """Those of a process that have anything to put back. It runs as `user`; its own PID namespace calls it `inside`.
 
     Leaves out the inodes in `skip`, and adds all it meets to them. Raises OSError if the process has ended.
     """
@@ -196,9 +205,18 @@ def read_sockets(pid: int, inside: int, skip: set[int]) -> Iterator[SocketRecord
             if _may_be_member(held, kind):
                 groups = list(_groups(pid)) if groups is None else groups
                 memberships = tuple(_memberships(held, groups))
-            found = SocketRecord(inside, fd, inodes[fd], *kind, is_connected, options, interfaces, memberships)
+            owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
+            found = SocketRecord(
+                inside, fd, inodes[fd], *kind, is_connected, options, interfaces, memberships, owner, is_listening
+            )
             if not found.is_empty:
                 yield found
+
+
+def owner(ours: int) -> tuple[int, ...]:
+    """User and group that a unix socket tells of whoever made it, or its peer. Raises OSError."""
+    with _as_socket(ours) as held:
+        return _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))[1:]
 
 
 def put_back(ours: int, record: SocketRecord) -> Iterator[NotSet]:
@@ -239,6 +257,14 @@ def _is_connected(held: socket.socket) -> bool:
 
 def _is_listening(held: socket.socket) -> bool:
     return bool(held.getsockopt(_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
+    _, *made_by = _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if made_by[0] in (0, _NOBODY):
+        return (), False
+    is_listening = _is_listening(held)
+    return tuple(made_by) if is_listening or made_by[0] != user else (), is_listening
 
 
 @cache

@@ -24,6 +24,7 @@ from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import attributes, cgroups, keyrings, proc, procfs, socket_options
 from crckpt.host.borrowed import borrow_each
+from crckpt.images.sockets import UnixSocket
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
     BY_NAME,
@@ -32,6 +33,7 @@ from crckpt.preflight.attributes import (
     Landing,
     ProcessRecord,
     Record,
+    Socket,
     Value,
     Wish,
     judge,
@@ -87,7 +89,7 @@ def record(root: proc.Process, asked: Asked) -> object:
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
             processes.append(_process(process, asked.get(process.pid, {}), groups))
-            held.extend(socket_options.read_sockets(process.pid, process.ns_pids[-1], known))
+            held.extend(socket_options.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], known))
     found = Record(
         cpus=tuple(sorted(attributes.cpus())),
         processes=tuple(processes),
@@ -178,7 +180,7 @@ class PutBack(Struct, frozen=True):
         found = _Restored(self.tree, init)
         failed = [*found.set(tuple(wishes(self.record, self.tree, self.landing)))]
         failed.extend(found.move(self.judgement.moves))
-        of_sockets = found.put_back_sockets(sockets(self.record, self.tree))
+        of_sockets = found.put_back_sockets(tuple(sockets(self.record, self.tree)))
         failed.extend(told for told in of_sockets if told.key == "protection-lost" or not self.in_seclusion)
         protecting = [told for told in failed if told.key == "protection-lost"]
         if protecting and not self.allow_weaker:
@@ -264,17 +266,51 @@ class _Restored:
                 title, why = f"the control group {group.path}", error.strerror or error
                 yield cause("protection-lost").told(title=title, pid=pid, why=why)
 
-    def put_back_sockets(self, wanted: Iterable[tuple[int, int, socket_options.SocketRecord]]) -> Iterator[Finding]:
-        """Put back the options and memberships of sockets; what could not be put back."""
-        by_process: dict[int, dict[int, socket_options.SocketRecord]] = {}
-        for pid, fd, record in wanted:
-            by_process.setdefault(pid, {})[fd] = record
-        for pid, records in by_process.items():
-            for fd, ours in borrow_each(self._pids.get(pid, 0), records):
-                for lost in socket_options.put_back(ours, records[fd]):
-                    key = "protection-lost" if lost.protects else "socket-option-lost"
-                    title = f"{lost.title} of descriptor {fd}" if lost.protects else lost.title
-                    yield cause(key).told(title=title, fd=fd, pid=pid, why=lost.why)
+    def put_back_sockets(self, wanted: tuple[Socket, ...]) -> Iterator[Finding]:
+        """Put back the options and memberships of sockets, and who listens; what could not be put back."""
+        by_process: dict[int, dict[int, Socket]] = {}
+        for each in wanted:
+            by_process.setdefault(each.pid, {})[each.fd] = each
+        listening: list[tuple[Socket, Order]] = []
+        for pid, held in by_process.items():
+            here = self._pids.get(pid, 0)
+            for fd, ours in borrow_each(here, held):
+                for lost in socket_options.put_back(ours, held[fd].record):
+                    yield _socket_lost(held[fd], lost.title, lost.why, protects=lost.protects)
+                if _has_lost_its_owner(ours, held[fd]):
+                    listening.append((held[fd], _listen_again(here, held[fd])))
+        yield from _listened(listening)
+
+
+def _has_lost_its_owner(ours: int, found: Socket) -> bool:
+    if not (found.record.is_listening and isinstance(found.file, UnixSocket) and found.file.is_listening):
+        return False
+    with suppress(OSError):
+        return socket_options.owner(ours) != found.record.owner
+    return False
+
+
+def _listen_again(here: int, found: Socket) -> Order:
+    """The kernel remembers who listened last: the process that has the socket does so, with the rights of its owner."""
+    backlog = found.file.backlog if isinstance(found.file, UnixSocket) else 0
+    return _order(here, here, [("listener", (found.fd, backlog, *found.record.owner))])
+
+
+def _listened(listening: list[tuple[Socket, Order]]) -> Iterator[Finding]:
+    if not listening:
+        return
+    from crckpt.host.inside import enter
+
+    for (found, _), answer in zip(listening, enter([order for _, order in listening]), strict=True):
+        for why in (answer.why, *(why for _, why in answer.failed)):
+            if why:
+                yield _socket_lost(found, "the owner", why, protects=True)
+
+
+def _socket_lost(found: Socket, title: str, why: str, *, protects: bool) -> Finding:
+    if protects:
+        return cause("protection-lost").told(title=f"{title} of descriptor {found.fd}", pid=found.pid, why=why)
+    return cause("socket-option-lost").told(title=title, fd=found.fd, pid=found.pid, why=why)
 
 
 def _by_process(wanted: tuple[Wish, ...]) -> dict[int, list[Wish]]:

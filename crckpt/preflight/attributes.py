@@ -274,26 +274,46 @@ def _fitted(values: dict[str, Value], record: Record, landing: Landing) -> Itera
             yield name, value
 
 
-def sockets(record: Record, tree: ImageTree) -> Iterator[tuple[int, int, SocketRecord]]:
-    """PID and descriptor by which a restored tree has each socket of the record that is in the tree, and its record.
+class Socket(Struct, frozen=True):
+    """A socket of a restored tree: PID and descriptor by which it has it, its file in the images, and its record."""
+
+    pid: int
+    fd: int
+    file: InetSocket | UnixSocket | NetlinkSocket | PacketSocket
+    record: SocketRecord
+
+
+def sockets(record: Record, tree: ImageTree) -> Iterator[Socket]:
+    """Those of the record that are in the tree.
 
     CRIU saves no inode of a packet socket: that is looked for where the dump found it.
     """
-    named: dict[int, tuple[int, int]] = {}
-    others: set[tuple[int, int]] = set()
-    for process in tree.processes:
+    named: dict[int, tuple[int, int, InetSocket | UnixSocket | NetlinkSocket]] = {}
+    others: dict[tuple[int, int], PacketSocket] = {}
+    for process in tree.processes if record.sockets else ():
         for descriptor in process.descriptors:
-            place, file = (process.pid, descriptor.fd), descriptor.file
+            file = descriptor.file
             if isinstance(file, InetSocket | UnixSocket | NetlinkSocket):
-                named.setdefault(file.inode, place)
+                named.setdefault(file.inode, (process.pid, descriptor.fd, file))
             elif isinstance(file, PacketSocket):
-                others.add(place)
+                others[process.pid, descriptor.fd] = file
     for found in record.sockets:
         place = (found.pid, found.fd)
         if found.inode in named:
-            yield *named[found.inode], found
+            yield Socket(*named[found.inode], found)
         elif place in others:
-            yield *place, found
+            yield Socket(*place, others[place], found)
+
+
+def _strange_peers(record: Record, tree: ImageTree) -> Iterator[Finding]:
+    """Connections to a process of another user in the tree: a restored one tells that its peer is root's."""
+    inside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and not file.external}
+    comms = {process.pid: process.comm for process in tree.processes}
+    for found in sockets(record, tree):
+        is_within = isinstance(found.file, UnixSocket) and found.file.peer in inside
+        if found.record.owner and not found.record.is_listening and is_within:
+            user, *_ = found.record.owner
+            yield cause("peer-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid], user=user)
 
 
 def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
@@ -323,6 +343,7 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
                     what=" and ".join(rules or missing), path=group.path, **named
                 )
                 (weaker if rules else lost).append(told)
+    weaker.extend(_strange_peers(record, tree))
     is_in_session = shares_session(record, tree, landing.session)
     lost.extend(_keys_lost(record, tree, landing.session, is_in_session=is_in_session))
     return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +20,7 @@ from crckpt.host.socket_options import OPTIONS
 pytestmark = pytest.mark.usefixtures("adopted")
 
 INTERFACE: Final = "crckpt-m0"
+REFUSED: Final = 24
 KINDS: Final = (
     "tcp4-new",
     "tcp4-listening",
@@ -172,3 +175,34 @@ def test_a_membership_on_an_interface_that_is_gone_is_said(crckpt: Crckpt) -> No
         (warning,) = said["warnings"]
         assert f"the membership in 239.7.7.7 on {INTERFACE} of descriptor" in warning
         assert "could not be set again: No such device" in warning
+
+
+def _owner(tree: Tree) -> tuple[int, int]:
+    """User and group of who listens, as a client is told."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"\0crckpt-owner-{tree.pid}")
+        _, user, group = struct.unpack("=iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return user, group
+
+
+@pytest.mark.parametrize("how", ["detached", "foreground", "pid namespace"])
+def test_who_listens_is_not_taken_for_root(crckpt: Crckpt, how: str) -> None:
+    """CRIU makes all sockets as root: clients of a restored program took any user's for root's."""
+    with stopped(crckpt, program("unix_owner")) as tree:
+        counters = tree.counters()
+        with _restored(crckpt, how) as warnings:
+            tree.wait_growth(counters)
+            assert warnings == []
+            assert _owner(tree) == (1234, 2345)
+
+
+def test_a_peer_that_would_be_taken_for_root_is_refused(crckpt: Crckpt) -> None:
+    with stopped(crckpt, program("unix_owner", "peer")) as tree:
+        counters = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert "has a peer of user 3456, which a restored socket would take for root" in said.err
+        assert "--allow-weaker" in said.err
+        restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
+        assert "user 3456" in " ".join(restored["warnings"])
+        tree.wait_growth(counters)
+        assert _owner(tree) == (1234, 2345)

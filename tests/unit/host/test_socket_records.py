@@ -20,7 +20,7 @@ RECVERR, USER_TIMEOUT = 11, 18
 def others() -> set[int]:
     """Inodes of the sockets that this process has already."""
     found: set[int] = set()
-    list(read_sockets(os.getpid(), 1, found))
+    list(read_sockets(os.getpid(), 1, 0, found))
     return found
 
 
@@ -37,14 +37,14 @@ def udp() -> Iterator[socket.socket]:
 
 
 def test_a_socket_that_is_as_new_is_not_recorded(others: set[int], udp: socket.socket) -> None:
-    assert list(read_sockets(os.getpid(), 1, others)) == []
+    assert list(read_sockets(os.getpid(), 1, 0, others)) == []
     assert os.fstat(udp.fileno()).st_ino in others
 
 
 def test_a_socket_is_recorded_once_with_what_is_unusual(others: set[int], udp: socket.socket) -> None:
     udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
     with udp.dup() as again:
-        (found,) = read_sockets(os.getpid(), 77, others)
+        (found,) = read_sockets(os.getpid(), 77, 0, others)
         assert found.fd in (udp.fileno(), again.fileno())
     assert found.options == {"IP_RECVERR": (1,)}
     assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
