@@ -1,0 +1,57 @@
+"""SECURITY.md: every test that it names exists, and nothing is in it twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+PATHS = sorted(set(re.findall(r"`((?:tests|crckpt)/[\w./-]+)", PAGE)))
+FUNCTIONS = sorted(set(re.findall(r"`(?:(tests/[\w./-]+)::)?(test_\w+)`", PAGE)))
+COLUMNS = 3
+
+
+@cache
+def functions(path: Path) -> frozenset[str]:
+    """The names of all functions in a Python file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def rows() -> list[list[str]]:
+    """The cells of every row of the tables that name tests, without their headings."""
+    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [row for row in cells if set(row[0]) != {"-"} and row[0] not in {"Who", "What comes from outside"}]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_exists(path: str) -> None:
+    """Of tests and of sources."""
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("path", "name"), FUNCTIONS)
+def test_each_test_function_exists(path: str, name: str) -> None:
+    """In the file that the page names, or else in any."""
+    files = [ROOT / path] if path else (ROOT / "tests").rglob("*.py")
+    assert any(name in functions(file) for file in files)
+
+
+def test_each_row_names_its_test() -> None:
+    """Only the table of promises has two columns and no tests."""
+    assert not [row for row in rows() if len(row) == COLUMNS and not re.search(r"`(?:tests/|test_)", row[2])]
+    assert {len(row) for row in rows()} == {COLUMNS - 1, COLUMNS}
+
+
+def test_nothing_is_there_twice() -> None:
+    """A merge by union of two versions of a row or section leaves both."""
+    headings = re.findall(r"^#+ .*", PAGE, re.MULTILINE)
+    counts = Counter([*headings, *(row[0] for row in rows())])
+    assert not [text for text, count in counts.items() if count > 1]
