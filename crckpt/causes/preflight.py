@@ -8,6 +8,12 @@ PREFLIGHT = (
     Cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
     Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
     Cause(
+        "tcp-layer",
+        "the TCP connection fd {fd} of PID {pid} works with a layer of the kernel ({layer}), whose keys and state CRIU "
+        "does not save: a restored one would go on in plain text",
+        "close the connection: --tcp close; or have the program encrypt by itself",
+    ),
+    Cause(
         "ancestor",
         "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
         "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",

@@ -42,6 +42,13 @@ SOCKETS = (
         "criu/sk-inet.c",
     ),
     Cause(
+        "socket-program",
+        "an extended BPF program filters a socket of the tree (SO_ATTACH_BPF), and CRIU cannot save it",
+        "detach it in the program; a classic filter (SO_ATTACH_FILTER) is saved",
+        "Can't get socket filter len: Permission denied",
+        "criu/sockets.c",
+    ),
+    Cause(
         "socket-namespace",
         "a socket of the tree is of another network namespace than the process that has it",
         "close it in the program, or open it in the namespace where the program runs",

@@ -6,6 +6,7 @@ Sources: pidfd_getfd(2), kcmp(2).
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -22,9 +23,11 @@ from msgspec import Struct
 _PIDFD_GETFD: Final = 438
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE: Final = 0
+_SO_GET_FILTER: Final = 26
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _UDP_CORK: Final = 1  # linux/udp.h
+_TCP_ULP: Final = 31  # linux/tcp.h
 _SIOCGSKNS: Final = 0x894C  # linux/sockios.h
 _SOL_NETLINK: Final = 270
 _NETLINK_LIST_MEMBERSHIPS: Final = 9  # linux/netlink.h
@@ -38,7 +41,8 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 class SocketKind(Struct, frozen=True):
     """A socket's numbers for family, type and protocol, and what CRIU minds of it.
 
-    `corked` holds data back (UDP), `unsavable_groups` are of netlink, `namespace` is the network namespace in which it
+    `corked` holds data back (UDP), `has_bpf_filter`: an extended BPF program filters it, `layer` names what the
+    kernel runs above TCP (tls), `unsavable_groups` are of netlink, `namespace` is the network namespace in which it
     was opened, 0 if unknown.
     """
 
@@ -48,6 +52,8 @@ class SocketKind(Struct, frozen=True):
     kind: int
     protocol: int
     corked: bool = False
+    has_bpf_filter: bool = False
+    layer: str = ""
     unsavable_groups: bool = False
     namespace: int = 0
 
@@ -131,6 +137,8 @@ def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
             kind,
             protocol,
             corked=_is_corked(found, kind, protocol),
+            has_bpf_filter=_has_bpf_filter(borrowed),
+            layer=_layer(found) if protocol == socket.IPPROTO_TCP else "",
             unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
             namespace=_namespace(borrowed),
         )
@@ -152,6 +160,20 @@ def _namespace(borrowed: int) -> int:
 def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
     udp = kind == socket.SOCK_DGRAM and protocol in (socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE)
     return udp and bool(found.getsockopt(socket.IPPROTO_UDP, _UDP_CORK))
+
+
+def _has_bpf_filter(borrowed: int) -> bool:
+    """The kernel tells the length of a classic filter; of a program it tells nothing (EACCES)."""
+    size = ctypes.c_uint32(0)
+    refused = _LIBC.getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, ctypes.byref(size))
+    return bool(refused) and ctypes.get_errno() == errno.EACCES
+
+
+def _layer(found: socket.socket) -> str:
+    try:
+        return found.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _has_unsavable_groups(borrowed: int) -> bool:

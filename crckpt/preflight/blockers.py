@@ -83,6 +83,10 @@ def _connections(
     if tcp is None:
         for link in seen.connections:
             yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
+    if tcp == "keep":
+        for held in seen.sockets:
+            if held.layer:
+                yield cause("tcp-layer").told(pid=held.pid, fd=held.fd, layer=held.layer)
     if tcp == "keep" and seen.connections and not locks_by_nftables:
         yield cause("network-lock").told()
 
@@ -290,6 +294,8 @@ def _unsaved_sockets(seen: Observed) -> Iterator[Finding]:
             yield cause("protocol").told(number=held.protocol)
         if held.corked:
             yield cause("corked").told()
+        if held.has_bpf_filter:
+            yield cause("socket-program").told()
         if held.unsavable_groups:
             yield cause("netlink-groups").told()
         if held.namespace and held.namespace != networks.get(held.pid, held.namespace):

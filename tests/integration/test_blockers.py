@@ -27,6 +27,7 @@ LIBC: Final = ctypes.CDLL(None)
 
 KINDS: Final = {
     "block_device": "device",
+    "bpf_filter": "socket-program",
     "bpf_queue": "bpf-map",
     "character_device": "device",
     "corked": "corked",

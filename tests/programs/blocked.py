@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bpf_maps import bpf_array, bpf_queue
+from bpf_maps import bpf_array, bpf_filter, bpf_queue
 from foreign_sockets import foreign_datagrams, foreign_socket, foreign_unix_socket
 from oddities import LIBC, PAGE, answered, called, checked, mapped, mounted, outside, pause, unshared, wait
 from selfcheck import Program, fork
@@ -422,7 +422,7 @@ def watch(_: Path) -> int:
 KINDS: Final[dict[str, Callable[[Path], object]]] = {
     kind.__name__: kind
     for kind in (
-        *(bpf_array, bpf_queue),
+        *(bpf_array, bpf_filter, bpf_queue),
         *(block_device, character_device, corked, detached, device_map, epoll_of_closed, foreign_namespace),
         *(foreign_datagrams, foreign_socket, foreign_unix_socket),
         *(

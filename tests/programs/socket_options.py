@@ -399,7 +399,7 @@ def main() -> None:
         facts = {key: value for key, value in read_all(held).items() if value is not None}
         facts["memberships"] = memberships(held)
         facts["SO_LOCK_FILTER"] = held.getsockopt(1, LOCK_FILTER)
-        facts["filter"] = held.getsockopt(1, GET_FILTER)
+        facts["filter"] = held.getsockopt(1, GET_FILTER, 64).hex()
         programs[name].facts["options"] = facts
 
     while root.counter < LIFETIME_TICKS:

@@ -173,6 +173,16 @@ def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
     assert planned(listening).options.tcp is None
 
 
+def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
+    """CRIU would bring it back in plain text."""
+    encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
+    seen = replace(PLAIN, connections=(CONNECTION,), sockets=(encrypted,))
+    (told,) = planned(seen, "keep").blockers
+    assert told.key == "tcp-layer"
+    assert "fd 3 of PID 100" in told.what
+    assert planned(seen, "close").blockers == ()
+
+
 def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
     seen = replace(PLAIN, connections=(CONNECTION,))
     assert keys(planned(seen, "keep", nftables=False).blockers) == ["network-lock"]
