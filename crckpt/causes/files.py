@@ -134,10 +134,17 @@ FILES = (
         "criu/files-reg.c",
     ),
     Cause(
+        "open-linked",
+        "a symlink leads to /{path} now, and other users than root can change it",
+        "put the directory back, or let the symlink and the directories before it be root's: namei -l /{path}",
+        "Can't open file /?(?P<path>.+) on restore: Too many levels of symbolic links",
+        "criu/files-reg.c",
+    ),
+    Cause(
         "open-refused",
         "/{path} cannot be opened: {why}",
         "make it as it was at the checkpoint (owner, mode, file system): ls -l /{path}",
-        "Can't open file /?(?P<path>.+) on restore: (?!No such file)(?P<why>.+)",
+        "Can't open file /?(?P<path>.+) on restore: (?!No such file|Too many levels)(?P<why>.+)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -202,10 +202,17 @@ SOCKETS = (
         "criu/sk-unix.c",
     ),
     Cause(
+        "unix-linked",
+        "a symlink leads to the unix socket {path} now, and other users than root can change it",
+        "put the directory back, or let the symlink and the directories before it be root's: namei -l {path}",
+        r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): Too many levels of symbolic links",
+        "criu/sk-unix.c",
+    ),
+    Cause(
         "unix-bind",
         "unix socket {path} cannot be bound: {why}",
         "see that its directory is there and nothing has its name: ls -l {path}",
-        r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?P<why>.+)",
+        r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?!Too many levels)(?P<why>.+)",
         "criu/sk-unix.c",
     ),
     Cause(

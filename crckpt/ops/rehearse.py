@@ -39,6 +39,7 @@ from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unreh
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.details import read_details
+from crckpt.tracking.preload import restore_words
 
 PROBE_S: Final = 60.0
 """A probe that takes longer has failed."""
@@ -277,7 +278,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
         command = restore_command(subject.criu.path, paths, options, sibling=False, inherit=tuple(kept), stream=stream)
         try:
             outcome = follow(
-                (*inside, *command),
+                (*inside, *restore_words(subject.criu.path), *command),
                 work / "restore.log",
                 hold=hold,
                 in_hold=look,

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "links.h"
+#include "trusted.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +30,9 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = begin_of_last(path);
     if (!(flags & O_CREAT) || !is_of_criu(last))
-        return syscall(SYS_openat, directory, path, flags, mode);
+        /* Files of the tree are below a root directory that CRIU has open. */
+        return directory == AT_FDCWD ? syscall(SYS_openat, directory, path, flags, mode)
+                                     : opened_by_trusted(directory, path, flags, mode);
     int parent = opened_parent(directory, path, last);
     return parent < 0 ? -1 : with_closed(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
 }
@@ -54,21 +57,37 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
         MODE return opened(at, path, flags, mode);              \
     }
 
+#define CHECKED_OPEN(name)                                      \
+    VISIBLE int name(const char *path, int flags)               \
+    {                                                           \
+        return opened(AT_FDCWD, path, flags, 0);                \
+    }
+#define CHECKED_OPENAT(name)                                    \
+    VISIBLE int name(int at, const char *path, int flags)       \
+    {                                                           \
+        return opened(at, path, flags, 0);                      \
+    }
+
 OPEN(open)
 OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
+CHECKED_OPEN(__open_2)
+CHECKED_OPEN(__open64_2)
+CHECKED_OPENAT(__openat_2)
+CHECKED_OPENAT(__openat64_2)
 
-/* What has no other name, or is a directory, where hard links cannot be. */
-static int opened_own(int directory, const char *path, const char *last, struct stat *status)
+/* What has no other name, or is a directory, where hard links cannot be; of other names than CRIU's only a socket. */
+static int opened_own(int directory, const char *path, struct stat *status)
 {
-    int parent = opened_parent(directory, path, last);
-    if (parent < 0)
+    struct place place;
+    if (!found_place(directory, path, 0, &place))
         return -1;
-    int number = with_closed(parent, syscall(SYS_openat, parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0));
-    if (number < 0)
+    int number = syscall(SYS_openat, place.directory, place.last, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (with_closed(place.directory, number) < 0)
         return -1;
-    if (!syscall(SYS_fstat, number, status) && (S_ISDIR(status->st_mode) || status->st_nlink == 1))
+    if (!syscall(SYS_fstat, number, status) && (S_ISDIR(status->st_mode) || status->st_nlink == 1) &&
+        (is_of_criu(place.last) || S_ISSOCK(status->st_mode)))
         return number;
     errno = EPERM;
     return with_closed(number, -1);
@@ -77,10 +96,9 @@ static int opened_own(int directory, const char *path, const char *last, struct 
 VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, int flags)
 {
     struct stat status;
-    const char *last = begin_of_last(path);
-    if (!is_of_criu(last))
+    if (!*path)
         return syscall(SYS_fchownat, directory, path, user, group, flags);
-    int number = opened_own(directory, path, last, &status);
+    int number = opened_own(directory, path, &status);
     if (number < 0)
         return -1;
     given.device = status.st_dev;
@@ -108,10 +126,9 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
 {
     struct stat status;
     char name[32];
-    const char *last = begin_of_last(path);
-    if (!is_of_criu(last) || flags)
+    if (!*path || flags)
         return syscall(SYS_fchmodat, directory, path, mode);
-    int number = opened_own(directory, path, last, &status);
+    int number = opened_own(directory, path, &status);
     if (number < 0)
         return -1;
     if (status.st_dev != given.device || status.st_ino != given.inode || S_ISLNK(status.st_mode)) {
@@ -124,8 +141,13 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
 /* Where the directory of a removed file is gone, too, CRIU makes it again, below a root directory that it has open. */
 VISIBLE int mkdirat(int directory, const char *path, mode_t mode)
 {
+    struct place place;
     const char *last = begin_of_last(path);
-    if (directory == AT_FDCWD || last == path)
+    if (directory == AT_FDCWD && !found_place(directory, path, 0, &place))
+        return -1;
+    if (directory == AT_FDCWD)
+        return with_closed(place.directory, syscall(SYS_mkdirat, place.directory, place.last, mode));
+    if (last == path)
         return syscall(SYS_mkdirat, directory, path, mode);
     int parent = opened_parent(directory, path, last);
     return parent < 0 ? -1 : with_closed(parent, syscall(SYS_mkdirat, parent, last, mode));

@@ -107,7 +107,9 @@ VISIBLE int linkat(int from, const char *path, int to, const char *name, int fla
 VISIBLE int unlinkat(int from, const char *name, int flags)
 {
     const char *last = begin_of_last(name);
-    if (!is_of_criu(last) && (from == AT_FDCWD || last == name))
+    if (!is_of_criu(last) && from == AT_FDCWD)
+        return unlinked_by_name(name, flags);
+    if (!is_of_criu(last) && last == name)
         return syscall(SYS_unlinkat, from, name, flags);
     int directory = opened_parent(from, name, last);
     return directory < 0 ? -1 : with_closed(directory, syscall(SYS_unlinkat, directory, last, flags));

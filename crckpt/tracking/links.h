@@ -12,3 +12,6 @@ int opened_parent(int directory, const char *path, const char *last);
 
 /* Close it; errno is as it was. Returns `result`. */
 int with_closed(int number, int result);
+
+/* unlinkat(2) of what is not CRIU's, by a path that no directory is given for: as ever (preload.c), or as sockets.c. */
+int unlinked_by_name(const char *path, int flags);

@@ -27,6 +27,7 @@
 #define _GNU_SOURCE
 #include "enter.h"
 #include "frames.h"
+#include "links.h"
 #include "smaps.h"
 #include "../criu/hold.h"
 
@@ -696,6 +697,11 @@ VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned l
         }
     }
     return done;
+}
+
+int unlinked_by_name(const char *path, int flags)
+{
+    return syscall(SYS_unlinkat, AT_FDCWD, path, flags);
 }
 
 VISIBLE int close(int number)

@@ -23,7 +23,7 @@ LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 
 
 RESTORE_LIBRARY: Final = LIBRARY.with_name("librestore.so")
-"""Compiled from links.c and ghosts.c: what CRIU gets for a restore."""
+"""Compiled from links.c, ghosts.c, trusted.c and sockets.c: what CRIU gets for a restore."""
 ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """What the library writes to CRIU's stderr when CRIU is where it was to go."""
 _NO_TRACKER: Final = "no tracker of this name"
@@ -86,7 +86,7 @@ def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
 
 
 def restore_words(criu: Path) -> tuple[str, ...]:
-    """What comes before the command line of this CRIU for a restore (ghosts.c); none without the library."""
+    """What comes before the command line of this CRIU for a restore (trusted.c); none without the library."""
     return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}") if RESTORE_LIBRARY.exists() else ()
 
 

@@ -22,6 +22,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import pagemap
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
+OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")
 _WITHIN_S = 20.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT, _WALL = 17, 0x4206, 0x4207, 0x40000000
@@ -78,7 +79,7 @@ def preload_library(into: Path, preload: str = "") -> Path:
     (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
     library = into / "libpreload.so"
     options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    others = [str(path) for path in sources.glob("*.c") if path.name not in ("preload.c", "ghosts.c")]
+    others = [str(path) for path in sources.glob("*.c") if path.name not in ("preload.c", *OF_RESTORES)]
     files = [f"-I{sources}", str(into / "preload.c"), *others, "-o", str(library)]
     subprocess.run(["cc", *options, *files], check=True)
     return library

@@ -1,0 +1,152 @@
+/*
+ * Sockets with a path, at a restore. CRIU removes what has the name, binds, changes owner and mode, and for one whose
+ * name was removed moves away what has it and back, all by that path (criu/sk-unix.c): here nobody but root leads these
+ * paths elsewhere (trusted.c). bind(2) and connect(2) take no directory, and the name must be the program's: they are
+ * made with the rights of the user who could exchange a part of the path meanwhile.
+ */
+#define _GNU_SOURCE
+#include "links.h"
+#include "trusted.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+/* The path of a socket, ended by a zero; whether it has one. */
+static int has_path(const struct sockaddr *address, socklen_t length, char path[sizeof(struct sockaddr_un)])
+{
+    const struct sockaddr_un *named = (const void *)address;
+    size_t most = length > offsetof(struct sockaddr_un, sun_path) ? length - offsetof(struct sockaddr_un, sun_path) : 0;
+    size_t count = 0;
+    if (!most || most > sizeof named->sun_path || named->sun_family != AF_UNIX || !named->sun_path[0])
+        return 0;
+    while (count < most && named->sun_path[count]) {
+        path[count] = named->sun_path[count];
+        count++;
+    }
+    path[count] = 0;
+    return 1;
+}
+
+/* The kernel looks a path up, and makes a file, with the rights of this user. */
+static int called_as(uid_t user, long call, int socket, const struct sockaddr *address, socklen_t length)
+{
+    long before = user ? syscall(SYS_setfsuid, user) : 0;
+    int result = syscall(call, socket, address, length), why = errno;
+    if (user)
+        syscall(SYS_setfsuid, before);
+    errno = why;
+    return result;
+}
+
+VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
+{
+    char path[sizeof(struct sockaddr_un)];
+    struct place place;
+    if (!has_path(address, length, path))
+        return syscall(SYS_bind, socket, address, length);
+    if (!found_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    return with_closed(place.directory, called_as(place.user, SYS_bind, socket, address, length));
+}
+
+/* CRIU finds in /proc who gives it the images, before it looks at any, and the ghosts of sockets. */
+static int is_of_criu_itself(const char *path)
+{
+    static int is_begun;
+    struct statfs there;
+    if (*path != '/')
+        return !syscall(SYS_statfs, ".", &there) && there.f_type == PROC_SUPER_MAGIC;
+    const char *numbers = "/proc/self/fd/";
+    while (*numbers && *numbers == *path)
+        numbers++, path++;
+    return !*numbers && !is_begun++;
+}
+
+/* With the rights of the owner of the socket: root has put its own where it is. */
+VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length)
+{
+    char path[sizeof(struct sockaddr_un)];
+    struct place place;
+    struct stat found;
+    if (!has_path(address, length, path) || is_of_criu_itself(path))
+        return syscall(SYS_connect, socket, address, length);
+    if (!found_place(AT_FDCWD, path, 1, &place))
+        return -1;
+    if (syscall(SYS_newfstatat, place.directory, place.last, &found, AT_SYMLINK_NOFOLLOW))
+        return with_closed(place.directory, -1);
+    return with_closed(place.directory, called_as(found.st_uid, SYS_connect, socket, address, length));
+}
+
+VISIBLE int chdir(const char *path)
+{
+    struct place place;
+    if (!found_place(AT_FDCWD, path, 1, &place))
+        return -1;
+    int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int number = with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    return number < 0 ? -1 : with_closed(number, syscall(SYS_fchdir, number));
+}
+
+int unlinked_by_name(const char *path, int flags)
+{
+    struct place place;
+    if (!found_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    return with_closed(place.directory, syscall(SYS_unlinkat, place.directory, place.last, flags));
+}
+
+VISIBLE int rmdir(const char *path)
+{
+    return unlinked_by_name(path, AT_REMOVEDIR);
+}
+
+VISIBLE int rename(const char *path, const char *name)
+{
+    struct place from, to;
+    if (!found_place(AT_FDCWD, path, 0, &from))
+        return -1;
+    if (!found_place(AT_FDCWD, name, 0, &to))
+        return with_closed(from.directory, -1);
+    int result = with_closed(to.directory, syscall(SYS_renameat, from.directory, from.last, to.directory, to.last));
+    return with_closed(from.directory, result);
+}
+
+/* Removed files that are none: pipes, devices, symlinks (criu/files-reg.c, create_ghost_dentry). */
+VISIBLE int mknod(const char *path, mode_t mode, dev_t device)
+{
+    struct place place;
+    if (!found_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    return with_closed(place.directory, syscall(SYS_mknodat, place.directory, place.last, mode, device));
+}
+
+VISIBLE int symlink(const char *text, const char *path)
+{
+    struct place place;
+    if (!found_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    return with_closed(place.directory, syscall(SYS_symlinkat, text, place.directory, place.last));
+}
+
+VISIBLE int lutimes(const char *path, const struct timeval times[2])
+{
+    struct place place;
+    if (!found_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    struct timespec exact[2];
+    for (int i = 0; i < 2; i++)
+        exact[i] = (struct timespec){times[i].tv_sec, times[i].tv_usec * 1000};
+    int result = syscall(SYS_utimensat, place.directory, place.last, exact, AT_SYMLINK_NOFOLLOW);
+    return with_closed(place.directory, result);
+}

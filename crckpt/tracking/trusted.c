@@ -1,0 +1,215 @@
+/*
+ * A restore opens by its path what a tree had open, with root's rights. Whose directories those are can have put a
+ * symlink in the place of a file or directory since the dump, and the tree would get a file of root's, to read and to
+ * write. The path of a file comes from the kernel, so that no symlink was in it; but root may have moved a directory
+ * since, and a program may have given its socket a name with a symlink in it (/var/run). So a symlink is followed if it
+ * is root's and so are all directories before it: what nobody but root can have put there. In a directory like /tmp
+ * what counts is whose the symlink is.
+ */
+#define _GNU_SOURCE
+#include "trusted.h"
+#include "links.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define MOST_LINKS 40
+#define LONGEST_PATH 4096
+#define ONLY_NAME (O_PATH | O_NOFOLLOW | O_CLOEXEC)
+
+struct walk {
+    struct place *place;
+    int is_trusted, links;
+    char rest[2 * LONGEST_PATH];
+};
+
+static int failed(struct walk *walk, int why)
+{
+    if (walk->place->directory >= 0)
+        syscall(SYS_close, walk->place->directory);
+    walk->place->directory = -1;
+    errno = why;
+    return 0;
+}
+
+static int is_roots(uid_t user)
+{
+    return user == 0 || user == (uid_t)syscall(SYS_geteuid);
+}
+
+/* Go on from this directory, which is opened. */
+static int entered(struct walk *walk, int number)
+{
+    struct stat status;
+    int why = errno;
+    if (walk->place->directory >= 0)
+        syscall(SYS_close, walk->place->directory);
+    walk->place->directory = number;
+    if (number < 0 || syscall(SYS_fstat, number, &status))
+        return failed(walk, number < 0 ? why : errno);
+    if (!walk->is_trusted)
+        return 1;
+    if (!is_roots(status.st_uid))
+        walk->place->user = status.st_uid;
+    if (!is_roots(status.st_uid) || (status.st_mode & (S_IWGRP | S_IWOTH) && !(status.st_mode & S_ISVTX)))
+        walk->is_trusted = 0;
+    return 1;
+}
+
+static int entered_root(struct walk *walk)
+{
+    walk->is_trusted = 1;
+    walk->place->user = 0;
+    return entered(walk, syscall(SYS_openat, AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+}
+
+static size_t length_of(const char *text)
+{
+    size_t length = 0;
+    while (text[length])
+        length++;
+    return length;
+}
+
+/* The next part of the path, into `last`; whether others follow. -1: it is too long. */
+static int next_part(struct walk *walk)
+{
+    char *from = walk->rest, *into = walk->rest;
+    size_t length = 0;
+    while (*from && *from != '/' && length < sizeof walk->place->last - 1)
+        walk->place->last[length++] = *from++;
+    walk->place->last[length] = 0;
+    if (*from && *from != '/')
+        return -1;
+    while (*from == '/')
+        from++;
+    while ((*into++ = *from++))
+        ;
+    return *walk->rest != 0;
+}
+
+/* The text of a symlink, which is opened, comes before the rest. */
+static int followed(struct walk *walk, int symlink)
+{
+    char text[LONGEST_PATH];
+    long length = syscall(SYS_readlinkat, symlink, "", text, sizeof text - 1);
+    size_t rest = length_of(walk->rest), skipped = 0;
+    syscall(SYS_close, symlink);
+    if (length <= 0)
+        return failed(walk, ENOENT);
+    if (++walk->links > MOST_LINKS || length + rest + 2 > sizeof walk->rest)
+        return failed(walk, ELOOP);
+    if (*text == '/' && !entered_root(walk))
+        return 0;
+    while (skipped < (size_t)length && text[skipped] == '/')
+        skipped++;
+    length -= skipped;
+    for (size_t i = rest + 1; i-- > 0;)
+        walk->rest[i + length + 1] = walk->rest[i];
+    walk->rest[length] = '/';
+    for (long i = 0; i < length; i++)
+        walk->rest[i] = text[skipped + i];
+    if (!rest)
+        walk->rest[length] = 0;
+    return 1;
+}
+
+/* A symlink of /proc that is none leads wherever a process has gone to. */
+static int is_followed(struct walk *walk, int symlink, const struct stat *status)
+{
+    struct statfs there;
+    return walk->is_trusted && is_roots(status->st_uid) && !syscall(SYS_fstatfs, symlink, &there) &&
+           there.f_type != PROC_SUPER_MAGIC;
+}
+
+static int begun(struct walk *walk, int directory, const char *path)
+{
+    size_t length = length_of(path);
+    if (!length || length >= LONGEST_PATH)
+        return failed(walk, length ? ENAMETOOLONG : ENOENT);
+    int is_begun = *path == '/' ? entered_root(walk) : entered(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
+    while (*path == '/')
+        path++;
+    char *into = walk->rest;
+    while ((*into++ = *path++))
+        ;
+    return is_begun;
+}
+
+static int is_own(const char *name)
+{
+    return !*name || (name[0] == '.' && !name[1]);
+}
+
+int found_place(int directory, const char *path, int is_last_followed, struct place *place)
+{
+    struct walk walk;
+    struct stat status;
+    walk.place = place;
+    walk.is_trusted = 1;
+    walk.links = 0;
+    place->directory = -1;
+    place->user = 0;
+    if (!begun(&walk, directory, path))
+        return 0;
+    for (;;) {
+        int is_more = next_part(&walk);
+        if (is_more < 0)
+            return failed(&walk, ENAMETOOLONG);
+        if (is_own(place->last) && is_more)
+            continue;
+        if (!is_more && (is_own(place->last) || !is_last_followed))
+            break;
+        int number = syscall(SYS_openat, place->directory, place->last, ONLY_NAME, 0);
+        if (number < 0 && !is_more && errno == ENOENT)
+            break;
+        if (number < 0 || syscall(SYS_fstat, number, &status))
+            return failed(&walk, errno);
+        if (S_ISLNK(status.st_mode)) {
+            if (!is_followed(&walk, number, &status))
+                return with_closed(number, failed(&walk, ELOOP));
+            if (!followed(&walk, number))
+                return 0;
+        } else if (!is_more) {
+            syscall(SYS_close, number);
+            break;
+        } else if (!entered(&walk, number))
+            return 0;
+    }
+    if (!*place->last) {
+        place->last[0] = '.';
+        place->last[1] = 0;
+    }
+    return 1;
+}
+
+static int is_of_proc(int directory)
+{
+    struct statfs there;
+    return !syscall(SYS_fstatfs, directory, &there) && there.f_type == PROC_SUPER_MAGIC;
+}
+
+/* Mostly there is no symlink at all. What CRIU opens in a directory of /proc is its own affair. */
+int opened_by_trusted(int directory, const char *path, int flags, mode_t mode)
+{
+    struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
+    struct place place;
+    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY)))
+        how.mode = mode & 07777;
+    long number = syscall(SYS_openat2, directory, path, &how, sizeof how);
+    if (number >= 0 || (errno != ELOOP && errno != ENOSYS && errno != EINVAL))
+        return number;
+    if (is_of_proc(directory))
+        return syscall(SYS_openat, directory, path, flags, mode);
+    if (!found_place(directory, path, !(flags & O_NOFOLLOW), &place))
+        return -1;
+    return with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags | O_NOFOLLOW, mode));
+}

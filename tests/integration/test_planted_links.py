@@ -1,0 +1,74 @@
+"""Symlinks that the user of a directory puts where something of the tree was, before root restores it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import JOB, stopped
+from trees import NOBODY, PYTHON, Case, Tree
+
+from crckpt.tracking.preload import RESTORE_LIBRARY
+
+pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was no C compiler")
+
+AS_NOBODY: Final = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+KINDS: Final = ("file", "directory", "working-directory", "socket")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: str) -> None:
+    """To read, to write, to remove or to own; and nothing is restored."""
+    argv = (*AS_NOBODY, PYTHON, "{workdir}/programs/planted.py", "{workdir}", kind)
+    with stopped(crckpt, Case(kind, argv, user=NOBODY)) as tree, _thing_of_roots(kind, tree) as before:
+        places = tree.workdir / "places"
+        places.rename(tree.workdir / "moved")
+        places.symlink_to(before.parent)
+        os.chown(places, NOBODY, NOBODY, follow_symlinks=False)
+        was = _looked_at(before)
+        said = crckpt.run("restore", JOB, "--detach", status=23)
+        assert "Too many levels of symbolic links" in said.err
+        assert _looked_at(before) == was
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_symlink_of_roots_is_followed(crckpt: Crckpt, kind: str) -> None:
+    """Whoever keeps a directory elsewhere now has it restored from there."""
+    with stopped(crckpt, Case(kind, (PYTHON, "{programs}/planted.py", "{workdir}", kind))) as tree:
+        before = tree.counters()
+        (tree.workdir / "places").rename(tree.workdir / "moved")
+        (tree.workdir / "places").symlink_to("moved")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+@contextmanager
+def _thing_of_roots(kind: str, tree: Tree) -> Iterator[Path]:
+    """What is like the tree's, in a directory that the user cannot change."""
+    roots = tree.workdir / "roots"
+    roots.mkdir()
+    thing, theirs = roots / "thing", tree.workdir / "places/thing"
+    if kind == "file":
+        thing.write_bytes(bytes(theirs.stat().st_size))
+        thing.chmod(0o600)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(thing))
+            yield thing
+            return
+    else:
+        thing.mkdir()
+        thing.chmod(theirs.stat().st_mode & 0o7777)
+    yield thing
+
+
+def _looked_at(thing: Path) -> tuple[object, ...]:
+    status = thing.lstat()
+    content = thing.read_bytes() if thing.is_file() else b""
+    return status.st_ino, status.st_uid, status.st_mode, status.st_ctime_ns, content, [*thing.parent.iterdir()]

@@ -1,0 +1,135 @@
+"""Whose symlinks a restore follows (trusted.c), for a program that opens, binds and removes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from crckpt.tracking.preload import RESTORE_LIBRARY
+
+pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was no C compiler")
+
+NOBODY: Final = 65534
+
+TRIES: Final = """
+import ctypes, json, os, socket, sys
+root = os.open("/", os.O_RDONLY)
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(action, *words, **more):
+    try:
+        action(*words, **more)
+    except OSError as error:
+        return error.errno
+    return 0
+def opened(path):
+    os.close(os.open(path.lstrip("/"), os.O_RDWR, dir_fd=root))
+def bound(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path)
+        # As CRIU does, which asks libc.
+        if libc.fchownat(-100, path.encode(), 65534, 65534, 0) or libc.fchmodat(-100, path.encode(), 0o640, 0):
+            raise OSError(ctypes.get_errno(), "")
+        with socket.socket(socket.AF_UNIX) as other:
+            made.listen()
+            other.connect(path)
+def removed(path):
+    if libc.unlinkat(-100, path.encode(), 0):
+        raise OSError(ctypes.get_errno(), "")
+print(json.dumps([tried(globals()[what], path) for what, path in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory of root's, in one that everybody can write to, as short as sockets want it."""
+    with tempfile.TemporaryDirectory(prefix="crckpt-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_only_symlinks_of_roots_in_directories_of_roots_are_followed(place: Path) -> None:
+    """Whoever owns one, and whoever owns a directory before it, could have it lead elsewhere."""
+    for name in ("roots", "theirs", "shared"):
+        (place / name).mkdir()
+    (place / "shared").chmod(0o777)
+    (place / "roots/file").touch()
+    links = {"by-root": "roots", "by-user": "roots", "theirs/by-root": "../roots", "shared/by-root": "../roots"}
+    for link, to in (
+        *links.items(),
+        ("twice", "by-root"),
+        ("absolute", str(place / "by-root")),
+        ("last", "roots/file"),
+    ):
+        (place / link).symlink_to(to)
+    for name in ("by-user", "theirs"):
+        os.chown(place / name, NOBODY, NOBODY, follow_symlinks=False)
+    expected = {
+        "roots/file": 0,
+        "by-root/file": 0,
+        "twice/file": 0,
+        "absolute/file": 0,
+        "last": 0,
+        "roots/../by-root//./file": 0,
+        "by-root/nothing": errno.ENOENT,
+        "by-user/file": errno.ELOOP,
+        "theirs/by-root/file": errno.ELOOP,
+        "theirs/../by-root/file": errno.ELOOP,
+        "shared/by-root/file": errno.ELOOP,
+    }
+    assert dict(zip(expected, _tried(*(("opened", place / name) for name in expected)), strict=True)) == expected
+
+
+def test_nothing_is_opened_through_a_process(place: Path) -> None:
+    """In /proc what looks like a symlink leads where some process has gone."""
+    (place / "file").touch()
+    own = f"/proc/{os.getpid()}"
+    assert _tried(("opened", Path(f"{own}/root/{place}/file"))) == [errno.ELOOP]
+
+
+def test_sockets_are_made_and_removed_where_they_were(place: Path) -> None:
+    """With the rights of the user whose directory it is."""
+    for name in ("theirs", "roots", "closed"):
+        (place / name).mkdir()
+    (place / "by-root").symlink_to("roots")
+    (place / "theirs/link").symlink_to("../roots")
+    (place / "theirs/roots").mkdir()
+    (place / "roots/thing").touch()
+    os.chown(place / "theirs", NOBODY, NOBODY)
+    tries = {
+        ("bound", "roots/one"): 0,
+        ("bound", "by-root/two"): 0,
+        ("bound", "theirs/three"): 0,
+        ("bound", "theirs/link/four"): errno.ELOOP,
+        # Another directory might be there by then.
+        ("bound", "theirs/roots/five"): errno.EACCES,
+        ("removed", "theirs/link/thing"): errno.ELOOP,
+        ("removed", "roots/one"): 0,
+        ("removed", "theirs/three"): 0,
+    }
+    said = _tried(*((what, place / name) for what, name in tries))
+    assert dict(zip(tries, said, strict=True)) == tries
+    assert sorted(path.name for path in (place / "roots").iterdir()) == ["thing", "two"]
+    two = (place / "roots/two").stat()
+    assert (two.st_uid, two.st_mode & 0o7777) == (NOBODY, 0o640)
+
+
+def _tried(*tries: tuple[str, Path]) -> list[int]:
+    words = json.dumps([(what, str(path)) for what, path in tries])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", TRIES, words],
+        env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[int] = json.loads(done.stdout)
+    return found
