@@ -79,7 +79,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         ({"asked": 78 * 4, "wrong": 0, "found": 5, "of the file": 2},),
     ),
     "pages are read as CRIU reads them": (
-        'if (tracker_is("soft-dirty"))\n        return syscall(SYS_process_vm_readv',
+        'if (tracker_is("soft-dirty") || !is_tracking())\n        return syscall(SYS_process_vm_readv',
         "if (1)\n        return syscall(SYS_process_vm_readv",
         "of another",
         (OF_ANOTHER,),
