@@ -1,25 +1,25 @@
-"""What a restored program has no longer. Pure."""
+"""Attributes that a restored program loses. Pure."""
 
 from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
-_ALLOW = "restore it with less protection: --allow-weaker; or start the program anew"
+_ALLOW = "to restore it with less protection: --allow-weaker; or start the program again"
 
 ATTRIBUTES = (
     Cause(
         "landlock-lost",
-        "process {pid} ({comm}) was confined by Landlock, and a restore cannot confine it again",
+        "process {pid} ({comm}) has a Landlock domain, which a restore cannot set again",
         _ALLOW,
     ),
     Cause(
         "cgroup-namespace-lost",
-        "process {pid} ({comm}) had a cgroup namespace of its own, and a restore cannot give it one",
+        "process {pid} ({comm}) has its own cgroup namespace, which a restore cannot make again",
         _ALLOW,
     ),
     Cause(
         "label-lost",
-        "process {pid} ({comm}) had set {name} to {label} for its security module, and a restore cannot set it again",
+        "process {pid} ({comm}) has set {name} to {label} for its security module, and a restore cannot set it again",
         _ALLOW,
     ),
     Cause(
@@ -29,52 +29,54 @@ ATTRIBUTES = (
     ),
     Cause(
         "group-rules-lost",
-        "process {pid} ({comm}) was in the control group {path}, whose rules on {what} do not hold where crckpt runs",
-        "restore it in such a group, as by its unit; or with less protection: --allow-weaker",
+        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its rules on {what}",
+        "run crckpt restore in a group with these rules; or restore with less protection: --allow-weaker",
     ),
     Cause(
         "group-limits-lost",
-        "process {pid} ({comm}) was in the control group {path}, whose limits of {what} do not hold where crckpt runs",
-        "restore it in such a group, as by its unit, if it is to have them",
+        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its limits of {what}",
+        "to keep them, run crckpt restore in a group with these limits: systemd-run --scope -p MemoryMax=SIZE "
+        "crckpt restore REF",
     ),
     Cause(
         "not-asked",
-        "process {pid} ({comm}) could not be asked for a Landlock domain, PR_SET_MDWE and mlockall: {why}",
-        "a restore will not put these back",
+        "crckpt cannot find out whether process {pid} ({comm}) uses Landlock, PR_SET_MDWE or mlockall ({why}); a "
+        "restore does not set them again",
+        "",
     ),
     Cause(
         "keys-lost",
-        "process {pid} ({comm}) had {keys} keys in its session keyring, which is another now, and empty",
-        "let the program ask for its keys again",
+        "process {pid} ({comm}) had {keys} keys in its session keyring; its session keyring is now a new, empty one",
+        "make the program request its keys again",
     ),
     Cause(
         "cpus-missing",
-        "this host has no CPU {missing}: thread {tid} may run on CPU {left} only",
+        "this host has no CPU {missing}: thread {tid} runs only on CPU {left}",
         "set another affinity with taskset -p",
     ),
     Cause(
         "no-cpu-left",
-        "this host has no CPU {missing}: thread {tid} may run on any CPU",
+        "this host has no CPU {missing}: thread {tid} runs on any CPU",
         "set another affinity with taskset -p",
     ),
     Cause(
         "attribute-lost",
-        "{title} of thread {tid} could not be set again: {why}",
+        "crckpt cannot set {title} of thread {tid} again: {why}",
         "",
     ),
     Cause(
         "socket-option-lost",
-        "{title} of descriptor {fd} of process {pid} could not be set again: {why}",
+        "crckpt cannot set {title} of descriptor {fd} of process {pid} again: {why}",
         "",
     ),
     Cause(
         "protection-lost",
-        "{title} of process {pid} could not be set again: {why}",
+        "crckpt cannot set {title} of process {pid} again: {why}",
         _ALLOW,
     ),
     Cause(
         "needs-allow-weaker",
         "process {pid} ({comm}) is confined by {what}, which a restore cannot set again",
-        "to restore it, --allow-weaker will be needed",
+        "restore it later with --allow-weaker",
     ),
 )

@@ -35,15 +35,15 @@ CGROUPS = (
     ),
     Cause(
         "cpuset-empty",
-        "the cpuset into which the tree is to be moved has no CPUs or no memory nodes",
-        "fill cpuset.cpus and cpuset.mems of that cgroup and those above it; with criu: --manage-cgroups=ignore",
+        "the cpuset cgroup of the tree has no CPUs or no memory nodes",
+        "set cpuset.cpus and cpuset.mems of that cgroup and of those above it; with criu: --manage-cgroups=ignore",
         r"Can't move (?:\S+ )?into \S+ \(.*No space left",
         "criu/cgroup.c",
     ),
     Cause(
         "cgroup-mount",
-        "the file system of a cgroup controller cannot be mounted",
-        "see that this host has it: cat /proc/self/cgroup; with criu: --manage-cgroups=ignore",
+        "CRIU cannot mount the file system of a cgroup controller",
+        "check that this host has the controller: cat /proc/self/cgroup; with criu: --manage-cgroups=ignore",
         "Unable to (?:open|configure|create|mount) the cgroup|Can't mount controller dir|cg: couldn't mount"
         "|failed preparing cgns|couldn't set cgns prefix",
         "criu/cgroup.c",

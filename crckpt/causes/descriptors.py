@@ -23,7 +23,7 @@ DESCRIPTORS = (
     Cause(
         "watch-gone",
         "{path}, which the program watches (inotify, fanotify), is missing",
-        "make it again, or dump where it is; a cgroup file is there only on hosts with the same cgroup version",
+        "create it again; for a cgroup file use a host with the same cgroup version",
         r"fsnotify: \s{0,4}Unable to open (?P<path>.+): No such file",
         "criu/fsnotify.c",
     ),
@@ -100,8 +100,8 @@ DESCRIPTORS = (
     ),
     Cause(
         "pipes-too-many",
-        "the tree reads {count|more than 1024} {what|pipes}, and CRIU saves 1024 of them at most",
-        "dump a part of the tree, or let the program close some",
+        "the tree reads {count|more than 1024} {what|pipes}, and CRIU saves at most 1024",
+        "dump a part of the tree, or close some in the program",
         r"OOM storing pipe",
         "criu/pipes.c",
     ),

@@ -23,8 +23,8 @@ GENERAL = (
     Cause(
         "crashed",
         "this CRIU is too old for the C library or the kernel (before 3.17 it does not know the restartable"
-        " sequences of glibc 2.35): a process crashed as it was frozen or restored",
-        "scripts/install-criu; if that is so already, check the images: crckpt verify REF",
+        " sequences of glibc 2.35); a process crashed during the freeze or the restore",
+        "scripts/install-criu; if CRIU is new, check the images: crckpt verify REF",
         r"(?:killed|stopped) by signal (?:4|7|11)\b|Task (?:stopped|signaled) with (?:4|7|11)\b",
         "criu/cr-restore.c",
         sure=False,
@@ -105,23 +105,23 @@ GENERAL = (
 VAGUE = (
     Cause(
         "in-use",
-        "something that CRIU needs is in use by others",
-        "see what: crckpt explain -v LOG, then fuser -v FILE or ss -lptn",
+        "another process uses something that CRIU needs",
+        "find it: crckpt explain -v LOG, then fuser -v FILE or ss -lptn",
         "(?:Address (?:already )?in use|(?:Device or r|R)esource busy|Text file busy)$",
         "errno EADDRINUSE, EBUSY, ETXTBSY",
         sure=False,
     ),
     Cause(
         "missing",
-        "a file that CRIU needs is not there",
-        "see which: crckpt explain -v LOG",
+        "a file that CRIU needs is missing",
+        "find it: crckpt explain -v LOG",
         "No such file or directory$",
         "errno ENOENT",
         sure=False,
     ),
     Cause(
         "kernel-refuses",
-        "this CRIU does not fit this kernel: the kernel does not take what CRIU asks of it",
+        "this CRIU does not fit this kernel, which refuses one of its requests",
         "scripts/install-criu, or boot the kernel of the dump",
         "(?:Invalid argument|Bad address|Inappropriate ioctl for device|Not a tty|(?:Operation n|N)ot supported)$",
         "errno EINVAL, EFAULT, ENOTTY, ENOTSUP",
@@ -151,7 +151,7 @@ AREAS = (
     (r"plugins/cuda/\S+\.c|cuda_plugin\.c", "cuda-plugin"),
     (r"amdgpu_\S+\.c", "amdgpu-plugin"),
 )
-"""In which source file of CRIU a complaint was made that no pattern fits, and of which cause it is most likely."""
+"""(source file of CRIU, most likely cause) of an error that no pattern matches."""
 
 WARNED = (
     Cause(

@@ -168,8 +168,8 @@ IMAGES = (
     ),
     Cause(
         "client-gone",
-        "what asked CRIU for this (a container engine, a library) has gone",
-        "see its own log",
+        "the program that started this CRIU (a container engine, a library) has ended or hung up",
+        "read that program's log",
         "Can't (?:read|recv) request: ",
         "criu/cr-service.c",
         sure=False,

@@ -15,7 +15,7 @@ MOUNTS = (
     Cause(
         "not-entered",
         "CRIU did not enter the mounts of the tree: {why}",
-        "try again; if the program changes its namespaces, wait until it has",
+        "try again; if the program is changing its namespaces, wait until it has done so",
         r"crckpt's preload: the mounts of the tree cannot be entered: (?P<why>.+)",
         "crckpt/tracking/enter.c",
     ),
@@ -98,7 +98,7 @@ MOUNTS = (
     Cause(
         "nested-mounts",
         "processes of the tree have mount namespaces with different roots",
-        "run them with one root directory, or checkpoint them one by one",
+        "run them with the same root directory, or dump them one by one",
         "Nested mount namespaces|Nested mount .+ root insertion",
         "criu/mount.c",
     ),

@@ -43,8 +43,8 @@ NAMESPACES = (
     ),
     Cause(
         "proc-mount",
-        "the tree has a user or PID namespace of its own, and in it /proc cannot be mounted",
-        "run the program in a mount namespace of its own too: unshare --user --mount --pid --fork",
+        "CRIU cannot mount /proc in the user or PID namespace of the tree",
+        "run the program in its own mount namespace too: unshare --user --mount --pid --fork",
         "Unable to (?:open|mount) the proc file system|Can't mount proc",
         "criu/cr-restore.c",
         sure=False,

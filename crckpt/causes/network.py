@@ -43,7 +43,7 @@ NETWORK = (
     Cause(
         "link-bridge",
         "the network namespace of the tree has a bridge with ports, which CRIU cannot save",
-        "take the ports out of it before the dump: ip link set PORT nomaster",
+        "remove the ports from it before the dump: ip link set PORT nomaster",
         "dumping bridges with attached slaves",
         "criu/net.c",
     ),
@@ -98,7 +98,7 @@ NETWORK = (
     ),
     Cause(
         "no-loopback",
-        "the loopback device is down, with which CRIU learns to know the kernel",
+        "the loopback device is down, and CRIU needs it to probe the kernel",
         "ip link set lo up",
         r"kerndat\.c:\d+\): Unable to (?:bind|connect|listen)",
         "criu/kerndat.c",

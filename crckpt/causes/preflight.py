@@ -63,24 +63,26 @@ PREFLIGHT = (
     ),
     Cause(
         "other-user-namespace",
-        "process {pid} ({comm}) runs in another user namespace than crckpt, and no restore brings that back",
-        "start it without one (unshare --user, PrivateUsers=), or checkpoint it with its container engine",
+        "process {pid} ({comm}) runs in another user namespace than crckpt, and no restore can make that again",
+        "start it without its own user namespace (unshare --user, PrivateUsers=), or checkpoint it with its container "
+        "engine",
     ),
     Cause(
         "namespace-owner",
         "the {kind} namespace of process {pid} ({comm}) belongs to another user namespace than crckpt's: its owner "
-        "decides what is seen in it",
+        "controls what CRIU finds in it",
         "start the program without that user namespace, or checkpoint it with its container engine",
     ),
     Cause(
         "user-namespace-recorded",
-        "process {pid} ({comm}) was dumped in another user namespace than CRIU's, and crckpt does not make one again",
-        "restore it with what dumped it, for example its container engine",
+        "process {pid} ({comm}) had its own user namespace at the dump, and crckpt cannot make one again",
+        "restore it with the program that dumped it, for example its container engine",
     ),
     Cause(
         "cannot-enter",
-        "process {pid} has mounts of its own, and CRIU cannot be run in them safely: {why}",
-        "run a CRIU that takes the library: scripts/install-criu; or start the program without mounts of its own",
+        "process {pid} has its own mounts, and CRIU cannot run in them safely: {why}",
+        "install a CRIU that loads crckpt's preload library: scripts/install-criu; or start the program without "
+        "its own mounts",
     ),
     Cause(
         "mount-namespace",
@@ -94,8 +96,8 @@ PREFLIGHT = (
     ),
     Cause(
         "untested-kind",
-        "{kind} ({where}): no test shows that a program with one can be restored",
-        "leave out --stop, so that it runs on; or end it all the same with --force",
+        "no test shows that a restore brings back: {kind} ({where})",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
     ),
     Cause(
         "outside-pipe",
@@ -105,27 +107,27 @@ PREFLIGHT = (
     ),
     Cause(
         "outside-pipe-read",
-        "fd {fd} of PID {pid} is a pipe from a process outside the tree; after a restore its other end is closed: the "
-        "program reads the bytes that are in the pipe now, then the end of the file",
+        "fd {fd} of PID {pid} is a pipe from a process outside the tree; after a restore the program reads the bytes "
+        "that the pipe holds now, then end of file",
         "",
     ),
     Cause(
         "in-flight-skipped",
-        "a TCP connection that waits to be accepted at fd {fd} of PID {pid} is not saved: after a restore it is gone, "
-        "and with --stop its peer sees it reset",
+        "crckpt does not save a TCP connection that waits to be accepted at fd {fd} of PID {pid}: after a restore it "
+        "is gone, and with --stop its peer sees a reset",
         "",
     ),
     Cause(
         "descriptors-for-rounds",
-        "to copy the tree while it runs CRIU must open about {needed} descriptors, and may open {limit}",
-        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), let pipes "
-        "take more (sysctl -w fs.pipe-max-size=4194304), give crckpt the capability CAP_SYS_RESOURCE, or leave out the "
-        "rounds (a longer freeze)",
+        "CRIU needs about {needed} descriptors to copy the tree while it runs, and may open {limit}",
+        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), allow "
+        "larger pipes (sysctl -w fs.pipe-max-size=4194304), give crckpt the capability CAP_SYS_RESOURCE, or leave out "
+        "--pre-copy or pre-dump (a longer freeze)",
     ),
     Cause(
         "output-socket",
-        "the tree is to write to the output of crckpt, which is a socket: CRIU cannot open that anew for it",
-        "put a pipe in between: crckpt restore ... 2>&1 | cat; or give it a file, or use --detach",
+        "the tree writes to crckpt's output, which is a socket, and CRIU cannot pass on a socket",
+        "use a pipe: crckpt restore REF 2>&1 | cat; or a file: crckpt restore REF > FILE 2>&1; or --detach",
     ),
     Cause(
         "link-remap",
@@ -161,13 +163,13 @@ PREFLIGHT = (
     ),
     Cause(
         "call-interrupted",
-        "{call} of thread {tid} (PID {pid}) returns EINTR after the dump, and after a restore",
+        "{call} of thread {tid} (PID {pid}) returns EINTR after the dump and after a restore",
         "",
     ),
     Cause(
         "call-interrupted-again",
-        "the system call of thread {tid} (PID {pid}) was interrupted before (stop signal, debugger): it may return "
-        "EINTR after the dump, and does so after a restore",
+        "a stop signal or a debugger interrupted the system call of thread {tid} (PID {pid}): it may return EINTR "
+        "after the dump, and returns EINTR after a restore",
         "",
     ),
     Cause(
@@ -277,13 +279,13 @@ PREFLIGHT = (
     ),
     Cause(
         "parent-death",
-        "process {pid} asked for signal {signal} when its parent ends (PR_SET_PDEATHSIG): that is not set again, "
-        "because its parent is an init now",
+        "process {pid} no longer gets signal {signal} when its parent ends (PR_SET_PDEATHSIG): its parent is now "
+        "an init",
         "",
     ),
     Cause(
         "root-ended",
-        "process {pid}, the root, was restored and has ended since, with status 0",
+        "the root, process {pid}, was restored and has ended with status 0",
         "",
     ),
     Cause(

@@ -62,9 +62,8 @@ SECURITY = (
     ),
     Cause(
         "security-label",
-        "the security label of the program (AppArmor, SELinux) cannot be read",
-        "see whether it can be read at all: cat /proc/PID/attr/current; a BPF program of a security module may"
-        " be in the way",
+        "CRIU cannot read the security label of the program (AppArmor, SELinux)",
+        "try to read it: cat /proc/PID/attr/current; a BPF program of a security module may forbid it",
         "err scanfing|Can't read LSM|failed to read apparmor",
         "criu/lsm.c",
     ),
@@ -86,8 +85,8 @@ SECURITY = (
     Cause(
         "transport-refused",
         "a security module (SELinux, AppArmor) forbids the program to talk to CRIU",
-        "see what it forbids: ausearch -m avc -ts recent, or journalctl -k -g DENIED; then allow it, or use a"
-        " CRIU that was built with SELinux",
+        "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED; then allow it, or use a CRIU built"
+        " with SELinux",
         "Unable to connect a transport socket: (?:Permission denied|Operation not permitted)",
         "compel/src/lib/infect.c",
         sure=False,

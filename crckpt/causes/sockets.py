@@ -15,8 +15,8 @@ SOCKETS = (
     Cause(
         "tcp-in-flight",
         "a TCP connection waits to be accepted by the program",
-        "try again in a moment, or leave it out: --skip-in-flight (the tree that runs on still gets the connection; a "
-        "restored one does not, and with --stop the peer sees it reset)",
+        "try again in a moment, or leave it out: --skip-in-flight (a tree that runs on still gets the connection; a "
+        "restored one does not, and with --stop the peer sees a reset)",
         r"In-flight connections? (?:\(l\) for|can be ignored)",
         "criu/sk-inet.c",
     ),
@@ -224,9 +224,8 @@ SOCKETS = (
     ),
     Cause(
         "unix-name",
-        "the path of a unix socket cannot be found, or the socket cannot be bound to it again",
-        "see that its directory is there and can be written; on kernels before 4.10 the socket's directory must"
-        " not be moved",
+        "CRIU cannot find the path of a unix socket, or cannot bind the socket to it again",
+        "check that its directory exists and is writable; on kernels before 4.10 do not move the directory",
         "Can't resolve name for socket|Unable to resolve unix socket name|unix: Can't (?:readlink"
         "|change working dir)|Can't bind socket after move|couldn't move socket|Can't (?:stat|change) socket",
         "criu/sk-unix.c",

@@ -21,9 +21,8 @@ TASKS = (
     ),
     Cause(
         "attach-refused",
-        "process {pid} cannot be attached to: {why}",
-        "end what traces it (gdb, strace); see what forbids it: sysctl kernel.yama.ptrace_scope, journalctl -k"
-        " -g denied",
+        "CRIU cannot attach to process {pid}: {why}",
+        "end its tracer (gdb, strace); check what forbids it: sysctl kernel.yama.ptrace_scope, journalctl -k -g denied",
         r"Can't (?:attach to|interrupt the|seize) (?P<pid>\d+)(?: task)?: (?P<why>(?!No such process).+)",
         "compel/src/lib/infect.c",
         sure=False,
@@ -31,7 +30,7 @@ TASKS = (
     Cause(
         "code-refused",
         "a security policy or this kernel does not let CRIU run its code in the program",
-        "see what forbids it: journalctl -k -g denied, sysctl vm.overcommit_memory; then try again",
+        "check what forbids it: journalctl -k -g denied, sysctl vm.overcommit_memory; then try again",
         "compel_syscall for mprotect failed|remote_mprotect failed|Can't inject (?:syscall blob|memfd args)"
         "|Can't create memfd in victim|Can't (?:rmap|lmap) memfd",
         "compel/src/lib/infect.c",
@@ -39,8 +38,8 @@ TASKS = (
     ),
     Cause(
         "prctl-refused",
-        "CRIU may not set an attribute of a process (prctl)",
-        "restore as root, with CAP_SYS_RESOURCE and CAP_CHECKPOINT_RESTORE, on a kernel of 5.9 or newer",
+        "the kernel does not let CRIU set an attribute of a process (prctl)",
+        "restore as root, with CAP_SYS_RESOURCE and CAP_CHECKPOINT_RESTORE, on kernel 5.9 or newer",
         r"prctl failed @\d+|Unable to set (?:no_new_privs|PR_SET_(?!SECUREBITS)\w+: -\d)|Can't drop the dumpable",
         "criu/pie/restorer.c",
         sure=False,
@@ -56,14 +55,14 @@ TASKS = (
     Cause(
         "ended-restored",
         "process {pid} ended as soon as it ran again",
-        "see whether it was killed or crashed: journalctl -k -n 50; restore with the CRIU of the dump or a newer one",
+        "check whether it was killed or crashed: journalctl -k -n 50; restore with the CRIU of the dump or a newer one",
         r"Unable to detach (?P<pid>\d+): No such process",
         "criu/cr-restore.c",
         sure=False,
     ),
     Cause(
         "registers",
-        "the registers of a thread do not have the form that this CRIU knows: it is too old for this CPU or kernel",
+        "this CRIU is too old for this CPU or kernel: it does not know the format of a thread's registers",
         "scripts/install-criu",
         "Can't (?:obtain|set) FPU registers|PTRACE_GETREGSET (?:failed|read)|Can't set xstate"
         r"|reported \d+ bytes \(expecting|Can't get thread area",
@@ -108,22 +107,22 @@ TASKS = (
     ),
     Cause(
         "unanswered",
-        "the tree waited for crckpt, frozen, and had no answer: crckpt was stopped itself, or this host is overloaded",
-        "try again; something may stop crckpt: ^Z, SIGSTOP, a debugger, a frozen control group",
+        "crckpt did not answer while the tree was frozen: crckpt was stopped, or this host is overloaded",
+        "look for what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's (?:preload: no answer while the tree was frozen|hold: no answer while CRIU waited at post-dump)",
         "crckpt/tracking/preload.c, crckpt/criu/hold.c",
     ),
     Cause(
         "unanswered-before",
-        "CRIU waited for crckpt before it froze the tree, and had no answer: crckpt was stopped, or is overloaded",
-        "try again; something may stop crckpt: ^Z, SIGSTOP, a debugger, a frozen control group",
+        "crckpt did not answer CRIU before the freeze: crckpt was stopped, or this host is overloaded",
+        "look for what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's hold: no answer while CRIU waited at pre-dump",
         "crckpt/criu/hold.c",
     ),
     Cause(
         "unanswered-built",
-        "CRIU had built the tree, waited for crckpt, and had no answer: crckpt was stopped, or this host is overloaded",
-        "try again; something may stop crckpt: SIGSTOP, a debugger, a frozen control group",
+        "crckpt did not answer CRIU after it had built the tree: crckpt was stopped, or this host is overloaded",
+        "look for what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's hold: no answer while CRIU waited at post-restore",
         "crckpt/criu/hold.c",
     ),

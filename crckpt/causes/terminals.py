@@ -21,8 +21,8 @@ TERMINALS = (
     ),
     Cause(
         "terminal-current",
-        "a process has opened /dev/tty, which CRIU saves only if the same process has that terminal open itself, and "
-        "before any other process of the tree has",
+        "a process has opened /dev/tty: CRIU saves that only if the same process has the terminal itself open, as the "
+        "first process of the tree",
         "close /dev/tty in the program, or open the terminal by its own name (ttyname)",
         "ctty inheritance detected",
         "criu/tty.c",
@@ -36,8 +36,8 @@ TERMINALS = (
     ),
     Cause(
         "session-missing",
-        "the checkpoint has a terminal of session {session}, whose leader is not in it",
-        "restore it as a job of this shell: crckpt restore REF on a terminal; with criu: --shell-job",
+        "the checkpoint has a terminal of session {session}, but not the leader of that session",
+        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         r"No task found with sid (?P<session>\d+)",
         "criu/tty.c",
     ),
@@ -72,7 +72,7 @@ TERMINALS = (
     ),
     Cause(
         "terminal-again",
-        "a terminal of the tree cannot be opened or set up again",
+        "CRIU cannot open or set up a terminal of the tree again",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         "Can't open tty |Can't set sid on terminal|Can't set tty params|Unable to (?:un)?lock pty"
         "|Can't get tty (?:locked |window )?params",

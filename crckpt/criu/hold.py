@@ -62,7 +62,10 @@ class GaveUp(HostCannot):
     """CRIU's end has aborted the hold: it had no sign of life of us. CRIU undoes its work and fails."""
 
     def __init__(self) -> None:
-        super().__init__("CRIU waited for crckpt and had no answer", hint="try again; something may stop crckpt")
+        super().__init__(
+            "crckpt did not answer CRIU",
+            hint="look for what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
+        )
 
 
 class Hold:

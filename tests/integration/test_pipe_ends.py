@@ -284,9 +284,9 @@ def test_more_pipes_than_criu_can_save(crckpt: Crckpt, kind: str) -> None:
         assert program.ask("answer = all(int(os.read(pair[0], 100)) == pair[0] for pair in pairs)") is True
         program.ask(f"number = 1024; pairs.append({make})")
         said = crckpt.run("dump", str(program.pid), JOB, status=REFUSED)
-        assert f"the tree reads 1025 {kind}, and CRIU saves 1024 of them at most" in said.err
+        assert f"the tree reads 1025 {kind}, and CRIU saves at most 1024" in said.err
         unchecked = crckpt.run("dump", str(program.pid), JOB, "--no-preflight", status=21)
-        assert "CRIU saves 1024 of them at most" in unchecked.err
+        assert "CRIU saves at most 1024" in unchecked.err
 
 
 @contextmanager

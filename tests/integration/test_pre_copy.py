@@ -528,7 +528,9 @@ def test_rounds_keep_within_the_limit_of_descriptors(crckpt: Crckpt, limits: str
         said = limited.run(*words, status=status)
         if status:
             (cause,) = said.document["error"]["causes"]
-            assert re.search(r"CRIU must open about \d+ descriptors, and may open 128", cause)
+            assert re.search(
+                r"CRIU needs about \d+ descriptors to copy the tree while it runs, and may open 128", cause
+            )
             assert "LimitNOFILE=" in said.document["error"]["hint"]
             assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
         else:

@@ -192,7 +192,7 @@ def test_a_socket_for_the_output_is_refused_by_name(crckpt: Crckpt) -> None:
                 check=False,
             )
         assert done.returncode == REFUSED
-        assert "the output of crckpt, which is a socket" in done.stderr
+        assert "the tree writes to crckpt's output, which is a socket" in done.stderr
         assert "| cat" in done.stderr
         assert not Path(f"/proc/{pid}").exists()
 

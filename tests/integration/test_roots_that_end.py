@@ -47,7 +47,9 @@ def test_a_root_that_dies_with_its_parent_is_detached(crckpt: Crckpt, mortal: su
     """CRIU was its parent, and then crckpt: neither is there any more, and it runs."""
     stop(crckpt, mortal)
     said = crckpt.run("restore", JOB, "--detach")
-    assert f"process {mortal.pid} asked for signal 9 when its parent ends (PR_SET_PDEATHSIG)" in said.out + said.err
+    assert (
+        f"process {mortal.pid} no longer gets signal 9 when its parent ends (PR_SET_PDEATHSIG)" in said.out + said.err
+    )
     assert runs(mortal.pid)
     crckpt.run("dump", str(mortal.pid), JOB)
     assert runs(mortal.pid)

@@ -43,7 +43,7 @@ def test_who_waits_is_reset_and_who_comes_then_is_served(
     crckpt: Crckpt, server: Remote, client: socket.socket, tcp: tuple[str, ...]
 ) -> None:
     said = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
-    assert "its peer sees it reset" in said.out
+    assert "its peer sees a reset" in said.out
     server.wait_gone()
     with pytest.raises(ConnectionResetError):
         client.recv(1)

@@ -388,6 +388,6 @@ def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
     assert done.checkpoint is not None
     warned = {found.what for found in done.plan.warnings if found.key == "call-interrupted"}
     for call in ("poll", "epoll_wait", "futex", "nanosleep", "semop"):
-        told = f"{call} of thread {threads[call]} (PID {running.pid}) returns EINTR after the dump, and after a restore"
+        told = f"{call} of thread {threads[call]} (PID {running.pid}) returns EINTR after the dump and after a restore"
         assert told in warned
     assert not any(f" {threads['sleep-until']} " in what for what in warned), "its time is absolute"

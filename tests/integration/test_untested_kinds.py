@@ -45,7 +45,10 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):
         said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
-        assert f"socket AF_PACKET SOCK_DGRAM (fd 3 of process {holder.pid}): no test shows" in said
+        assert (
+            f"no test shows that a restore brings back: socket AF_PACKET SOCK_DGRAM (fd 3 of process {holder.pid})"
+            in said
+        )
         assert f"descriptor of a namespace (fd 4 of process {holder.pid}, net:[" in said
         assert "--force" in said
     assert runs(holder.pid)

@@ -42,7 +42,7 @@ def record(tree: ImageTree, of_thread: dict[str, Value], of_process: dict[str, V
 def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None:
     """Unless that is allowed: then it is said."""
     wanted = record(tree, {}, {"no_written_code": (64,)})
-    with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.* could not be set again: Invalid argument"):
+    with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.* again: Invalid argument"):
         prepare(wanted, tree, allow_weaker=False)(None)
     (said,) = prepare(wanted, tree, allow_weaker=True)(None)
     assert said.key == "protection-lost"
@@ -53,8 +53,8 @@ def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
     wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
     found = prepare(wanted, tree, allow_weaker=False)(None)
     assert sorted(finding.what.partition(" of ")[0] for finding in found) == [
-        "the deadline scheduling",
-        "the timer slack",
+        "crckpt cannot set the deadline scheduling",
+        "crckpt cannot set the timer slack",
     ]
     assert Path(f"/proc/{tree.root.pid}/personality").read_text() == "00040000\n"
 

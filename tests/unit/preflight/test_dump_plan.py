@@ -301,7 +301,7 @@ def test_datagram_sockets() -> None:
 
 @pytest.mark.parametrize(
     ("end", "key", "told"),
-    [(READS, "outside-pipe-read", "closed"), (WRITES, "outside-pipe", "the output of crckpt restore")],
+    [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
 def test_a_pipe_to_somebody_outside(end: Descriptor, key: str, told: str) -> None:
     seen = with_files(end, replace(end, pid=101, fd=9))

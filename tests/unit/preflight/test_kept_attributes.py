@@ -145,7 +145,7 @@ def test_labels_that_were_to_come(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
     (found,) = judge(record, tree, Landing(TWO)).weaker
     assert f"process {tree.root.pid} (" in found.what
-    assert "had set exec to confined_t" in found.what
+    assert "has set exec to confined_t" in found.what
 
 
 def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:

@@ -199,7 +199,7 @@ def test_another_user_namespace_stands_against_it(wanted: Wanted, now: Now) -> N
     apart = replace(wanted.tree, processes=(replace(wanted.tree.root, ids=other), *wanted.tree.processes[1:]))
     (blocker,) = judge(replace(wanted, tree=apart), now).blockers
     assert blocker.key in UNCONDITIONAL
-    assert "was dumped in another user namespace" in blocker.what
+    assert "had its own user namespace at the dump" in blocker.what
 
 
 def test_uses_name_process_and_way(tree: ImageTree) -> None:
