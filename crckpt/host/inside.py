@@ -25,7 +25,7 @@ from crckpt.host.domains import has_landlock_domain
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
-_LISTEN, _SETRESUID, _SETRESGID = 50, 117, 119
+_LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
 # linux/prctl.h
@@ -203,13 +203,14 @@ def _listen(thread: ptrace.Stopped, descriptor: int, backlog: int, user: int, gr
     In a restore's hold all tasks are root's, and become what they were later. The kernel remembers who listened last.
     """
     keep = -1
+    own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
     found = thread.system_call(_SETRESGID, keep, group, keep)
     if found == 0:
         found = thread.system_call(_SETRESUID, keep, user, keep)
         if found == 0:
             found = thread.system_call(_LISTEN, descriptor, backlog)
-        back = thread.system_call(_SETRESUID, keep, 0, keep)
-        found = min(found, back, thread.system_call(_SETRESGID, keep, 0, keep))
+        back = thread.system_call(_SETRESUID, keep, own_user, keep)
+        found = min(found, back, thread.system_call(_SETRESGID, keep, own_group, keep))
     return found
 
 
