@@ -28,6 +28,11 @@ ATTRIBUTES = (
         _ALLOW,
     ),
     Cause(
+        "tcp-keys-lost",
+        "fd {fd} of process {pid} ({comm}) takes signed TCP segments only (TCP_MD5SIG), and CRIU loses the keys",
+        _ALLOW,
+    ),
+    Cause(
         "group-rules-lost",
         "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its rules on {what}",
         "run crckpt restore in a group with these rules; or restore with less protection: --allow-weaker",

@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 
 from crckpt.host import procfs
 from crckpt.host.borrowed import borrow_each
+from crckpt.host.tcp_keys import find_sockets_with_keys
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Value = Annotated[tuple[Number, ...], Meta(max_length=64)]
@@ -154,7 +155,7 @@ class SocketRecord(Struct, frozen=True):
 
     `owner` is the user and the group that SO_PEERCRED tells: of a unix socket that `is_listening` its own, as clients
     see them, of one that is connected those of its peer. CRIU makes all of them root's. It is empty where that is no
-    loss: for root, and for a peer of the same user.
+    loss: for root, and for a peer of the same user. One that `has_keys` takes TCP segments only if they are signed.
     """
 
     pid: int
@@ -169,11 +170,12 @@ class SocketRecord(Struct, frozen=True):
     memberships: tuple[Membership, ...] = ()
     owner: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
     is_listening: bool = False
+    has_keys: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to put back."""
-        return not (self.options or self.interfaces or self.memberships or self.owner)
+        return not (self.options or self.interfaces or self.memberships or self.owner or self.has_keys)
 
 
 class NotSet(Struct, frozen=True):
@@ -197,17 +199,31 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
                 skip.add(inode)
                 inodes[int(path.name)] = inode
     groups: list[tuple[int, int, str]] | None = None
+    with_keys: frozenset[int] | None = None
     for fd, ours in borrow_each(pid, inodes):
         with suppress(OSError), _as_socket(ours) as held:
             kind = _kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
             memberships: tuple[Membership, ...] = ()
-            if _may_be_member(held, kind):
+            uses_memory = kind[0] in _INET and _uses_option_memory(held)
+            if uses_memory and kind[1] == socket.SOCK_STREAM:
+                with_keys = find_sockets_with_keys() if with_keys is None else with_keys
+            elif uses_memory:
                 groups = list(_groups(pid)) if groups is None else groups
                 memberships = tuple(_memberships(held, groups))
             owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
             found = SocketRecord(
-                inside, fd, inodes[fd], *kind, is_connected, options, interfaces, memberships, owner, is_listening
+                inside,
+                fd,
+                inodes[fd],
+                *kind,
+                is_connected,
+                options,
+                interfaces,
+                memberships,
+                owner,
+                is_listening,
+                inodes[fd] in (with_keys or ()),
             )
             if not found.is_empty:
                 yield found
@@ -347,10 +363,8 @@ def _interface_index(held: socket.socket, name: str) -> int:
     return int(_INTERFACE.unpack(said)[1])
 
 
-def _may_be_member(held: socket.socket, kind: tuple[int, int, int]) -> bool:
-    """Memberships take of the memory that a socket may have for its options."""
-    if kind[0] not in _INET or kind[1] == socket.SOCK_STREAM:
-        return False
+def _uses_option_memory(held: socket.socket) -> bool:
+    """Memberships take of the memory that a socket may have for its options, and so do keys of TCP."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])
 

@@ -344,6 +344,11 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
                 )
                 (weaker if rules else lost).append(told)
     weaker.extend(_strange_peers(record, tree))
+    weaker.extend(
+        cause("tcp-keys-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid])
+        for found in sockets(record, tree)
+        if found.record.has_keys
+    )
     is_in_session = shares_session(record, tree, landing.session)
     lost.extend(_keys_lost(record, tree, landing.session, is_in_session=is_in_session))
     return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session)

@@ -22,6 +22,7 @@ from system_calls import LIBC
 
 SOL_PACKET, SOL_NETLINK = 263, 270
 LOOPBACK: Final = 1
+TCP_MD5SIG: Final = 14
 INTERFACE: Final = "crckpt-m0"
 GROUP, SOURCES = "239.7.7.7", ("127.0.0.9", "127.0.0.8")
 GROUP_6, SOURCE_6 = "ff15::7777", "fe80::9"
@@ -218,6 +219,14 @@ def connect(made: socket.socket) -> None:
         KEPT.append(other.accept()[0])
 
 
+def sign(made: socket.socket) -> None:
+    """Take connections with a key only."""
+    made.setsockopt(
+        socket.IPPROTO_TCP, TCP_MD5SIG, _address("127.0.0.1") + struct.pack("=BBHi80s", 0, 0, 4, 0, b"key!")
+    )
+    listen(made)
+
+
 def lock_filter(made: socket.socket) -> None:
     """A filter that lets everything pass, for good."""
     instruction = struct.pack("=HBBI", 6, 0, 0, 0xFFFF)
@@ -336,6 +345,7 @@ KINDS: Final = {
     "udp6-connected": Kind(socket.AF_INET6, socket.SOCK_DGRAM, use=connect),
     "udp4-member": Kind(socket.AF_INET, socket.SOCK_DGRAM, use=join_4, without=tuple(OPTIONS)),
     "udp6-member": Kind(socket.AF_INET6, socket.SOCK_DGRAM, use=join_6, without=tuple(OPTIONS)),
+    "tcp4-signed": Kind(socket.AF_INET, socket.SOCK_STREAM, use=sign, without=tuple(OPTIONS)),
     "udp4-elsewhere": Kind(socket.AF_INET, socket.SOCK_DGRAM, use=join_elsewhere, without=tuple(OPTIONS)),
     "udp4-filtered": Kind(socket.AF_INET, socket.SOCK_DGRAM, use=lock_filter, without=tuple(OPTIONS)),
     "raw4": Kind(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW),
