@@ -84,4 +84,10 @@ ATTRIBUTES = (
         "process {pid} ({comm}) is confined by {what}, which a restore cannot set again",
         "restore it later with --allow-weaker",
     ),
+    Cause(
+        "file-exchanged",
+        "{path}, a file of process {pid} ({comm}), is {found} now, which the program or whoever can change the path "
+        "({user}) may not open: somebody may have put it there",
+        "see what it is: ls -ld {path!r}; if it is the right one: --allow-weaker",
+    ),
 )

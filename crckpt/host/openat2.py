@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -40,8 +40,10 @@ def open_without_links(path: str, flags: int, mode: int = 0, *, directory: int |
 
 
 @contextmanager
-def file_rights_of(uid: int, gid: int) -> Iterator[None]:
-    """Give this thread only the rights to files that the user `uid` with the group `gid` has. Raises PermissionError.
+def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[None]:
+    """Give this thread only the rights to files that the user `uid` has in the group `gid` and the `others`.
+
+    Raises PermissionError.
 
     The kernel takes root's capabilities over files away with the user id, and gives them back with it.
     """
@@ -51,7 +53,7 @@ def file_rights_of(uid: int, gid: int) -> Iterator[None]:
     groups = os.getgroups()
     own_gid = _LIBC.setfsgid(_NOBODY)
     try:
-        _set_groups([])
+        _set_groups(list(others))
         _set(_LIBC.setfsgid, gid)
         _set(_LIBC.setfsuid, uid)
         yield

@@ -45,6 +45,33 @@ def find_intruder(entries: tuple[Entry, ...], users: frozenset[int]) -> str:
     return ""
 
 
+class Changers(Struct, frozen=True):
+    """Who but root can change what a name leads to: `users`, and `anyone` where it is not known who."""
+
+    users: frozenset[int] = frozenset()
+    anyone: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.users) or self.anyone
+
+
+def changers(directory: Path) -> Changers:
+    """Who but root can put another file in the place of one in this directory, or another directory in its place."""
+    try:
+        descriptor, entries = open_path(directory)
+    except OSError:
+        return Changers(anyone=True)
+    os.close(descriptor)
+    users, anyone = set(), bool(entries[-1].status.st_mode & stat.S_ISVTX)
+    for entry in entries:
+        mode = entry.status.st_mode
+        users.add(entry.status.st_uid)
+        if not stat.S_ISLNK(mode) and not mode & stat.S_ISVTX:
+            by_group = mode & stat.S_IWGRP and not _is_group_of(entry.status.st_gid, frozenset({0}))
+            anyone = anyone or bool(mode & stat.S_IWOTH or by_group)
+    return Changers(frozenset(users - {0}), anyone)
+
+
 def open_path(path: Path) -> tuple[int, tuple[Entry, ...]]:
     """Open what `path` names, and say what it led through from the root on: the descriptor is of the last entry.
 

@@ -71,6 +71,7 @@ class Descriptor(Struct, frozen=True):
 
     `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
     answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
+    `identity` are the number of its file system and its inode; zeros if it was exchanged for another meanwhile.
     `is_namespace` is whether it names one, whatever its path.
     """
 
@@ -86,6 +87,7 @@ class Descriptor(Struct, frozen=True):
     device: int = 0
     allocated: int = 0
     is_namespace: bool = False
+    identity: tuple[int, int] = (0, 0)
 
     @property
     def mount(self) -> int:
@@ -451,7 +453,12 @@ def _descriptor(pid: int, fd: int) -> Descriptor:
         device=status.st_rdev if status else 0,
         allocated=_allocated(status) if status else 0,
         is_namespace=status is not None and status.st_dev == _namespaces_device(),
+        identity=_identity(status, told) if status else (0, 0),
     )
+
+
+def _identity(status: os.stat_result, told: Mapping[str, str]) -> tuple[int, int]:
+    return (status.st_dev, status.st_ino) if int(told.get("ino", status.st_ino)) == status.st_ino else (0, 0)
 
 
 @cache

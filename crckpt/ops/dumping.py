@@ -25,7 +25,7 @@ from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task, moment
-from crckpt.ops import attributes
+from crckpt.ops import attributes, reopened
 from crckpt.ops.begin import Place, Started, started
 from crckpt.ops.failures import as_ours
 from crckpt.ops.gated import gated
@@ -294,7 +294,7 @@ def _asked(subject: Subject) -> tuple[Subject, attributes.Asked]:
 def _details(subject: Subject, asked: attributes.Asked) -> dict[str, object]:
     """What CRIU's images lack, and what may be secret: command lines and directories, sizes of append-only files.
 
-    So are the attributes of processes and threads that CRIU does not save.
+    So are the attributes of processes and threads that CRIU does not save, and which files were open.
     """
     processes = [
         {
@@ -309,7 +309,8 @@ def _details(subject: Subject, asked: attributes.Asked) -> dict[str, object]:
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
     record = attributes.record(subject.seen.tree.root, asked)
-    return {"schema": 1, "processes": processes, "append_sizes": appended, "attributes": record}
+    files = reopened.record(subject.seen.tree, subject.seen.descriptors)
+    return {"schema": 1, "processes": processes, "append_sizes": appended, "attributes": record, "files": files}
 
 
 def _closed_pipes(subject: Subject) -> list[int]:

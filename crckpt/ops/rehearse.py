@@ -31,6 +31,7 @@ from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
+from crckpt.ops.reopened import Known, check
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore import complete, outside_ends
 from crckpt.ops.survey import survey
@@ -113,6 +114,7 @@ class _Subject(Struct, frozen=True):
     group: limited_group.Group | None
     put_back: PutBack
     contents: tuple[PipeContent, ...] = ()
+    had: Known = Known({})
 
 
 class _Run(Struct, frozen=True):
@@ -167,7 +169,11 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
         put_back.enter_session()
         contents = pipe_contents(repository, checkpoint, verdict.two_way_pipes)
-        subject = _Subject(request, checkpoint, criu, tree, verdict, images, files, work, group, put_back, contents)
+        # In an overlay they are of another file system.
+        had = Known(details.get("files", {}), by_inode=True)
+        subject = _Subject(
+            request, checkpoint, criu, tree, verdict, images, files, work, group, put_back, contents, had
+        )
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out
     return Rehearsed(
@@ -245,6 +251,7 @@ def _run(subject: _Subject, limit: int) -> _Run:
         def look() -> None:
             streamer.check()
             complete(tree, new.init, subject.images)
+            check(tree, subject.had, new.init, allow_weaker=False)
             lost.extend(subject.put_back(new.init))
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched(new.init, living)))

@@ -38,6 +38,7 @@ from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
+from crckpt.ops.reopened import Known, check
 from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
@@ -219,7 +220,7 @@ def _restore_one(subject: _Subject) -> Restored:
             began = stack.enter_context(_begun(subject, outside, tree if tree.is_read_by_position else None))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):
-            return _run(subject, tree, verdict, began, images, put_back)
+            return _run(subject, tree, verdict, began, images, _InHold(put_back, Known(details.get("files", {}))))
 
 
 class _Outside(Struct, frozen=True):
@@ -316,8 +317,15 @@ def _command(subject: _Subject, paths: Paths, inherit: tuple[str, ...], *, strea
     return (*restore_words(subject.criu.path), *words)
 
 
+class _InHold(Struct, frozen=True):
+    """What a restored tree gets in the hold, and what it had open when it was dumped."""
+
+    put_back: PutBack
+    files: Known
+
+
 def _run(
-    subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed | None, put_back: PutBack
+    subject: _Subject, tree: ImageTree, verdict: Verdict, began: _Begun, images: Streamed | None, in_hold: _InHold
 ) -> Restored:
     """Let CRIU build the tree, look in the hold whether it is whole, put back what CRIU drops, and let it run."""
     new, root = began.new, tree.root.pid
@@ -326,7 +334,8 @@ def _run(
     def look() -> None:
         began.streamer.check()
         complete(tree, new.init if new else None, images)
-        lost.extend(put_back(new.init if new else None))
+        lost.extend(check(tree, in_hold.files, new.init if new else None, allow_weaker=subject.request.allow_weaker))
+        lost.extend(in_hold.put_back(new.init if new else None))
 
     # A namespace of its own ends with its init.
     ours = frozenset[int]() if new else numbers(tree)

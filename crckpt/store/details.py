@@ -25,6 +25,7 @@ class _Details(Struct, frozen=True):
     processes: tuple[_Process, ...] = ()
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
+    files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
 
 
 _DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])

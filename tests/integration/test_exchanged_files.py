@@ -1,0 +1,108 @@
+"""A restored program has what it had open, and nothing that somebody has put in the place of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import JOB, stopped
+from trees import NOBODY, PYTHON, Case, Tree
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 23
+AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+LOGS: Final = (PYTHON, "{workdir}/programs/growing_log.py", "{workdir}")
+LOG: Final = "growing.log"
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file of root's in a directory that everybody may go to, as /etc is, with all that CRIU checks of the log."""
+    # The tests' own directory is private, which alone would keep others out.
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        file = Path(place) / "shadow"
+        file.write_bytes(b"root:*\n" * 10_000)
+        file.chmod(0o600)
+        os.utime(file, (0, 0))
+        yield file
+
+
+def test_a_link_to_a_file_of_roots_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
+    """CRIU opens paths as root: the program could write to any file that its user links to."""
+    before = secret.read_bytes()
+    with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
+        _exchange(tree, secret)
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
+        assert f"{LOG}, a file of process {tree.pid}" in said.err
+        assert str(secret) in said.err
+        assert not Path(f"/proc/{tree.pid}").exists()
+        assert secret.read_bytes() == before
+        crckpt.run("restore", JOB, "--detach", "--grown", "keep", "--allow-weaker")
+
+
+def test_neither_is_a_directory_where_the_program_may_not_go(crckpt: Crckpt, secret: Path) -> None:
+    """Who is in a directory needs no right to the ones above it."""
+    case = Case("log", (*AS_NOBODY, "env", "--chdir={workdir}/inner", *LOGS), user=NOBODY)
+    with stopped(crckpt, _with_directory(case, "inner")) as tree:
+        (secret.parent / "open").mkdir(mode=0o755)
+        secret.parent.chmod(0o700)
+        (tree.workdir / "inner").rmdir()
+        (tree.workdir / "inner").symlink_to(secret.parent / "open")
+        said = crckpt.run("restore", JOB, "--detach", status=FAILED)
+        assert "inner, a file of process" in said.err
+        assert "inner, a file of process" in crckpt.run("rehearse", JOB, status=FAILED).err
+
+
+def test_another_file_of_the_same_user_is(crckpt: Crckpt) -> None:
+    """A log may be another by now, and its path may lead through a link, if the program could open that as well."""
+    with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
+        log = tree.workdir / LOG
+        content, before = log.read_bytes(), tree.counters()
+        log.unlink()
+        other = tree.workdir / "elsewhere"
+        other.write_bytes(content)
+        other.chmod(0o600)
+        os.chown(other, NOBODY, NOBODY)
+        log.symlink_to(other)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_file_of_roots_that_the_program_had_is(crckpt: Crckpt) -> None:
+    """A shell of root's has opened it for the program, in a directory of the user's."""
+    opened = ("sh", "-c", 'exec "$@" 7>>{workdir}/errors', "sh", *AS_NOBODY, *LOGS)
+    with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
+        assert (tree.workdir / "errors").stat().st_uid == 0
+        crckpt.run("rehearse", JOB, "--seconds", "0.2")
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_program_of_roots_gets_no_file_that_a_user_put_in_a_directory_of_theirs(crckpt: Crckpt, secret: Path) -> None:
+    """Its log lies with a user, as web servers' do."""
+    before = secret.read_bytes()
+    case = Case("log", LOGS, user=NOBODY)
+    with stopped(crckpt, case) as tree:
+        _exchange(tree, secret)
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
+        assert "nobody" in said.err
+        assert secret.read_bytes() == before
+
+
+def _exchange(tree: Tree, secret: Path) -> None:
+    log = tree.workdir / LOG
+    log.unlink()
+    log.symlink_to(secret)
+
+
+def _with_directory(case: Case, name: str) -> Case:
+    words = ("sh", "-c", f'mkdir {{workdir}}/{name}; exec "$@"', "sh", *case.argv)
+    return Case(case.name, words, user=case.user)
