@@ -20,6 +20,7 @@ from crckpt.host.maps import mapped_files
 
 _PROC = Path("/proc")
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
+_MOST_ARGUMENTS = 128 << 10
 _SIGTRAP = 1 << signal.SIGTRAP - 1
 _STATES = {
     "R": "running",
@@ -337,10 +338,13 @@ def _told_in_status(pid: int, name: str) -> int:
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The arguments a process was started with (it may have changed them); empty if it has ended."""
+    """The arguments a process was started with (it may have changed them); empty if it has ended.
+
+    Of more than 128 KiB only the begin: a program can declare all of its memory to be its arguments (PR_SET_MM).
+    """
     with suppress(OSError):
         # Programs that rename themselves leave empty words behind their new name.
-        text = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0")
+        text = procfs.begin(f"/proc/{pid}/cmdline", _MOST_ARGUMENTS).rstrip(b"\0")
         return tuple(os.fsdecode(word) for word in text.split(b"\0")) if text else ()
     return ()
 

@@ -26,6 +26,18 @@ def text(path: str) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
+def begin(path: str, most: int) -> bytes:
+    """Its first `most` bytes, or fewer. Raises OSError."""
+    found = bytearray()
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while len(found) < most and (part := os.read(file, min(_AT_ONCE, most - len(found)))):
+            found += part
+    finally:
+        os.close(file)
+    return bytes(found)
+
+
 def behind_the_name(stat: str) -> list[str]:
     """The fields of a task's `stat` from the third on. The name may hold anything, but ends at the last parenthesis."""
     return stat[stat.rindex(")") + 2 :].split()

@@ -363,3 +363,15 @@ def test_waiting_until_they_are_gone(waiting: subprocess.Popen[bytes], ended: in
     assert proc.wait_until_gone([ended], 20) == ()
     assert time.monotonic() - began < 10
     reaper.join()
+
+
+def test_of_a_command_line_without_end_the_begin_is_read() -> None:
+    """A program can declare terabytes of its memory to be its arguments."""
+    words = [sys.executable, "-c", WAITS, *("x" * 10_000 for _ in range(100))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        read = proc.command_line(process.pid)
+        assert list(read[:4]) == words[:4]
+        assert sum(len(word) + 1 for word in read) <= (128 << 10) + 1
+        process.communicate()
