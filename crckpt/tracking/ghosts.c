@@ -106,8 +106,8 @@ VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, i
     return with_closed(number, syscall(SYS_fchownat, number, "", user, group, AT_EMPTY_PATH));
 }
 
-/* The path of the descriptor in /proc: chmod(2) takes none that was opened with O_PATH. */
-static const char *name_of(int number, char name[32])
+/* chmod(2) and connect(2) take no descriptor that was opened with O_PATH. */
+const char *name_of(int number, char name[32])
 {
     char digits[16], *at = name;
     int count = 0;

@@ -15,3 +15,6 @@ int with_closed(int number, int result);
 
 /* unlinkat(2) of what is not CRIU's, by a path that no directory is given for: as ever (preload.c), or as sockets.c. */
 int unlinked_by_name(const char *path, int flags);
+
+/* The path of a descriptor in /proc. */
+const char *name_of(int number, char name[32]);

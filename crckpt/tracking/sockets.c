@@ -73,7 +73,10 @@ static int is_of_criu_itself(const char *path)
     return !*numbers && !is_begun++;
 }
 
-/* With the rights of the owner of the socket: root has put its own where it is. */
+/*
+ * With the rights of the owner of the socket: root has put its own where it is. To the one that was found, and not to
+ * what the path leads to by now: whoever listens there would take the program for one of root's (SO_PEERCRED).
+ */
 VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length)
 {
     char path[sizeof(struct sockaddr_un)];
@@ -83,9 +86,15 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
         return syscall(SYS_connect, socket, address, length);
     if (!found_place(AT_FDCWD, path, 1, &place))
         return -1;
-    if (syscall(SYS_newfstatat, place.directory, place.last, &found, AT_SYMLINK_NOFOLLOW))
-        return with_closed(place.directory, -1);
-    return with_closed(place.directory, called_as(found.st_uid, SYS_connect, socket, address, length));
+    int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+    int number = with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    if (number < 0)
+        return -1;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    name_of(number, at.sun_path);
+    if (syscall(SYS_fstat, number, &found))
+        return with_closed(number, -1);
+    return with_closed(number, called_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
 }
 
 VISIBLE int chdir(const char *path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -133,3 +134,51 @@ def _tried(*tries: tuple[str, Path]) -> list[int]:
     )
     found: list[int] = json.loads(done.stdout)
     return found
+
+
+EXCHANGES: Final = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+while True:
+    libc.renameat2(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), 2)
+"""
+
+CONNECTS: Final = """
+import socket, sys
+reached = set()
+for _ in range(20_000):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        try:
+            made.connect(sys.argv[1])
+            reached.add(made.getpeername())
+        except OSError:
+            pass
+print(*sorted(reached))
+"""
+
+
+def test_what_is_connected_is_the_socket_that_was_found(place: Path) -> None:
+    """The directory is exchanged for a link in a loop: a listener of root's takes who connects for root."""
+    (place / "roots").mkdir()
+    (place / "theirs/real").mkdir(parents=True)
+    (place / "theirs/link").symlink_to(place / "roots")
+    for path in (place / "theirs", place / "theirs/real"):
+        os.chown(path, NOBODY, NOBODY)
+    theirs, roots = f"{place}/theirs/real/s", f"{place}/roots/s"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as two,
+    ):
+        one.bind(theirs)
+        two.bind(roots)
+        Path(roots).chmod(0o666)
+        os.chown(theirs, NOBODY, NOBODY)
+        words = [sys.executable, "-S", "-c", EXCHANGES, str(place / "theirs/real"), str(place / "theirs/link")]
+        with subprocess.Popen(words) as exchanges:
+            try:
+                words = [sys.executable, "-S", "-c", CONNECTS, theirs]
+                environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
+                done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+            finally:
+                exchanges.kill()
+    assert done.stdout.split() == [theirs]
