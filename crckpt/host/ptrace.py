@@ -31,10 +31,12 @@ _SETREGS: Final = 13
 _CONT: Final = 7
 _DETACH: Final = 17
 _SYSCALL: Final = 24
+_SETOPTIONS: Final = 0x4200
 _SEIZE: Final = 0x4206
 _INTERRUPT: Final = 0x4207
 _GETSIGMASK: Final = 0x420A
 _SETSIGMASK: Final = 0x420B
+_GET_SYSCALL_INFO: Final = 0x420E
 _GET_RSEQ: Final = 0x420F
 _GET_DISPATCH: Final = 0x4211
 
@@ -43,8 +45,15 @@ _SUSPEND_SECCOMP: Final = 1 << 21
 _EVENT_STOP: Final = 128
 _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
+_SYSCALL_INFO: Final = struct.Struct("<B3xIQQ7Q")
+"""What kind of stop, the architecture, instruction pointer, stack pointer, number, arguments (linux/ptrace.h)."""
+_ENTRY: Final = 1
+_ARCHITECTURES: Final = {False: 0xC000003E, True: 0x40000003}  # linux/audit.h, x86-64 and 32-bit
+_INSTRUCTION_BYTES: Final = 2
+
 _ALL_THREADS: Final = 0x40000000  # __WALL
 _NOWHERE: Final = 2**64 - 1
+_COMPAT_WIDEST: Final = 2**32 - 1
 _EVERY_SIGNAL: Final = 2**64 - 1
 _COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
 _ARGUMENTS: Final = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
@@ -52,6 +61,7 @@ _COMPAT_ARGUMENTS: Final = ("rbx", "rcx", "rdx", "rsi", "rdi", "rbp")
 _RED_ZONE: Final = 512  # more than what a function may use below its stack pointer (System V ABI: 128)
 STOPS_WITHIN_S: Final = 2.0
 """What gets to run does so within that."""
+_ENTERS_WITHIN_S: Final = 30.0
 _OFTEN_S: Final = 1.0
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -85,7 +95,8 @@ class Stopped:
     def system_call(self, number: int, *arguments: int, within_s: float | None = None) -> int:
         """Let it make this call with up to six arguments; what comes of it, or minus the errno.
 
-        Raises Refused, with the call not made, if it does not get to run `within_s` seconds.
+        Raises Refused, with the call not made, if it does not get to run `within_s` seconds, or if another thread has
+        changed the instruction meanwhile: filters of system calls are suspended for our call, and for no other.
         """
         registers = _Registers.from_buffer_copy(self._found)
         registers.rip = self._instruction
@@ -97,15 +108,35 @@ class Stopped:
             setattr(registers, name, value & _NOWHERE)
         _ask(_SETREGS, self.tid, registers)
         try:
-            self._go_on_to_system_call(within_s)
+            # It may enter any call, if its code was changed; so it is given a limit, whoever asks.
+            self._go_on_to_system_call(within_s or _ENTERS_WITHIN_S)
         except TimeoutError:
             self._leave_out_system_call(registers)
             raise _not_running(self._pid) from None
-        # In the kernel it waits for nobody.
-        self._go_on_to_system_call(None)
+        if not self._is_entering(number, arguments):
+            _ask(_SETREGS, self.tid, registers)
+            raise Refused(f"PID {self._pid} has changed the code of its vdso meanwhile")
+        with _filters_suspended(self._pid, self.tid):
+            # In the kernel it waits for nobody.
+            self._go_on_to_system_call(None)
         _ask(_GETREGS, self.tid, registers)
         width = ctypes.c_int32 if self.is_compat else ctypes.c_int64
         return int(width(registers.rax).value)
+
+    def _is_entering(self, number: int, arguments: tuple[int, ...]) -> bool:
+        """Whether what it is about to make is this call, by the instruction that we have chosen."""
+        told = ctypes.create_string_buffer(_SYSCALL_INFO.size)
+        with suppress(OSError):  # a kernel before 5.3 does not say
+            _ask(_GET_SYSCALL_INFO, self.tid, told, len(told))
+        kind, architecture, place, _, found, *given = _SYSCALL_INFO.unpack_from(told)
+        widest = _COMPAT_WIDEST if self.is_compat else _NOWHERE
+        is_ours = (kind, architecture, found) == (_ENTRY, _ARCHITECTURES[self.is_compat], number)
+        is_here = place == self._instruction + _INSTRUCTION_BYTES
+        return (
+            is_ours
+            and is_here
+            and all(one & widest == other & widest for one, other in zip(arguments, given, strict=False))
+        )
 
     @contextmanager
     def lent(self, content: bytes) -> Iterator[int]:
@@ -205,19 +236,37 @@ def _state(pid: int, tid: int) -> str:
 
 
 def _seize(pid: int, tid: int) -> None:
+    """Not with its filters suspended: it runs for some microseconds more, and could make any call."""
     try:
-        _ask(_SEIZE, tid, _TRACESYSGOOD | _SUSPEND_SECCOMP)
+        _ask(_SEIZE, tid, _TRACESYSGOOD)
     except ProcessLookupError:
         raise Refused(f"PID {pid} has ended") from None
     except OSError as error:
         process = proc.read_process(pid)
         if process and process.tracer:
             raise _traced(pid, process.tracer) from None
-        # Without this a filter would kill the program for a call that it did not make.
+        raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
+
+
+@contextmanager
+def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
+    """While it is stopped where it enters a call, before they are asked: else they would kill the program for it.
+
+    Raises Refused, with the call left out, where they cannot be suspended.
+    """
+    try:
+        _ask(_SETOPTIONS, tid, _TRACESYSGOOD | _SUSPEND_SECCOMP)
+    except OSError as error:
+        registers = _Registers()
+        _ask(_GETREGS, tid, registers)
+        registers.orig_rax = _NOWHERE
+        _ask(_SETREGS, tid, registers)
         raise Refused(
             f"PID {pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ) from None
+    yield
+    _ask(_SETOPTIONS, tid, _TRACESYSGOOD)
 
 
 def _stop(pid: int, tid: int) -> None:
