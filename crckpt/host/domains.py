@@ -5,6 +5,9 @@ the same user and fewer rights. So one is started for that, and the process is m
 the other (kcmp(2)): only a domain forbids it. Where something else could (another security module with a label for it,
 another user or PID namespace) nothing is known.
 
+That other process belongs to the user of the program: who may look into it, stop it, and put code of their own into it.
+So it is a program of its own, in which nothing of ours is left: no memory, descriptor, terminal or keyring.
+
 Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kernel/kcmp.c.
 """
 
@@ -14,18 +17,19 @@ import ctypes
 import errno
 import os
 import re
-import signal
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, NoReturn
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
-from crckpt.host import proc, procfs
+from crckpt.errors import HostCannot
+from crckpt.host import keyrings, proc, procfs, run
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET: Final = 444
 _VERSION: Final = 1
-_CAPSET: Final = {"x86_64": 126}.get(os.uname().machine, 91)
-_SET_DUMPABLE: Final = 4
+_READY_WITHIN_S: Final = 2.0
 
 
 def kernel_has_landlock() -> bool:
@@ -34,22 +38,19 @@ def kernel_has_landlock() -> bool:
 
 
 def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
-    """`compares_with` has the process compare its memory with that of a PID: its answer, or minus the errno."""
+    """`compares_with` has the process compare its memory with that of a PID: its answer, or minus the errno.
+
+    For a process that has nothing else to do: its session keyring becomes another. Raises HostCannot if the user of the
+    program, or its system, did not let it be tried.
+    """
     if not kernel_has_landlock() or not _may_be_known(pid):
         return False
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _wait_as(pid, writer)
-    os.close(writer)
-    try:
-        if not os.read(reader, 1):
-            return False
-        return compares_with(child) == -errno.EPERM
-    finally:
-        os.close(reader)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    with _other_process(pid) as other:
+        answer = compares_with(other)
+    # That of a kernel without kcmp.
+    if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
+        raise HostCannot(f"PID {pid} could not be compared with another: {os.strerror(-answer)}")
+    return answer == -errno.EPERM
 
 
 def _may_be_known(pid: int) -> bool:
@@ -60,18 +61,40 @@ def _may_be_known(pid: int) -> bool:
     return True
 
 
-def _wait_as(pid: int, ready: int) -> NoReturn:
-    """As a process of the same user and groups, without any right that it may lack, until it is ended."""
+@contextmanager
+def _other_process(pid: int) -> Iterator[int]:
+    """One of the same user and group, without any right that the process may lack: it has said that it runs."""
+    said = procfs.text(f"/proc/{pid}/status")
+    uid, gid = (int(found.split()[0]) for found in re.findall(r"^[UG]id:\s*(.*)$", said, re.MULTILINE))
+    # Root gets all that it is not denied when it executes a program.
+    denied = () if uid else ("--bounding-set=-all",)
+    ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)
+    _leave_session_keyring()
+    listened, asks = os.pipe2(os.O_CLOEXEC)
+    hears, answers = os.pipe2(os.O_CLOEXEC)
     try:
-        said = procfs.text(f"/proc/{pid}/status")
-        uid, gid = (int(found.split()[0]) for found in re.findall(r"^[UG]id:\s*(.*)$", said, re.MULTILINE))
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        # Version 3 of the capabilities' header, and no capability at all.
-        _LIBC.syscall(_CAPSET, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-        _LIBC.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
-        os.write(ready, b".")
-        signal.pause()
+        child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
+        try:
+            os.close(answers)
+            answers = -1
+            os.write(asks, b".")
+            if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
+                raise HostCannot(f"no other process of user {uid} could be started to compare PID {pid} with")
+            yield child.pid
+        finally:
+            child.kill()
+            # Whoever traces it decides when its end is told: we are not to wait for that.
+            child.let_go()
     finally:
-        os._exit(0)
+        for descriptor in (listened, asks, hears, answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _leave_session_keyring() -> None:
+    """What we start from now on gets a new one: whoever has ours may read the keys in it."""
+    try:
+        keyrings.join_new()
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise HostCannot(str(error)) from error
