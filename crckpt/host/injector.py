@@ -30,6 +30,8 @@ _NUMBERS: Final = {False: (323, 3), True: (374, 6)}
 _USER_MODE_ONLY: Final = 1
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
 _MOST: Final = 4096
+_PATIENCE_S: Final = 15.0
+"""For one process."""
 
 
 class Taken(Struct, frozen=True):
@@ -64,12 +66,17 @@ def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
             child = run.start(
                 words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[2]
             )
-        found = {taken.pid: taken for taken in _answers(ours)}
-        status = child.wait()
-    return tuple(
-        found.get(pid) or Taken(pid, -1, f"the helper that was to enter PID {pid} ended with {status}")
-        for pid in wanted
-    )
+        ours.settimeout(_PATIENCE_S)
+        found: dict[int, Taken] = {}
+        try:
+            for taken in _answers(ours):
+                found[taken.pid] = taken
+            why = f"ended with {child.wait()}"
+        except TimeoutError:
+            # Killed amid a call it would take the process with it; and it may wait for what only the program can give.
+            child.let_go()
+            why = f"was kept waiting for {_PATIENCE_S:g} s"
+    return tuple(found.get(pid) or Taken(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted)
 
 
 def _answers(listening: socket.socket) -> Iterable[Taken]:

@@ -37,6 +37,9 @@ _KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
 _MADVISE, _MADVISE_32, _DONTNEED = 28, 219, 4
 _NODES: Final = 1024
 _MOST_ERRNO: Final = 4095
+_PATIENCE_S: Final = 15.0
+"""For one process."""
+_KEPT_WAITING: Final = f"the helper that was to enter it was kept waiting for {_PATIENCE_S:g} s"
 
 LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 """What becomes of new maps of a process: mlockall(2)."""
@@ -67,7 +70,11 @@ class Answer(Struct, frozen=True):
 
 
 def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
-    """Do it, in a helper process, and wait for that; one answer for each order. Takes about 0.1 s and 1 ms for each."""
+    """Do it, in a helper process, and wait for that; one answer for each order. Takes about 0.1 s and 1 ms for each.
+
+    A helper that is kept waiting is left alone: killed amid a call it would take the process with it, and one that
+    waits for a file system of the program's own cannot be killed.
+    """
     if not orders:
         return ()
     with _memory() as said, _memory() as answers:
@@ -75,12 +82,22 @@ def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
         os.lseek(said, 0, os.SEEK_SET)
         words = (sys.executable, "-P", "-m", __name__, str(said), str(answers))
         child = run.start(words, output=Path(os.devnull), keep=(said, answers), python_path=Path(__file__).parents[2])
-        status = child.wait()
+        has_ended = _ended(child, answers)
+        why = f"the helper that was to enter processes ended with {child.wait()}" if has_ended else _KEPT_WAITING
         os.lseek(answers, 0, os.SEEK_SET)
-        found = _all(answers)
-    if status == 0:
-        return msgspec.json.decode(found, type=tuple[Answer, ...])
-    return (Answer(why=f"the helper that was to enter processes ended with {status}"),) * len(orders)
+        found = [msgspec.json.decode(line, type=Answer) for line in _all(answers).splitlines()]
+    return (*found, *(Answer(why=why) for _ in orders[len(found) :]))
+
+
+def _ended(child: run.Child, answers: int) -> bool:
+    """Wait for the helper to end, as long as it comes on; whether it has. Else it is not waited for any more."""
+    written = -1
+    while (now := os.fstat(answers).st_size) != written:
+        written = now
+        if child.ends_within(_PATIENCE_S):
+            return True
+    child.let_go()
+    return False
 
 
 @contextmanager
@@ -99,8 +116,8 @@ def _all(descriptor: int) -> bytes:
 def main(words: list[str]) -> int:
     """Follow the orders, and write down what became of each."""
     said, answers = (int(word) for word in words)
-    orders = msgspec.json.decode(_all(said), type=tuple[Order, ...])
-    os.write(answers, msgspec.json.encode(tuple(_answer(order) for order in orders)))
+    for order in msgspec.json.decode(_all(said), type=tuple[Order, ...]):
+        os.write(answers, msgspec.json.encode(_answer(order)) + b"\n")
     return 0
 
 
