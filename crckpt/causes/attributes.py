@@ -13,6 +13,12 @@ ATTRIBUTES = (
         _ALLOW,
     ),
     Cause(
+        "unasked-lost",
+        "process {pid} ({comm}) may have been confined by Landlock or PR_SET_MDWE, and could not be asked; "
+        "a restore cannot confine it again",
+        _ALLOW,
+    ),
+    Cause(
         "cgroup-namespace-lost",
         "process {pid} ({comm}) has its own cgroup namespace, which a restore cannot make again",
         _ALLOW,

@@ -28,6 +28,7 @@ from crckpt.images.sockets import UnixSocket
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
     BY_NAME,
+    UNASKED,
     Group,
     Judgement,
     Landing,
@@ -77,6 +78,9 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]
         elif answer.values.get("landlock"):
             findings.setdefault("landlock", cause("needs-allow-weaker").told(what="Landlock", **named))
         asked[process.pid] = answer.values
+        # It may have seen to it that it cannot be asked, to be restored without what confines it.
+        if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
+            asked[process.pid] = {UNASKED: (1,)}
     return asked, tuple(findings.values())
 
 
@@ -139,10 +143,10 @@ def _labels(pid: int) -> Iterator[tuple[str, str]]:
                 yield name, label
 
 
-def _has_hint(pid: int) -> bool:
+def _has_hint(pid: int, names: tuple[str, ...] = ("NoNewPrivs", "Seccomp", "VmLck")) -> bool:
     with suppress(OSError):
         status = procfs.text(f"/proc/{pid}/status")
-        said = (status.partition(f"\n{name}:")[2].split(None, 1) for name in ("NoNewPrivs", "Seccomp", "VmLck"))
+        said = (status.partition(f"\n{name}:")[2].split(None, 1) for name in names)
         return any(words and words[0] != "0" for words in said)
     return False
 

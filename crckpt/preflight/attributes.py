@@ -147,6 +147,8 @@ ATTRIBUTES: Final = (
 BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
 
 LANDLOCK: Final = "landlock"
+UNASKED: Final = "unasked"
+"""Of a process that may be confined, and could not be asked."""
 _OF_SESSION: Final = "autogroup_nice"
 LIMITS: Final = ("memory", "swap", "pids", "cpu")
 RULES: Final = ("devices", "network")
@@ -328,6 +330,8 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
         named = {"pid": process.pid, "comm": comms[process.pid]}
         if process.values.get(LANDLOCK):
             weaker.append(cause("landlock-lost").told(**named))
+        if process.values.get(UNASKED):
+            weaker.append(cause("unasked-lost").told(**named))
         if process.has_own_groups:
             weaker.append(cause("cgroup-namespace-lost").told(**named))
         weaker.extend(

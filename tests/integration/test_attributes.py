@@ -131,6 +131,18 @@ def test_a_program_that_cannot_be_asked_is_named(crckpt: Crckpt) -> None:
         tree.wait_gone()
 
 
+def test_a_program_that_may_be_confined_and_cannot_be_asked_is_not_restored_as_free(crckpt: Crckpt) -> None:
+    """It may have seen to that itself."""
+    with started(program("attributes", "no_new_privs", "landlock", "dispatch")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        before = tree.counters()
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"process {tree.pid} (python3) may have been confined by Landlock" in said.err
+        crckpt.run("restore", JOB, "--detach", "--allow-weaker")
+        tree.wait_growth(before)
+
+
 def test_a_rehearsal_puts_them_back_too(crckpt: Crckpt) -> None:
     with started(program("attributes", "affinity", "mdwe", "mlock_future", "personality")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from entering import compiled, running
 
-from crckpt.host import attributes, cgroups
-from crckpt.host.domains import kernel_has_landlock
+from crckpt.errors import HostCannot
+from crckpt.host import attributes, cgroups, inside
+from crckpt.host.domains import has_landlock_domain, kernel_has_landlock
 from crckpt.host.inside import LOCKED_AT_ONCE, Order, enter
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
@@ -65,6 +71,79 @@ def test_a_landlock_domain_is_found_whoever_has_it(user: str, confined: str) -> 
         (answer,) = enter([Order(process.pid, process.pid, "ask")])
         assert answer.why == ""
         assert ("landlock" in answer.values) == (confined == "confined")
+
+
+@needs_root
+@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
+def test_what_a_program_is_compared_with_has_nothing_of_ours() -> None:
+    """It belongs to the program's user, who may look into it, and put code into it."""
+    seen: dict[str, object] = {}
+
+    def look(other: int) -> int:
+        place = Path(f"/proc/{other}")
+        seen["words"] = (place / "cmdline").read_bytes()
+        seen["descriptors"] = sorted(int(entry.name) for entry in (place / "fd").iterdir())
+        seen["files"] = {str(entry.readlink()).partition(":")[0] for entry in (place / "fd").iterdir()}
+        seen["session"] = os.getsid(other) == other
+        seen["owner"] = place.stat().st_uid
+        return 0
+
+    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process:
+        assert not has_landlock_domain(process.pid, look)
+    assert seen == {"words": b"cat\0", "descriptors": [0, 1, 2], "files": {"pipe"}, "session": True, "owner": 65534}
+
+
+@needs_root
+@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
+def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
+    def end(other: int) -> int:
+        os.kill(other, signal.SIGKILL)
+        return -errno.ESRCH
+
+    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "confined") as process, pytest.raises(HostCannot):
+        has_landlock_domain(process.pid, end)
+
+
+@needs_root
+def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a file system of the program's own, in which its memory lies: not even a SIGKILL would end it."""
+    monkeypatch.setattr(inside, "_PATIENCE_S", 1.0)
+    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process, ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(enter, [Order(process.pid, process.pid, "ask")] * 50)
+        while not (found := _helpers()):
+            assert not entered.done()
+        (helper,) = found
+        os.kill(helper, signal.SIGSTOP)
+        try:
+            answers = entered.result(20)
+        finally:
+            os.kill(helper, signal.SIGCONT)
+            os.waitpid(helper, 0)
+    assert len(answers) == 50
+    assert "kept waiting" in answers[-1].why
+
+
+def _helpers() -> list[int]:
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "crckpt.host.inside" in child.cmdline():
+                found.append(child.pid)
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["spins", "changes"])
+def test_a_filter_of_system_calls_lets_through_nothing_but_our_own(tmp_path: Path, how: str) -> None:
+    """Neither while the thread comes to its stop, nor by code that another thread puts in the place of our call."""
+    program, made = compiled("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
+    with running(program, how, str(made), ready="") as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            pytest.skip("the vdso cannot be changed here")
+        for _ in range(4):
+            enter([Order(process.pid, process.pid, "ask")] * 8)
+        assert not made.exists()
 
 
 @needs_root
