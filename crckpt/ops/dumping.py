@@ -32,6 +32,7 @@ from crckpt.ops.gated import gated
 from crckpt.ops.incremental import Tracked, way
 from crckpt.ops.pre_copy import pre_copy
 from crckpt.ops.request import Request
+from crckpt.ops.series import check_series
 from crckpt.ops.subject import Copying, Subject, Unfit, looked_at_again, succeeded
 from crckpt.preflight.dump import Plan
 from crckpt.store import Checkpoint, NewCheckpoint, ingest, is_blank, load
@@ -68,6 +69,7 @@ Running = Callable[[Dumped], None]
 
 def dumped(subject: Subject, place: Place, waiting: Started | None, running: Running) -> Dumped:
     """Dump the tree, by the CRIU that is `waiting` if it suits, and store its checkpoint; as `dump` says."""
+    check_series(subject, place.repository)
     with ExitStack() as stack:
         subject = pre_copy(_followed_by(subject, stack), place.repository, place.work, place.staging)
         if waiting is not None and (subject.way is not None or waiting.command != subject.command(waiting.paths)):
@@ -301,6 +303,7 @@ def _details(subject: Subject, asked: attributes.Asked) -> dict[str, object]:
             "pid": process.ns_pids[-1],
             "command_line": proc.command_line(process.pid),
             "directory": proc.working_directory(process.pid),
+            "uids": process.uids,
         }
         for process in subject.seen.tree.processes
     ]

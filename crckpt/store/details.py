@@ -19,6 +19,7 @@ class _Process(Struct, frozen=True):
     pid: Pid
     command_line: tuple[str, ...] = ()
     directory: str = ""
+    uids: tuple[Count, ...] = ()
 
 
 class _Details(Struct, frozen=True):

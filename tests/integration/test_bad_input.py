@@ -36,6 +36,32 @@ def test_negative_pid_is_no_option(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "--", "-5", names=("'-5' is not a PID",))
 
 
+def test_a_program_does_not_choose_into_whose_series_it_comes(crckpt: Crckpt) -> None:
+    """It calls itself as it likes; the job's next restore would be of it."""
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    with _sleeping() as ours, _sleeping(*as_nobody) as theirs:
+        for _ in range(2):
+            crckpt.run("dump", str(ours))
+        before = manifests(crckpt.store)
+        names = (f"process {theirs} calls itself sleep", f"user {NOBODY}", "the job sleep is of a program of user 0")
+        _refused(crckpt, USAGE, "dump", str(theirs), names=names)
+        assert manifests(crckpt.store) == before
+        for _ in range(2):
+            crckpt.run("dump", str(theirs), "theirs")
+
+
+@contextmanager
+def _sleeping(*words: str) -> Iterator[int]:
+    null = subprocess.DEVNULL
+    process = subprocess.Popen((*words, "sleep", "1000"), stdin=null, stdout=null, stderr=null, start_new_session=True)
+    try:
+        wait_for(lambda: psutil.Process(process.pid).name() == "sleep", 10, "the program")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
     """Ancestors of crckpt, the system's init and the kernel's own."""
     _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "ancestor of crckpt"))

@@ -1,0 +1,34 @@
+"""In whose series of checkpoints a tree comes that nobody has named a job for: a program calls itself as it likes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.ops.subject import Subject
+from crckpt.store import Repository
+from crckpt.store.details import read_details
+
+_ROOT = 0
+
+
+def check_series(subject: Subject, repository: Repository) -> None:
+    """Raise UsageError if the newest checkpoint of the job is of another user's program, and nobody named the job.
+
+    That series would end with this program: what restores the job, or keeps its newest checkpoints, would take it.
+    """
+    root = subject.seen.tree.root
+    if subject.request.job is not None or set(root.uids) == {_ROOT}:
+        return
+    series = repository.checkpoints(subject.job)
+    if not series:
+        return
+    with suppress(IntegrityError):
+        listed = read_details(repository, series[-1]).get("processes", ())
+        theirs = next((entry.get("uids", ()) for entry in listed if entry["pid"] == series[-1].tree[0].pid), ())
+        if theirs and tuple(theirs[:2]) != root.uids[:2]:
+            who = f"process {root.pid} calls itself {root.comm}, and belongs to user {root.uids[0]}"
+            raise UsageError(
+                f"{who}; the job {subject.job} is of a program of user {theirs[0]}",
+                hint=f"name the job that it is to be: crckpt dump {subject.request.target} JOB",
+            )
