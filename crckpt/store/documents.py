@@ -12,8 +12,8 @@ from crckpt.errors import IntegrityError
 _Document = TypeVar("_Document")
 
 
-def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], what: str, plain: Any = None) -> _Document:
-    """The document that `content` is; `what` names it in errors. `plain` is its type where that has no Raw.
+def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], name: str, plain: Any = None) -> _Document:
+    """The document that `content` is; `name` is for errors. `plain` is its type where that has no Raw.
 
     Raises IntegrityError if it is not JSON, or nested too deep; msgspec.ValidationError if it is of another type.
     """
@@ -29,4 +29,4 @@ def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], what: str, 
     except msgspec.ValidationError:
         raise
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise IntegrityError(f"{what} is damaged: {str(error) or type(error).__name__}") from error
+        raise IntegrityError(f"{name} is damaged: {str(error) or type(error).__name__}") from error

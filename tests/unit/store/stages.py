@@ -45,6 +45,9 @@ ACTS = (
     Act("announce what is to be stored", "announce", ("job",)),
 )
 
+LOCK = Act("keep other restores out", "restoring", ("job",))
+"""A lock, which is of no use after a power cut."""
+
 REPAIR = Act("repair", "repair", ("/whole",))
 """Of what `spoil` leaves."""
 
@@ -94,7 +97,7 @@ def build(base: Path) -> Stage:
     repository.remove([gone.id])
     (repository.root / "cache/fingerprints" / first.packs[0].digest).unlink()
     repository.layout.fingerprint_key.unlink()
-    (repository.root / "tmp/1-dead/images").mkdir(parents=True)
+    (repository.root / "tmp/1-dead/images/below/below").mkdir(parents=True)
     (repository.root / "tmp/1-dead/images/core-1.img").touch()
     (base / "sets").mkdir()
     write_set(base / "sets/next", NEXT)

@@ -23,6 +23,7 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, ingest, load, materialise, repair
+from crckpt.store.restoring import restoring
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
@@ -111,6 +112,11 @@ def _announce(repository: Repository, job: str) -> None:
         pass
 
 
+def _keep_restores_out(repository: Repository, job: str) -> None:
+    with restoring(repository.layout, JobName(job)):
+        pass
+
+
 def _rm(repository: Repository, *refs: str) -> None:
     repository.remove([repository.resolve(ref) for ref in refs])
 
@@ -133,6 +139,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "rm": _rm,
     "gc": Repository.gc,
     "materialise": _restore,
+    "restoring": _keep_restores_out,
     "repair": _repair,
 }
 
