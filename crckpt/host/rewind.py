@@ -22,6 +22,7 @@ from crckpt.host.steps import step
 
 _COPIED_AT_ONCE: Final = 1 << 20
 _MOST_NAMES: Final = 1000
+_SECTOR: Final = 512
 _EXCHANGED: Final = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ENXIO})
 
 
@@ -38,13 +39,15 @@ def put_back_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
     with ExitStack() as stack:
         directory, file = _open(path, size, stack)
         name, tail = _make_beside(directory, file, kept, stack)
-        is_cut = False
+        is_cut, kept_bytes = False, 0
         try:
-            _copy(file, size, tail, "tail")
+            _check_room(file, size, tail, path)
+            _copy(file, size, tail, 0, "tail")
             step("tail.sync-directory", directory)
             os.fsync(directory)
-            # Other programs may have appended some more in the meantime.
-            _copy(file, size + os.fstat(tail).st_size, tail, "tail")
+            # Other programs may have appended some more in the meantime: once, whoever goes on is not waited for.
+            _copy(file, size + os.fstat(tail).st_size, tail, os.fstat(tail).st_size, "tail")
+            kept_bytes = os.fstat(tail).st_size
             resize(file, size, "rewound")
             is_cut = True
             yield
@@ -52,7 +55,7 @@ def put_back_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
             with interrupts_put_off():
                 # An interruption may come when the file is cut, and before `is_cut` says so.
                 if is_cut or os.fstat(file).st_size == size:
-                    _copy(tail, 0, file, "rewound")
+                    _copy(tail, 0, file, size, "rewound", kept_bytes or None)
                 _remove(directory, name, tail)
             raise
 
@@ -128,9 +131,37 @@ def _remove(directory: int, name: str, tail: int) -> None:
             os.unlink(name, dir_fd=directory)
 
 
-def _copy(source: int, start: int, target: int, what: str) -> None:
-    """Append what `source` has from `start` on to `target`, durably."""
-    while content := os.pread(source, _COPIED_AT_ONCE, start):
+def _check_room(file: int, size: int, tail: int, path: Path) -> None:
+    """Raises OSError if what came after does not fit on the disk beside what root alone may use."""
+    found = os.fstatvfs(tail)
+    status = os.fstat(file)
+    wanted = min(status.st_size - size, status.st_blocks * _SECTOR)
+    if wanted > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _copy(source: int, start: int, target: int, at: int, what: str, most: int | None = None) -> None:
+    """Append what `source` has from `start` on, as it is now, to `target`, which has `at` bytes; durably.
+
+    At most `most` bytes. What grows meanwhile is not waited for. Holes are holes again: a log may declare terabytes.
+    """
+    end = os.fstat(source).st_size if most is None else min(os.fstat(source).st_size, start + most)
+    shift = at - start
+    while start < end:
+        try:
+            start = os.lseek(source, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            start = end  # a hole until the end
+        if start > end or start + shift > os.fstat(target).st_size:
+            resize(target, min(start, end) + shift, what)
+        if start >= end:
+            break
+        hole = os.lseek(source, start, os.SEEK_HOLE)
+        content = os.pread(source, min(_COPIED_AT_ONCE, end - start, hole - start), start)
+        if not content:
+            break
         write(target, content, what)
         start += len(content)
     sync(target, what)

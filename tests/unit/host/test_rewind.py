@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,45 @@ def test_other_threads_keep_their_rights(others: Path) -> None:
     with file_rights_of(_USER, _USER), pytest.raises(PermissionError):
         os.open(others.with_name("victim"), os.O_RDONLY)
     os.close(os.open(others.with_name("victim"), os.O_RDONLY))
+
+
+def test_a_log_that_declares_terabytes_takes_none(log: Path, tmp_path: Path) -> None:
+    """Its owner makes it so long by a hole, which is none of the disk's."""
+    end, size = b"the end", 1 << 40
+    with log.open("r+b") as file:
+        file.seek(size)
+        file.write(end)
+    kept = tmp_path / "kept"
+    with suppress(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+        assert (log.stat().st_size, kept.stat().st_size) == (4, size + len(end) - 4)
+        assert kept.stat().st_blocks * 512 < 1 << 20
+        with kept.open("rb") as file:
+            assert file.read(10) == b"new lines\0"
+            file.seek(size - 4)
+            assert file.read() == end
+        raise KeyboardInterrupt
+    assert (log.stat().st_size, log.stat().st_blocks * 512 < 1 << 20) == (size + len(end), True)
+    with log.open("rb") as file:
+        assert file.read(14) == b"old new lines\0"
+
+
+def test_whoever_appends_all_the_time_is_not_waited_for(log: Path, tmp_path: Path) -> None:
+    """Each write of ours is followed by one of theirs, to the log and to what is kept of it."""
+    written = 0
+
+    def append(name: str, _operands: tuple[object, ...]) -> None:
+        nonlocal written
+        if name in ("tail.write", "rewound.write"):
+            written += 1
+            assert written < 100
+            for path in (log, tmp_path / "kept"):
+                with path.open("ab") as file:
+                    file.write(b"more")
+
+    steps.watch(append)
+    try:
+        with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+            raise KeyboardInterrupt
+    finally:
+        steps.watch(None)
+    assert log.read_bytes().startswith(b"old ")
