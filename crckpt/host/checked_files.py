@@ -50,6 +50,22 @@ def open_checked(
     return _open(path, most, within, owner, mode)[0]
 
 
+def open_regular(path: str | Path) -> tuple[int | None, int]:
+    """Open what `path` leads to, links included, if that is a regular file: its descriptor, and its mode in any case.
+
+    Nothing else is opened: some devices act when they are, and a FIFO lets go on who waits at it. Raises OSError.
+    """
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(found).st_mode
+        if not stat.S_ISREG(mode):
+            return None, mode
+        # A lease that somebody has must not make us wait.
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
+    finally:
+        os.close(found)
+
+
 def read_checked(path: str | Path, most: int, *, within: int | None = None, owner: int | None = None) -> bytes:
     """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
     descriptor, size = _open(path, most, within, owner)

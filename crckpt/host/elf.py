@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import struct
+
+from crckpt.host.checked_files import open_regular
 
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
@@ -24,12 +25,11 @@ def build_id(path: str) -> bytes | None:
 
     Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
     """
-    # Whoever owns the path may have put a FIFO or a device there, which must not block us.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    # Whoever owns the path may have put a FIFO or a device there.
+    descriptor, _ = open_regular(path)
+    if descriptor is None:
+        return None
     try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            return None
         start = os.pread(descriptor, _USUALLY, 0)
         if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
             return None

@@ -8,6 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.checked_files import open_regular
+
 MOST: Final = 16 << 20
 """Bytes of a log that are kept: half from its begin, half from its end."""
 MOST_STREAMED: Final = 256 << 20
@@ -35,11 +37,10 @@ def read_file_ends(path: Path, most: int = MOST) -> bytes:
 
     Raises NoFileError if it is none, OSError if it cannot be read. Links are followed: whoever calls named the file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor, mode = open_regular(path)
+    if descriptor is None:
+        raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is no file"))
     try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is no file"))
         return _ends(descriptor, most)
     finally:
         os.close(descriptor)

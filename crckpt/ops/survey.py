@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,9 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
     found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
-    now = (elf.build_id(path) if file.build_id else None) or b""
+    now = b""
+    with suppress(OSError):  # it has gone, or somebody has a lease on it
+        now = (elf.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
     return FileNow(found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked)
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "pipe is a named pipe, not a file\n" in explained(str(tmp_path / "pipe"), status=2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
-        assert "cannot read the log" in explained(str(tmp_path / "socket"), status=2)
+        assert "socket is a socket, not a file\n" in explained(str(tmp_path / "socket"), status=2)
 
 
 def test_a_closed_stdin_is_an_empty_one() -> None:

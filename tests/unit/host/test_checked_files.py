@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from crckpt.errors import IntegrityError
+from crckpt.host import elf
 from crckpt.host.checked_files import check_directory, open_checked, open_directory, read_checked
+from crckpt.host.ends import read_file_ends
 from crckpt.host.files import open_lock, remove_tree
 
 NOBODY = 65534
@@ -137,3 +142,23 @@ def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
     os.close(here)
     remove_tree(tmp_path / ("d" * 200), "test")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("read", [elf.build_id, read_file_ends])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
+    """A device may act when it is opened (a watchdog, a tape). A FIFO lets go on who waits at it, as is seen here."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "link").symlink_to(fifo)
+    with subprocess.Popen(["/bin/sh", "-c", "echo; : > fifo"], cwd=tmp_path, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        wait = Path(f"/proc/{writer.pid}/wchan")
+        deadline = time.monotonic() + 10
+        while "fifo" not in wait.read_text() and "wait_for_partner" not in wait.read_text():
+            assert time.monotonic() < deadline, wait.read_text()
+        with suppress(OSError):
+            assert read(str(tmp_path / "link")) is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            writer.wait(timeout=0.3)
+        writer.kill()

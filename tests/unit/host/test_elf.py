@@ -92,8 +92,7 @@ def test_a_segment_that_lies_nowhere(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         elf.build_id(str(tmp_path / "none"))
-    with pytest.raises(IsADirectoryError):
-        elf.build_id(str(tmp_path))
+    assert elf.build_id(str(tmp_path)) is None
 
 
 def test_a_fifo_in_its_place_blocks_nobody(tmp_path: Path) -> None:
