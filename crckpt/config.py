@@ -38,7 +38,7 @@ def parse(text: str, name: str) -> Config:
     try:
         document = yaml.safe_load(text)
     except RecursionError:
-        raise UsageError(f"{name} is not YAML: it is nested too deep", hint=f"mend {name}") from None
+        raise UsageError(f"{name} is not valid YAML: it is nested too deeply", hint=f"correct {name}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"mend {name}") from error
     entries = {} if document is None else document

@@ -129,7 +129,7 @@ def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
 
 
 def _no_memory(command: str) -> HostCannot:
-    hint = "free memory, or raise the limit (ulimit -v, MemoryMax=)"
+    hint = "free memory, or raise the limit: ulimit -v unlimited; systemd: MemoryMax=infinity"
     return HostCannot(f"the host has too little memory for crckpt {command}", hint=hint)
 
 

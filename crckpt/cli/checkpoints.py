@@ -27,9 +27,9 @@ def list_checkpoints(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List checkpoints in the order of their storing: when, how long the tree was frozen, how many bytes each added.
+    """List checkpoints in the order in which they were stored: time, length of the freeze, bytes that each added.
 
-    `in the future`: its clock was wrong, or ours is. JOB names the last of a job in any case.
+    `in the future` marks a time after now: the clock was wrong then, or is now. JOB still names the last one.
     """
     from crckpt.ops.list import list_checkpoints as perform
 

@@ -47,7 +47,7 @@ def dump(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="With --stop: end the tree, too, if it holds what no test has shown to come back."
+            "--force", help="With --stop: end the tree even if no test covers the restore of a resource that it uses."
         ),
     ] = False,
     tcp: TcpOption = None,
@@ -55,8 +55,8 @@ def dump(
         bool,
         typer.Option(
             "--skip-in-flight",
-            help="Leave out TCP connections that the program has not accepted yet: after a restore they are gone, and "
-            "with --stop their peers see them reset.",
+            help="Leave out TCP connections that the program has not accepted yet. They are gone after a restore; "
+            "with --stop their peers see a reset.",
         ),
     ] = False,
     tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a name: JOB:TAG.")] = None,

@@ -55,8 +55,8 @@ def restore(
         bool,
         typer.Option(
             "--allow-weaker",
-            help="Restore a program that would be less confined than it was (Landlock, a cgroup namespace, rules of "
-            "its control group). What gets weaker is said.",
+            help="Restore a program even if it gets less confined than before (Landlock, a cgroup namespace, rules of "
+            "its control group). crckpt says what gets weaker.",
         ),
     ] = False,
     store: options.Store = None,

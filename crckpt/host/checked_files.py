@@ -137,7 +137,7 @@ def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int
         raise IntegrityError(f"{path} is {kind_of(found.st_mode)}, not a regular file")
     _check_owner(found, path, owner)
     if most is not None and found.st_size > most:
-        raise IntegrityError(f"{path} has {found.st_size} bytes, more than the {most} that such a file may have")
+        raise IntegrityError(f"{path} has {found.st_size} bytes; such a file may have at most {most}")
 
 
 def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> None:
@@ -145,10 +145,10 @@ def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> No
     is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
     # Some file systems say nothing of blocks; of holes they then say nothing either.
     if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
-        raise IntegrityError(f"{path} has {found.st_size} bytes, and is a hole but for {stored}")
+        raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def _check_owner(found: os.stat_result, path: str | Path, owner: int | None) -> None:
     if found.st_uid not in (_ROOT, os.geteuid(), owner):
-        raise IntegrityError(f"{path} belongs to uid {found.st_uid}, neither to root nor to us")
+        raise IntegrityError(f"{path} belongs to uid {found.st_uid}, not to root or the user of crckpt")

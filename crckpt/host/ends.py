@@ -39,7 +39,7 @@ def read_file_ends(path: Path, most: int = MOST) -> bytes:
     """
     descriptor, mode = open_regular(path)
     if descriptor is None:
-        raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is no file"))
+        raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a file"))
     try:
         return _ends(descriptor, most)
     finally:

@@ -45,8 +45,8 @@ class HeldProcess:
         if self.has_its_number:
             return
         now = proc.read_process(self.pid)
-        whose = f", and its number belongs to another process now ({now.comm})" if now is not None else ""
-        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="look whether the program runs under another PID")
+        whose = f", and another process ({now.comm}) now has its number" if now is not None else ""
+        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="find its PID, if it runs again: pgrep -l NAME")
 
     @property
     def is_replaced(self) -> bool:

@@ -83,7 +83,7 @@ def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
         words = (sys.executable, "-P", "-m", __name__, str(said), str(answers))
         child = run.start(words, output=Path(os.devnull), keep=(said, answers), python_path=Path(__file__).parents[2])
         has_ended = _ended(child, answers)
-        why = f"the helper that was to enter processes ended with {child.wait()}" if has_ended else _KEPT_WAITING
+        why = f"crckpt's helper process ended with status {child.wait()}" if has_ended else _KEPT_WAITING
         os.lseek(answers, 0, os.SEEK_SET)
         found = [msgspec.json.decode(line, type=Answer) for line in _all(answers).splitlines()]
     return (*found, *(Answer(why=why) for _ in orders[len(found) :]))
@@ -131,7 +131,7 @@ def _answer(order: Order) -> Answer:
     except HostCannot as error:
         return Answer(why=error.message)
     except (OSError, ValueError) as error:
-        return Answer(why=f"PID {order.pid} cannot be entered: {error}")
+        return Answer(why=f"crckpt cannot attach to PID {order.pid}: {error}")
 
 
 def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -252,7 +252,7 @@ def _lent(order: Order) -> Iterator[None]:
 
 def _checked(answer: int) -> None:
     if answer < 0:
-        raise OSError(-answer, f"its tracer does not lend it: {os.strerror(-answer)}")
+        raise OSError(-answer, f"its tracer does not hand it over: {os.strerror(-answer)}")
 
 
 if __name__ == "__main__":

@@ -38,4 +38,4 @@ def own_session() -> SessionKeyring | None:
 def join_new() -> None:
     """From now on what this thread starts has a new, empty session keyring. Raises OSError."""
     if int(_LIBC.syscall(_KEYCTL, _JOIN, None)) < 0:
-        raise OSError(ctypes.get_errno(), f"no session keyring can be made: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"cannot make a session keyring: {os.strerror(ctypes.get_errno())}")

@@ -86,7 +86,7 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
 
 
 def _exchanged(path: Path) -> RestoreFailed:
-    return RestoreFailed(f"{path} was exchanged a moment ago", hint="see what became of it, and try again")
+    return RestoreFailed(f"another file replaced {path} a moment ago", hint=f"look at it, then try again: ls -l {path}")
 
 
 def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tuple[str, int]:
@@ -108,7 +108,7 @@ def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tu
                 break
         else:
             raise RestoreFailed(
-                f"what came after in a file cannot be kept: {names[0]} and {len(names) - 1} more are there",
+                f"there is no free name for the later lines of a file: {names[0]} and {len(names) - 1} more exist",
                 hint=f"remove {wanted}* if nobody needs them, then try again",
             )
     stack.callback(os.close, tail)

@@ -61,8 +61,8 @@ def _of_pidfile(name: str) -> int:
     users = frozenset(process.uids)
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
-            f"the pidfile {name} cannot be trusted to name {process.comm} (PID {pid}): {intruder}",
-            hint=f"if it is the right process, give its PID: {pid}; else keep the file in a directory of root's",
+            f"the pidfile {name} names {process.comm} (PID {pid}), and others can change it: {intruder}",
+            hint=f"if this is the right process, give its PID: {pid}; else keep the file in a directory of root's",
         )
     return pid
 

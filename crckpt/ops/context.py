@@ -70,8 +70,8 @@ def need_staging(context: Context) -> None:
     os.close(descriptor)
     if intruder := find_intruder(entries, frozenset({os.geteuid()})):
         raise UsageError(
-            f"--staging: {context.staging} is no safe place for a program's memory: {intruder}",
-            hint="name a directory that belongs to root, and all above it too",
+            f"--staging: others can replace {context.staging}, which holds a program's memory: {intruder}",
+            hint="name a directory that belongs to root, like all directories above it",
         )
 
 

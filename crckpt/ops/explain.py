@@ -31,8 +31,8 @@ def read_log(log: Path) -> bytes:
         raise UsageError(f"{_name(log)} {error.strerror}", hint="give a file, or - for what comes on stdin") from error
     except EndlessError as error:
         raise UsageError(
-            f"{_name(log)} {error.strerror}: no log of CRIU is",
-            hint="give its end: tail -c 8M LOG | crckpt explain -",
+            f"{_name(log)} {error.strerror}: it is not a log of CRIU",
+            hint="pass only its end: tail -c 8M LOG | crckpt explain -",
         ) from error
     except OSError as error:
         raise UsageError(

@@ -97,8 +97,8 @@ def explained(
         finding = next((found for found in seen if found.key in known), told.finding)
         return kind(f"{what} failed: {finding.what}{where}{state}", hint=finding.remedy, causes=told.lines)
     if outcome.hung:
-        said = f"CRIU made no progress for {QUIET_S:g} s, and was ended"
-        hint = "crckpt doctor says what this host can do; try again if a process of the tree was killed meanwhile"
+        said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
+        hint = "check this host: crckpt doctor; if a process of the tree was killed meanwhile, try again"
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
     how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
     said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"

@@ -391,8 +391,8 @@ def _ended(root: int, new: namespace.PidNamespace | None) -> Iterator[Finding]:
         yield cause("root-ended").told(pid=str(root))
         return
     raise RestoreFailed(
-        f"the tree was restored, and its root, PID {root}, ended at once{ending.how}; nothing is left behind",
-        hint="see what the program says: crckpt restore without --detach",
+        f"the root of the restored tree, PID {root}, ended at once{ending.how}; nothing is left behind",
+        hint="read the program's output: crckpt restore REF, without --detach",
     )
 
 

@@ -158,7 +158,7 @@ def _sizes(directory: Path) -> dict[str, int]:
         if path.name == PARENT and path.is_symlink():
             continue
         if IMAGE.fullmatch(path.name) is None:
-            raise IntegrityError(f"{str(path)!r} is no name of an image")
+            raise IntegrityError(f"{str(path)!r} is not the name of an image")
         with opened_image(path) as descriptor:
             sizes[path.name] = os.fstat(descriptor).st_size
     return sizes
@@ -190,7 +190,7 @@ def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | Non
     try:
         extents = chain.placed(directory, pagemap, ())
     except RecursionError:
-        raise IntegrityError(f"{name}: the sets before it are too many") from None
+        raise IntegrityError(f"{name}: it has too many parent image sets") from None
     in_base = extents["pack"] == _IN_BASE
     # What is left and what is not is put together by the addresses.
     if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():

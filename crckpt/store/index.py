@@ -128,9 +128,9 @@ def _taken_apart(content: bytes) -> tuple[_Header, Extents]:
     # An extent has a page at least.
     crowded = (entry.name for entry in header.files if entry.extents > entry.pages)
     if extents > MOST_EXTENTS or next(crowded, None) is not None:
-        raise IntegrityError(f"the index says that it has {extents} extents, more than its files can have")
+        raise IntegrityError(f"the index declares {extents} extents, more than its files can have")
     if sum(entry.pages for entry in header.files) > _MOST_PAGES:
-        raise IntegrityError("the index says that its files have more pages than a checkpoint can have")
+        raise IntegrityError("the index declares more pages than a checkpoint can have")
     return header, decode_columns(content[start:], extents)
 
 
@@ -139,7 +139,7 @@ def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
         raise StoreUnusable(f"the index has a file of kind {entry.kind!r}", hint="use the newest crckpt")
     for name in (entry.name, *([entry.pagemap] if entry.pagemap else [])):
         if IMAGE.fullmatch(name) is None:
-            raise IntegrityError(f"the index names a file {name!r}")
+            raise IntegrityError(f"{name!r} in the index is not the name of an image")
     if int(extents["count"].sum(dtype=np.uint64)) != entry.pages:
         raise IntegrityError(f"the index has too few or too many pages of {entry.name}")
     return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)

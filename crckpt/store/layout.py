@@ -142,7 +142,7 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
             sync_directory(root, "root")
         return Layout(root), _facts(root)
     except IntegrityError as error:
-        raise StoreUnusable(error.message, hint="a store has no links: put it back from a backup") from error
+        raise StoreUnusable(error.message, hint="a store has no symbolic links: restore it from a backup") from error
     except (PermissionError, NotADirectoryError) as error:
         raise StoreUnusable(
             f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
@@ -234,7 +234,7 @@ def _facts(root: Path) -> Facts:
         if found == FORMAT:
             return decode(content, _FACTS, what)
     except (IntegrityError, msgspec.ValidationError) as error:
-        raise StoreUnusable(f"{what} is damaged", hint="put it back from a backup") from error
+        raise StoreUnusable(f"{what} is damaged", hint="restore it from a backup") from error
     raise StoreUnusable(
         f"the store {root} has format {found}; this crckpt knows format {FORMAT}",
         hint=f"use a crckpt that knows store format {found}",

@@ -203,7 +203,7 @@ def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoi
 def _check(checkpoint: Checkpoint) -> None:
     """Raises ValidationError for what types do not say."""
     if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
-        raise msgspec.ValidationError(f"it is of the year {checkpoint.created.year}")
+        raise msgspec.ValidationError(f"its year is {checkpoint.created.year}")
     if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:
         raise msgspec.ValidationError("a pack's digest is not a SHA-256")
 

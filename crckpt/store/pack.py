@@ -104,7 +104,7 @@ class Pack(Struct, frozen=True):
         except zstandard.ZstdError as error:
             raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
         if size != raw:
-            raise IntegrityError(f"{self.name}, frame {frame}: it is of {size} bytes where {raw} belong")
+            raise IntegrityError(f"{self.name}, frame {frame}: it has {size} bytes, not {raw}")
 
     def read_ahead(self, frames: Sequence[int]) -> None:
         """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
@@ -166,7 +166,7 @@ def _table(descriptor: int, size: int, name: str) -> bytes:
     offset, count, page_size, magic = FOOTER.unpack(os.pread(descriptor, FOOTER.size, size - FOOTER.size))
     whole = offset + count * FRAME.itemsize + FOOTER.size == size
     if count > MOST_FRAMES:
-        raise IntegrityError(f"{name}: it says that it has {count} frames, more than a pack may have")
+        raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
     if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
         raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
     return os.pread(descriptor, count * FRAME.itemsize, offset)
@@ -177,7 +177,7 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
     gapless = starts[0] == len(MAGIC) and np.array_equal(starts[1:], frames["offset"] + frames["stored"])
     last = int(frames["raw"][-1])
     if (frames["stored"] > _MOST_STORED).any():
-        raise IntegrityError(f"{name}: a frame is larger than its pages can be")
+        raise IntegrityError(f"{name}: a frame is larger than its pages")
     if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
         raise IntegrityError(f"{name}: its frame table contradicts itself")
 

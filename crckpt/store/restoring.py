@@ -87,9 +87,9 @@ def _refusal(path: Path, job: JobName) -> StoreLocked:
         found = _PID.fullmatch(path.read_text(errors="replace"))
         pid = found[0] if found else ""
     if not pid:
-        return StoreLocked(f"another restore of {job} is in progress", hint="try again when it is done")
+        return StoreLocked(f"another restore of {job} is in progress", hint="wait until it has ended, then try again")
     command = textwrap.shorten(" ".join(proc.command_line(int(pid))), _COMMAND)
     return StoreLocked(
         f"another restore of {job} is in progress: PID {pid} ({command})",
-        hint=f"try again when it is done, or end it: kill {pid}",
+        hint=f"wait until it has ended, or end it: kill {pid}",
     )

@@ -76,7 +76,7 @@ def test_what_spins_makes_no_progress(crckpt: Crckpt, obstructed: ObstructedCriu
         with obstructed.spins(), foreground(crckpt, "--criu", str(obstructed.path)) as front:
             _, said = front.communicate(timeout=WITHIN_S)
         assert front.returncode == FAILED, said
-        assert f"CRIU made no progress for {QUIET_S:g} s, and was ended; nothing is left behind" in said
+        assert f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it; nothing is left behind" in said
         nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)

@@ -95,7 +95,7 @@ def test_a_root_that_ends_at_once_was_not_restored(
     stop(crckpt, mortal)
     criu = killing(tmp_path, "restore", mortal.pid)
     said = crckpt.run("restore", JOB, "--detach", "--criu", str(criu), status=FAILED)
-    assert f"the tree was restored, and its root, PID {mortal.pid}, ended at once by signal 9" in said.err
+    assert f"the root of the restored tree, PID {mortal.pid}, ended at once by signal 9" in said.err
     assert "nothing is left behind" in said.err
     wait_for(lambda: not Path(f"/proc/{mortal.pid}").exists(), ENDS_WITHIN_S, "the program to be gone")
     crckpt.run("restore", JOB, "--detach")

@@ -268,7 +268,7 @@ def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
         ),
         ("pages-1.img", _last_page_gone, "too few or too many pages of pages-1.img"),
         ("core-100.img", _moved, "the pages of core-100.img are not in order"),
-        ("core-100.img", lambda file: replace(file, name="../x"), "names a file '../x'"),
+        ("core-100.img", lambda file: replace(file, name="../x"), "'../x' in the index is not the name of an image"),
         ("core-100.img", lambda file: replace(file, name="pages-1.img"), "contradicts itself"),
         ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
     ],
