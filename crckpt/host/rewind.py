@@ -86,7 +86,9 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
 
 
 def _exchanged(path: Path) -> RestoreFailed:
-    return RestoreFailed(f"another file replaced {path} a moment ago", hint=f"look at it, then try again: ls -l {path}")
+    return RestoreFailed(
+        f"somebody replaced or truncated {path} a moment ago", hint=f"look at it, then try again: ls -l {path}"
+    )
 
 
 def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tuple[str, int]:

@@ -115,7 +115,7 @@ def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
     """Who owns the directory may choose the target; we may cut what he may not."""
     (tmp_path / "link").symlink_to(log)
     with (
-        pytest.raises(RestoreFailed, match="exchanged"),
+        pytest.raises(RestoreFailed, match="replaced or truncated"),
         put_back_on_failure(tmp_path / "link", 4, "kept"),
     ):
         pytest.fail("it was cut")
@@ -123,14 +123,14 @@ def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
     log.rename(tmp_path / "below/log")
     (tmp_path / "there").symlink_to("below")
     there = tmp_path / "there/log"
-    with pytest.raises(RestoreFailed, match="exchanged"), put_back_on_failure(there, 4, "kept"):
+    with pytest.raises(RestoreFailed, match="replaced or truncated"), put_back_on_failure(there, 4, "kept"):
         pytest.fail("it was cut")
     assert there.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["below", "link", "there"]
 
 
 def test_a_log_that_was_begun_anew_is_not_filled_up(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(RestoreFailed, match="exchanged"), put_back_on_failure(log, 40, "kept"):
+    with pytest.raises(RestoreFailed, match="replaced or truncated"), put_back_on_failure(log, 40, "kept"):
         pytest.fail("it was resized")
     assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
 
