@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from crckpt.causes.areas import SURE_PARTS, UNSURE_PARTS
 from crckpt.causes.attributes import ATTRIBUTES
 from crckpt.causes.cgroups import CGROUPS
 from crckpt.causes.descriptors import DESCRIPTORS
+from crckpt.causes.engines import ENGINES
 from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.files import FILES
-from crckpt.causes.general import AREAS, GENERAL, VAGUE, WARNED
+from crckpt.causes.general import AREAS, GENERAL, UNFIT, VAGUE, WARNED, WIDE_AREAS
 from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
@@ -22,7 +24,21 @@ from crckpt.causes.sockets import SOCKETS
 from crckpt.causes.tasks import TASKS
 from crckpt.causes.terminals import TERMINALS
 
-__all__ = ["AREAS", "BY_KEY", "CATALOGUE", "GENERAL", "PASSING", "SILENT", "SPECIFIC", "VAGUE", "WARNED"]
+__all__ = [
+    "AREAS",
+    "BY_KEY",
+    "CATALOGUE",
+    "ENGINES",
+    "GENERAL",
+    "PASSING",
+    "SILENT",
+    "SPECIFIC",
+    "UNFIT",
+    "UNSURE_PARTS",
+    "VAGUE",
+    "WARNED",
+    "WIDE_AREAS",
+]
 
 SPECIFIC = (
     *EXHAUSTED,
@@ -39,6 +55,20 @@ SPECIFIC = (
     *CGROUPS,
     *RESTORED,
     *IMAGES,
+    *SURE_PARTS,
 )
-CATALOGUE = (*PREFLIGHT, *NEEDS, *ATTRIBUTES, *SPECIFIC, *PASSING, *SILENT, *GENERAL, *VAGUE, *WARNED)
+CATALOGUE = (
+    *PREFLIGHT,
+    *NEEDS,
+    *ATTRIBUTES,
+    *SPECIFIC,
+    *PASSING,
+    *SILENT,
+    *GENERAL,
+    *UNSURE_PARTS,
+    *ENGINES,
+    *VAGUE,
+    *UNFIT,
+    *WARNED,
+)
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

@@ -52,7 +52,7 @@ DESCRIPTORS = (
         "timerfd",
         "this kernel gives no details of timerfd",
         "boot a kernel with CONFIG_CHECKPOINT_RESTORE",
-        "No timerfd support for c/r|No data left in proc file while parsing timerfd",
+        "Unknown clock type \\d|No timerfd support for c/r|No data left in proc file while parsing timerfd",
         "criu/timerfd.c",
     ),
     Cause(

@@ -31,9 +31,11 @@ GENERAL = (
     ),
     Cause(
         "killed-frozen",
-        "process {pid} was killed by signal or ended with status {signal} while CRIU worked in it",
+        "process {pid|(not named)} was killed by signal or ended with status {signal|(not said)} while CRIU worked in"
+        " it",
         "see whether memory ran out: journalctl -k -g oom; else try again",
-        r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>\d+) unexpectedly",
+        r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>\d+) unexpectedly"
+        r"|Task (?:exited|signaled|stopped) with \d+",
         "compel/src/lib/infect.c",
     ),
     Cause(
@@ -45,7 +47,7 @@ GENERAL = (
     ),
     Cause(
         "not-run-inside",
-        "CRIU could not run its code inside process {pid}",
+        "CRIU could not run its code inside process {pid|(not named)}",
         "see whether something forbids it: journalctl -k -g denied",
         r"Can't infect \(pid: (?P<pid>\d+)\) with parasite",
         "criu/cr-dump.c",
@@ -87,6 +89,20 @@ GENERAL = (
         "errno EPERM, EACCES",
     ),
     Cause(
+        "stale-mount",
+        "a network or FUSE file system does not answer",
+        "see which: df; then unmount it: umount --lazy DIRECTORY",
+        r"Stale (?:NFS )?file handle$|\b(?:stat|statfs|open)\w*\b.{0,300}: Transport endpoint is not connected$",
+        "errno ESTALE, ENOTCONN",
+    ),
+    Cause(
+        "family-unknown",
+        "this kernel does not know a kind of socket, or a protocol, that the tree or CRIU needs",
+        "load its module (modprobe -a ipv6 af_packet nf_tables), or boot a kernel that has it",
+        r"(?:Address family|Protocol) not supported(?: by protocol)?$|Socket type not supported$",
+        "errno EAFNOSUPPORT, EPROTONOSUPPORT",
+    ),
+    Cause(
         "process-gone",
         "a process ended while CRIU worked on it",
         "try again",
@@ -119,6 +135,9 @@ VAGUE = (
         "errno ENOENT",
         sure=False,
     ),
+)
+
+UNFIT = (
     Cause(
         "kernel-refuses",
         "this CRIU does not fit this kernel, which refuses one of its requests",
@@ -130,28 +149,74 @@ VAGUE = (
 )
 
 AREAS = (
-    (r"criu/memfd\.c", "memfd"),
-    (r"criu/shmem\.c", "shared-memory"),
-    (r"criu/(?:timerfd|pie/parasite-timers)\.c", "timerfd"),
-    (r"criu/eventpoll\.c", "epoll-again"),
-    (r"criu/fsnotify\.c", "watch"),
-    (r"criu/tty\.c", "terminal-again"),
-    (r"criu/apparmor\.c", "security-profile"),
-    (r"criu/lsm\.c", "security-label"),
-    (r"criu/(?:vdso|pie-util-vdso|pie/util-vdso|pie/parasite-vdso)\.c", "vdso"),
-    (r"criu/kerndat\.c", "kernel-probe"),
-    (r"criu/uffd\.c", "lazy-server"),
-    (r"criu/page-xfer\.c", "page-server"),
-    (r"criu/(?:img-streamer|img-remote|img-proxy|img-cache)\.c", "streamer"),
-    (r"criu/mount(?:-v2)?\.c", "mount-refused"),
-    (r"criu/tun\.c", "tun-again"),
-    (r"soccr/\S+\.c|criu/sk-tcp\.c", "tcp-rebuild"),
-    (r"criu/sk-unix\.c", "unix-name"),
-    (r"criu/(?:protobuf|bfd)\.c", "images-damaged"),
+    (r"memfd\.c", "memfd"),
+    (r"shmem\.c", "shared-memory"),
+    (r"(?:timerfd|pie/parasite-timers)\.c", "timerfd"),
+    (r"eventpoll\.c", "epoll-again"),
+    (r"(?:fsnotify|irmap)\.c", "watch"),
+    (r"tty\.c", "terminal-again"),
+    (r"apparmor\.c", "security-profile"),
+    (r"lsm\.c", "security-label"),
+    (r"(?:arch/\w+/)?(?:vdso|vdso-pie|pie-util-vdso|pie/util-vdso|pie/parasite-vdso|vdso-compat)\.c", "vdso"),
+    (r"(?:arch/\w+/)?kerndat\.c", "kernel-probe"),
+    (r"(?:arch/\w+/|compel/\S+/)?cpu\.c", "cpu"),
+    (r"arch/\w+/(?:crtools|sigframe|sigaction_compat|thread_area)\.c|compel/arch/\S+/thread_area\.c", "registers"),
+    (r"(?:arch/\S+/)?shstk\.[ch]", "shadow-stack"),
+    (r"uffd\.c", "lazy-server"),
+    (r"page-xfer\.c", "page-server"),
+    (r"(?:img-streamer|img-remote|img-proxy|img-cache)\.c", "streamer"),
+    (r"mount(?:-v2)?\.c", "mount-refused"),
+    (r"tun\.c", "tun-again"),
+    (r"soccr/\S+\.c|sk-tcp\.c", "tcp-rebuild"),
+    (r"sk-unix\.c", "unix-name"),
     (r"plugins/cuda/\S+\.c|cuda_plugin\.c", "cuda-plugin"),
-    (r"amdgpu_\S+\.c", "amdgpu-plugin"),
+    (r"(?:plugins/amdgpu/)?amdgpu_\S+\.c", "amdgpu-plugin"),
 )
 """(source file of CRIU, most likely cause) of an error that no pattern matches."""
+
+WIDE_AREAS = (
+    (r"(?:timer|posix-timer)\.c", "timers"),
+    (r"(?:eventfd|signalfd)\.c", "event-descriptor"),
+    (r"seccomp\.c", "seccomp-filter"),
+    (r"(?:pagemap-cache|page-pipe)\.c", "page-map"),
+    (r"pagemap\.c", "pages-cut"),
+    (r"filesystems\.c", "file-system"),
+    (r"autofs\.c", "automount"),
+    (r"sysfs_parse\.c", "aufs"),
+    (r"net\.c", "network-access"),
+    (r"libnetlink\.c", "netlink"),
+    (r"netfilter\.c", "packets-not-held"),
+    (r"sk-queue\.c", "queue-data"),
+    (r"(?:sockets|sk-inet|sk-netlink|sk-packet)\.c|include/sk-inet\.h", "socket-access"),
+    (r"(?:protobuf|bfd|image|stats)\.c", "images-damaged"),
+    (r"plugin\.c", "plugin-broken"),
+    (r"action-scripts\.c", "script"),
+    (r"bpfmap\.c", "bpf-map-refused"),
+    (r"cgroup-props\.c", "cgroup-properties"),
+    (r"cgroup\.c", "cgroup-access"),
+    (r"(?:config|crtools)\.c", "arguments"),
+    (r"cr-check\.c", "check-lacks"),
+    (r"cr-dedup\.c", "parent-pages"),
+    (r"cr-service\.c", "service-request"),
+    (r"(?:fdstore|servicefd)\.c", "descriptor-clash"),
+    (r"file-lock\.c", "lock-access"),
+    (r"files-reg\.c|files\.c", "file-access"),
+    (r"files-ext\.c", "plugin-file"),
+    (r"(?:pipes|fifo)\.c", "pipe-access"),
+    (r"(?:pidfd|pidfd-store)\.c", "pidfd-again"),
+    (r"ipc_ns\.c", "ipc-access"),
+    (r"(?:namespaces|uts_ns)\.c", "namespace-access"),
+    (r"timens\.c", "clocks"),
+    (r"sysctl\.c", "sysctl"),
+    (r"(?:mem|rst-malloc)\.c", "memory-access"),
+    (r"aio\.c", "aio-ring"),
+    (r"proc_parse\.c", "proc-format"),
+    (r"pstree\.c", "session-order"),
+    (r"seize\.c", "freezer-state"),
+    (r"(?:arch/\w+/|pie/)restorer\.c|sigact\.c|arch/\w+/include/asm/restorer\.h", "restorer"),
+    (r"parasite-syscall\.c|pie/parasite\.c|compel/\S+\.[ch]|arch/\w+/include/asm/parasite\.h", "not-run-inside"),
+)
+"""The same, of files that do several things."""
 
 WARNED = (
     Cause(

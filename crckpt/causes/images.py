@@ -14,9 +14,9 @@ IMAGES = (
     ),
     Cause(
         "plugin-broken",
-        "CRIU plugin {path} does not load: {why}",
-        "install what it needs, or remove it: ldd {path}",
-        r"Unable to load (?P<path>\S+): (?P<why>.*)",
+        "CRIU plugin {path|(not named)} does not load: {why|see the log}",
+        "install what it needs, or remove it: ldd {path|PLUGIN}",
+        r"Unable to load (?P<path>\S+): (?P<why>.*)|(?:Corrupted|Can't load) plugin ",
         "criu/plugin.c",
     ),
     Cause(
@@ -66,6 +66,11 @@ IMAGES = (
         "the images are incomplete or damaged",
         "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
         "Image corrupted on pid|[Ii]mage corruption|Failed unpacking object|Unexpected EOF on |Img trimmed"
+        r"|Inconsistent sched params|Invalid timer (?:interval|value)|Pdeath signal is too big|Unknown image format"
+        r"|Can't restore cur > max|Unknown (?:task state|state in code) \d|pstree item has (?:in|un)valid pid"
+        r"|seccomp: (?:Corrupted filter|Unexpected position)|Corrupted pstree entry|Unexpected task \d+ in a tree"
+        r"|No IDS for root task|No (?:rcv wscale|timestamp|unsq len) in the image|Missing pstree image"
+        r"|Can't open core data for \d|Thread has optional fields present|Caps size mismatch"
         r"|Read \d+ bytes while \d+ expected from |Remap for non existing file"
         "|The image file was truncated|Core (?:task state|IDS|info) data missed|Corrupted (?:root cgset"
         "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID"
@@ -95,9 +100,9 @@ IMAGES = (
     ),
     Cause(
         "pid-file",
-        "the PID file {path} cannot be made",
-        "remove the old one: rm {path}",
-        "pidfile: Can't open (?P<path>.+): ",
+        "the PID file {path|(not named)} cannot be made",
+        "remove the old one: rm {path|FILE}",
+        "pidfile: Can't open (?P<path>.+): |Can't write pidfile|pidfile: Can't write",
         "criu/log.c",
     ),
     Cause(
@@ -175,6 +180,16 @@ IMAGES = (
         sure=False,
     ),
     Cause(
+        "service-request",
+        "the request to criu's service cannot be met: {why|see the log}",
+        "see what asked for it (a container engine, a library) and its version; see that the directory of the images is"
+        " there",
+        r"Neither images_dir_fd nor images_dir|images-dir or work-dir is required|No subdirs are allowed in log_file"
+        r"|(?:inherit_fd|rst_sibling) is not allowed|Can't chdir to work_dir: (?P<why>.+)|RPC error: "
+        r"|Can't (?:initialize service socket|listen for socket connections)|Failed unpacking request",
+        "criu/cr-service.c",
+    ),
+    Cause(
         "arguments",
         "an option of criu cannot be meant",
         "see criu --help",
@@ -182,7 +197,12 @@ IMAGES = (
         "|Invalid value for --network-lock|namespace flags conflict|Failed to (?:add veth pair|add skip-mnt)"
         "|Failed while parsing --|--restore-sibling only makes sense|Unable to parse value of --"
         "|only valid on restore"
-        "|criu: (?:unrecognized|invalid) option",
+        "|criu: (?:unrecognized|invalid) option|excessive parameters? for command|Error: (?:pid not specified"
+        "|command is required|unknown command)|crtools.c:\\d{1,6}\\): (?:pid not specified|command is required"
+        "|unknown (?:command|cpuinfo sub-command)|cpuinfo requires)|is available for the restore command only"
+        "|--exec-cmd requires|cannot be used (?:together|with the)|is restore-only option|Cannot pre-dump with"
+        "|invalid namespace type|join-ns pid namespace not|Conflicting flags: |Unsupported empty namespace"
+        "|invalid argument \\S+ for --",
         "criu/config.c",
     ),
 )

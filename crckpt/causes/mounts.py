@@ -115,7 +115,7 @@ MOUNTS = (
         "a mount of the tree cannot be opened",
         "run crckpt as root of the host, where the mount can be reached",
         r"Can't open mount 0x|Can't bind-mount \d+:.+ to |Unable to open .+\(\d+\): "
-        "|Resolving over invalid device",
+        "|Resolving over (?:in|un)valid device",
         "criu/mount.c",
     ),
 )

@@ -16,7 +16,8 @@ RESTORED = (
         "process-limit",
         "there may be no more processes",
         "raise the limits: ulimit -u 100000, and pids.max of the cgroup",
-        r"Can't fork for \d+: Resource temporarily unavailable|Unable to create a thread: -11\b",
+        r"(?:Can't fork(?: for \d+)?|fork(?:\(\) failed)?|failed to fork\(\)): Resource temporarily unavailable"
+        r"|Unable to create a thread: -11\b",
         "criu/cr-restore.c",
     ),
     Cause(

@@ -68,6 +68,20 @@ SECURITY = (
         "criu/lsm.c",
     ),
     Cause(
+        "selinux-context",
+        "this CRIU saves no program that SELinux confines",
+        "a newer CRIU does: scripts/install-criu",
+        "Non unconfined selinux contexts not supported",
+        "criu/lsm.c",
+    ),
+    Cause(
+        "kernel-newer",
+        "this CRIU is too old for the kernel, which has more capabilities than it knows",
+        "scripts/install-criu",
+        "Kernel reports more capabilities than this CRIU",
+        "criu/kerndat.c",
+    ),
+    Cause(
         "security-module",
         "the tree ran under a security module that this kernel does not have",
         "boot with it (security=apparmor, or selinux=1), or dump it unconfined",

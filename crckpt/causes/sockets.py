@@ -103,7 +103,8 @@ SOCKETS = (
         "interface-missing",
         "the network interface to which a socket is bound is not there ({interface|its name is not said})",
         "make it again; see which there are: ip link",
-        r"couldn't find ifindex for (?P<interface>\S+)|Can't set 1:25 \(len \d+\): No such device",
+        r"couldn't find ifindex for (?P<interface>\S+)|couldn't find ifname for \d"
+        r"|Can't set 1:25 \(len \d+\): No such device",
         "criu/sk-inet.c",
     ),
     Cause(
@@ -146,7 +147,7 @@ SOCKETS = (
         "socket-list",
         "the kernel does not list all its sockets (family {family})",
         "load the modules: modprobe -a inet_diag tcp_diag udp_diag raw_diag unix_diag netlink_diag af_packet_diag",
-        r"Sockets \(family (?P<family>\d+) proto \d+\) are not collected",
+        r"Sockets \(family (?P<family>\d+),? proto \d+\) are not collected",
         "criu/sockets.c",
     ),
     Cause(

@@ -64,7 +64,10 @@ TASKS = (
         "registers",
         "this CRIU is too old for this CPU or kernel: it does not know the format of a thread's registers",
         "scripts/install-criu",
-        "Can't (?:obtain|set) FPU registers|PTRACE_GETREGSET (?:failed|read)|Can't set xstate"
+        r"(?!.*No such process)(?:Failed to (?:obtain|set) (?:CPU|FPU) registers|Couldn't (?:get|set) .{0,60}"
+        r"(?:registers|storage|VXRS|GS_|RI_|TM)|Can't (?:obtain|set|restore) (?:registers|regs) (?:\(pid|for \d)"
+        r"|get_thread_area failed|Can't get CS register|RI bit)|Can't (?:obtain|set) FPU registers"
+        r"|PTRACE_GETREGSET (?:failed|read)|Can't set xstate"
         r"|reported \d+ bytes \(expecting|Can't get thread area",
         "compel/arch/x86/src/lib/infect.c",
         sure=False,
@@ -157,9 +160,9 @@ TASKS = (
     ),
     Cause(
         "bits",
-        "process {pid} is a 32-bit program, which this CRIU cannot save",
+        "process {pid|(not named)} is a 32-bit program, which this CRIU cannot save",
         "take a 64-bit build of the program, or a CRIU built with CONFIG_COMPAT",
-        r"Can't dump task (?P<pid>\d+) running in 32-bit mode",
+        r"Can't dump task (?P<pid>\d+) running in 32-bit mode|Pid \d+ is \S+ bit: Only 64 bit tasks",
         "compel/arch/x86/src/lib/infect.c",
     ),
     Cause(
@@ -171,9 +174,10 @@ TASKS = (
     ),
     Cause(
         "rseq",
-        "process {pid} uses restartable sequences, and this kernel does not show them to CRIU",
+        "process {pid|(not named)} uses restartable sequences, and this kernel does not show them to CRIU",
         "start it with GLIBC_TUNABLES=glibc.pthread.rseq=0, or boot a kernel of 5.13 or newer",
-        r"\b(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf",
+        r"\b(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf|fail to read rseq|PTRACE_GET_RSEQ_CONFIGURATION, \d"
+        r"|[Ff]ixup rseq for \d",
         "criu/cr-dump.c",
     ),
     Cause(

@@ -12,14 +12,29 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.causes import Cause, Finding
-from crckpt.causes.catalogue import AREAS, BY_KEY, GENERAL, PASSING, SILENT, SPECIFIC, VAGUE, WARNED
+from crckpt.causes.catalogue import (
+    AREAS,
+    BY_KEY,
+    ENGINES,
+    GENERAL,
+    PASSING,
+    SILENT,
+    SPECIFIC,
+    UNFIT,
+    UNSURE_PARTS,
+    VAGUE,
+    WARNED,
+    WIDE_AREAS,
+)
 
-# Lines that CRIU also writes in good runs: the last two are tried again, or matter only where such a socket is met.
+# Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a socket is met.
 _HARMLESS = re.compile(
     r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
     r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
-    r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
+    r"|Unable to create the binfmt_misc file system|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
+# A group has its name once only.
+_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in ENGINES)
 # What refuses to be traced is only warned of. What is said before the log is open has no mark, nor what other programs
 # say; of what people copied the word in front is often missing.
 _TELLING = re.compile(
@@ -27,6 +42,7 @@ _TELLING = re.compile(
     "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
     "|cannot be entered: |error while loading shared libraries|Can't exec criu swrk"
     "|criu: (?:unrecognized|invalid) option"
+    f"|{'|'.join(f'(?:{pattern})' for pattern in _UNNAMED)}"
 )
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."
@@ -38,6 +54,13 @@ _CONSEQUENCE = re.compile(
     r"|failed with -?\d+$|Unable to open fd=|Child \d+ died|Failed to wait on helpers|Can't infect"
     r"|Can't dump (?:page|thread)|Parasite (?:exited|failed)|Command \d+ for daemon failed|Can't init thread"
     r"|`- Can't open vma|Can't wait or bad status|Can't make \w+ id|munmap for remote|Trimmed message"
+    r"|Killing processes because of failure|(?:Pre-dumping|Lazy pages transfer) FAILED|Can't (?:cure|stop daemon)"
+    r"|Can't dump (?:itimers|misc|posix timers|private signals|shared signals|sigactions|unprotect)|si_code=\d"
+    r"|Unable to interrupt the current operation|Can't (?:catch|stop) all tasks|Can't obtain regs for thread"
+    r"|Can't copy creds for|Can't retrieve FDs? from socket|Can't get proc fd|can't get /proc|Can't get fd=?\s?\d"
+    r"|Namespaces dumping finished|Pre-dumping files failed|Dump \d+ (?:rseq|signals) failed|Couldn't unlink remap"
+    r"|Failed to clenaup|Failed to unlink the remap|Unable to (?:remove|umount|clear breakpoints|detach from) "
+    r"|Can't (?:remove|umount|unmount|detach|delete) |worker failed: |Unable to restore freezer state"
 )
 _LONGEST_BEGIN, _LONGEST_END = 700, 300
 """Characters of the begin and of the end of a line that are looked at: no pattern takes long for so few."""
@@ -137,8 +160,11 @@ def _findings(telling: tuple[_Line, ...]) -> Iterator[tuple[_Line, Finding]]:
         (telling, partial(_known, SPECIFIC)),
         (telling, partial(_known, PASSING)),
         (_before_unknown(telling), partial(_known, GENERAL)),
-        (telling, lambda line: _known(WARNED, line) or _of_area(line)),
+        (telling, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
+        (telling, partial(_known, ENGINES)),
         (telling, partial(_known, VAGUE)),
+        (telling, partial(_of_area, WIDE_AREAS)),
+        (telling, partial(_known, UNFIT)),
     )
     for lines, look_up in tiers:
         for line in lines:
@@ -204,12 +230,14 @@ def _known(causes: Iterable[Cause], line: str) -> Finding | None:
     return None
 
 
-def _of_area(line: str) -> Finding | None:
+def _of_area(areas: Iterable[tuple[str, str]], line: str) -> Finding | None:
     """What a complaint is about by the file of CRIU that made it: most likely, but not sure."""
     written = _SOURCE.search(line)
     if not written:
         return None
-    key = next((key for pattern, key in AREAS if re.fullmatch(pattern, written[1])), None)
+    # Before CRIU 2.0 its files had no directory.
+    file = written[1].removeprefix("criu/")
+    key = next((key for pattern, key in areas if re.fullmatch(pattern, file)), None)
     return msgspec.structs.replace(BY_KEY[key], sure=False).told() if key else None
 
 

@@ -1,0 +1,220 @@
+"""What each part of CRIU does, for complaints that no narrower cause fits. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+_TRY = "see what the kernel answered: crckpt explain -v LOG"
+
+PARTS = (
+    Cause(
+        "automount",
+        "an automount (autofs) of the tree cannot be saved or mounted again",
+        "unmount it before the dump: umount DIRECTORY",
+        r"Failed to (?:mount autofs to|find (?:fd|pgrp|timeout|minproto|maxproto) option|create autofs dentry)"
+        r"|Failed to set \S+ catatonic",
+        "criu/autofs.c",
+    ),
+    Cause(
+        "cgroup-access",
+        "a control group of the tree cannot be read or set up again",
+        "see that /sys/fs/cgroup is mounted and can be written; with criu: --manage-cgroups=ignore",
+        r"cg: (?:controller \S+ not found|failed (?:walking|statting)|(?:read from|write to) cgroup\.subtree_control"
+        r"|dumping (?:known|global) properties|cgroupd: (?!Can't move)|failed to start cgroupd|couldn't scan oom"
+        r"|Failed scanning"
+        r"|No cg_controller_entry|No set \d)|from cgroupd -?\d",
+        "criu/cgroup.c",
+    ),
+    Cause(
+        "file-access",
+        "a file of the tree cannot be saved or opened again",
+        f"see that it is there, and where it is mounted; {_TRY}",
+        r"Unable to statfs fd \d|Can't (?:stat path|fstat opened file|fstat exe link|find task (?:cwd|root) file"
+        r"|dup local fd \d|setup \d+ file owner pid)|mount is not found for ghost",
+        "criu/files-reg.c",
+        sure=False,
+    ),
+    Cause(
+        "file-system",
+        "a file system of the tree cannot be saved or filled again",
+        f"unmount it before the dump: findmnt; {_TRY}",
+        r"Unable to dump a file system for \d|binfmt_misc: (?:bad|can't|unsupported)|invalid btrfs options"
+        r"|failed to dump fs |\S isn't empty$",
+        "criu/filesystems.c",
+        sure=False,
+    ),
+    Cause(
+        "lock-access",
+        "a file lock of the tree cannot be saved or taken again",
+        "release it in the program; see all locks: lslocks",
+        "Dump file lock failed|Can't downgrade lock back|Bogus lock test result|Invalid lock entry",
+        "criu/file-lock.c",
+    ),
+    Cause(
+        "plugin-file",
+        "a file of the checkpoint was saved by a plugin of CRIU, and no plugin here takes it on",
+        "install the plugin of the dump, and tell criu where: --libdir DIRECTORY",
+        r"files-ext\.c:\d{1,6}\): Unable to restore (?:0x)?[0-9a-f]",
+        "criu/files-ext.c",
+    ),
+    Cause(
+        "ipc-access",
+        "System V messages, semaphores or shared memory of the tree cannot be saved or made again",
+        f"restore into an IPC namespace without others (unshare --ipc); {_TRY}",
+        r"Failed to (?:get (?:stats for IPC|msq|sem|shm)|send IPC message|copy IPC message|attach (?:IPC )?sh"
+        r"|set (?:msq|sem|shm|semaphores)|read max IPC|prepare (?:IPC|messages|semaphores|shm))"
+        r"|Unsupported message size: \d|(?:msg|sem|shm)ctl(?:\(SHM_INFO\))? failed",
+        "criu/ipc_ns.c",
+    ),
+    Cause(
+        "memory-access",
+        "memory of the tree cannot be read or set up again",
+        f"see that memory is left and nothing limits it; {_TRY}",
+        r"Can't (?:fixup VMA's fd|unmap guard page|map restorer code|mmap section for restore code|move task args"
+        r"|remap restorer blob|grow rst mem|mremap rst mem|unmap restorer)|should_dump_page failed"
+        r"|Unable to (?:map a guard page|unmap \(?0x)",
+        "criu/mem.c",
+        sure=False,
+    ),
+    Cause(
+        "namespace-access",
+        "a namespace of the tree cannot be entered, saved or made again",
+        f"run crckpt as root of the host; {_TRY}",
+        r"Can't (?:open|get) ns file|Unable to stat /proc/\d+/ns/|uns: (?:daemon|recv|send|Async)"
+        r"|Namespaces dumping finished with error|Unable to set (?:group|user) ID"
+        r"|Unable to drop supplementary groups|set[gu]id failed while joining|Can't find suitable NS ID"
+        r"|failed to start usernsd|Error calling uname",
+        "criu/namespaces.c",
+        sure=False,
+    ),
+    Cause(
+        "network-access",
+        "a network namespace of the tree cannot be saved or set up again",
+        f"restore as root (CAP_NET_ADMIN), with the modules of its devices; {_TRY}",
+        r"Unable to (?:create a veth pair|specify ifindex in the target|dump more than one netns|find the \d+ master)"
+        r"|Can't (?:add interface \S+ to bridge|get (?:flags|index) of|find mount namespace \d)"
+        r"|couldn't set flags on|macvlan mode required|(?:Missing|no data for|failed ot parse|failed to parse) "
+        r"(?:macvlan|sit)\b|[Ff]ailed to \S+ \S{0,40}/<(?:confs|sysctls)>",
+        "criu/net.c",
+        sure=False,
+    ),
+    Cause(
+        "pipe-access",
+        "a pipe or named pipe of the tree cannot be saved or made again",
+        f"let the program empty its pipes, and raise the limits on pipes: sysctl fs.pipe-user-pages-soft=0; {_TRY}",
+        r"Unable to reopen the pipe|Can't (?:create pipe for stealing|map mem for pipe buffers)",
+        "criu/pipes.c",
+        sure=False,
+    ),
+    Cause(
+        "proc-format",
+        "CRIU does not understand what this kernel says in /proc: it is too old for the kernel, or it found a process"
+        " that was ending",
+        "try again; then a newer CRIU: scripts/install-criu",
+        r"stat for \d+ is corrupted|Parsing \d+'s stat failed|error parsing \[.{0,300}\] for \d"
+        r"|No records of type \d+ found in fdinfo|two nonconsecutive vvar|Unexpected VMA met|Bogus mapping 0x"
+        r"|couldn't parse internal cgroup file|Failed parsing cgroup ",
+        "criu/proc_parse.c",
+        sure=False,
+    ),
+    Cause(
+        "nonlinear-mapping",
+        "the program has a nonlinear mapping (remap_file_pages), which this CRIU cannot save",
+        "run the program without it",
+        r"Nonlinear mapping found [0-9a-f]",
+        "criu/proc_parse.c",
+    ),
+    Cause(
+        "session-order",
+        "CRIU cannot make the sessions and process groups of the tree as they were",
+        "start the program as a session of its own before the dump: setsid PROGRAM",
+        r"Can't find a session leader for \d|Can't figure out which sid|pstree: Can't find a parent",
+        "criu/pstree.c",
+    ),
+    Cause(
+        "descriptor-clash",
+        "a descriptor that CRIU needs for itself has the number of one of the program's",
+        "raise the limit of open files: ulimit -n 1048576; else try a newer CRIU: scripts/install-criu",
+        r"fd \d+ already in use|sfd: \S+ busy target \d|Service fd \S+ is being modified in protected",
+        "criu/servicefd.c",
+    ),
+    Cause(
+        "socket-buffer",
+        "CRIU may not give a socket of its own a larger buffer",
+        "run crckpt as root (CAP_NET_ADMIN in the first user namespace)",
+        "Unable to set SO_SNDBUFFORCE/SO_RCVBUFFORCE",
+        "criu/fdstore.c",
+    ),
+    Cause(
+        "socket-access",
+        "a socket of the tree cannot be saved or made again",
+        f"restore as root (CAP_NET_ADMIN, CAP_NET_RAW); {_TRY}",
+        r"Can't (?:create (?:inet|packet|netlink) sock|(?:bind|connect) netlink socket|shutdown socket into"
+        r"|get interface name \(ifindex|get socket filter|get bound dev)|Unable to (?:get protocol for netlink socket"
+        r"|switch a network namespace|find a network namespace)|Unsupported socket (?:family|type): \d"
+        r"|Len mismatch on \d|Unknown pair family",
+        "criu/sockets.c",
+        sure=False,
+    ),
+    Cause(
+        "queue-data",
+        "the data that waits in a socket of the tree cannot be saved or put back",
+        "let the program read it, or raise the limits: sysctl net.core.rmem_max net.core.wmem_max",
+        r"Restored skb trimmed|Unable to read packet data|Unsupported scm \d|sys_recvmsg failed"
+        r"|recvmsg fail: error|setsockopt failed? ?(?:on restore|fail)?: |Failed to send packet: ",
+        "criu/sk-queue.c",
+    ),
+    Cause(
+        "sysctl",
+        "a setting of the kernel (sysctl) of the tree's namespaces cannot be read or set: {name|see the log}",
+        "load the module that has it, and mount /proc writable; with criu: --skip-non-existent-sysctls --weak-sysctls",
+        r"Can't open sysctl (?P<name>[^\s:]{1,200})|sysctl\.c:\d{1,6}\): Can't (?:read|write) (?!\d)\S{1,200}:"
+        r"|Not enough (?:params|space) for \S{1,200} \(\d+ != \d",
+        "criu/sysctl.c",
+    ),
+    Cause(
+        "aufs",
+        "the branches of an aufs file system cannot be found out",
+        "use overlayfs, or criu with --aufs-root DIRECTORY",
+        r"No aufs branches|aufs branches|[Ss]binfo\b",
+        "criu/sysfs_parse.c",
+    ),
+    Cause(
+        "program-missing",
+        "CRIU could not start the program {name}",
+        "install it: CRIU uses ip, tar, iptables and cuda-checkpoint",
+        r'exec(?:vp)?\("?(?P<name>(?!ip6?tables)[^",)\s]{1,200})"?,[^)]{0,60}\) failed',
+        "criu/util.c",
+    ),
+    Cause(
+        "restorer",
+        "the kernel refused something as memory and threads were set up as they were",
+        f"restore on the kernel of the dump, as root; {_TRY}",
+        r"Can't restore (?:timerfd|ticks/time|membarrier|sigaction|compat sigaction|rseq_cs)"
+        r"|Cannot (?:re-enable THP|restore THP)|Failed to recover futex robust list|Unable to set a thread name"
+        r"|Unable to send siginfo \d|wrong aio: |Can't remove temporar|Unable to restore rseq_cs state"
+        r"|Failed to (?:write \S{1,100} to /proc/|set up supplementary)|Restorer stack smash",
+        "criu/pie/restorer.c",
+        sure=False,
+    ),
+    Cause(
+        "event-descriptor",
+        "an eventfd or a signalfd of the tree cannot be made again",
+        _TRY,
+        "Can't (?:create|restore params on) (?:eventfd|signalfd)",
+        "criu/eventfd.c",
+    ),
+    Cause(
+        "check-lacks",
+        "criu check: this kernel, or what CRIU may do here, is not enough: {what|see the log}",
+        "run it as root outside of any container; boot a kernel with CONFIG_CHECKPOINT_RESTORE and the socket"
+        " diagnostics (CONFIG_*_DIAG)",
+        r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"
+        r"|One needs CAP|/proc/<pid>/timers|.{0,200}(?:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
+        r"|sock diag infrastructure is incomplete",
+        "criu/cr-check.c",
+    ),
+)
+SURE_PARTS = tuple(part for part in PARTS if part.sure)
+UNSURE_PARTS = tuple(part for part in PARTS if not part.sure)
+"""They count only where the kernel's answer is not a cause of its own (`GENERAL`)."""

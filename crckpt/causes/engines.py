@@ -1,0 +1,77 @@
+"""What container engines and cuda-checkpoint say when they refuse without starting CRIU. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+ENGINES = (
+    Cause(
+        "engine-no-criu",
+        "the container engine does not find CRIU",
+        "install it where the engine looks for it: scripts/install-criu, then criu check",
+        r'exec: "?criu"?: executable file not found|criu(?: binary)? (?:not found|isn\'t installed|is not installed)'
+        r"|CRIU isn't installed|[Cc]ouldn't find (?:the )?criu|could not load .?libcriu|failed to find criu"
+        r"|can(?:not|'t) find criu|criu: (?:command )?not found|Unable to execute CRIU command",
+        "runc, crun, LXD",
+    ),
+    Cause(
+        "engine-old-criu",
+        "CRIU is too old for the container engine",
+        "scripts/install-criu",
+        r"(?:CRIU|criu) version (?:\d+ )?must be|requires at least (?:CRIU|criu)|CRIU version (?:is )?too (?:old|low)"
+        r"|minimum (?:required )?CRIU version|criu \S{0,20} ?or (?:newer|later) is required|CRIU is missing features",
+        "runc, podman, LXC",
+    ),
+    Cause(
+        "engine-no-checkpoint",
+        "the container engine, or its runtime, was not set up for checkpoints",
+        "switch them on (docker: experimental), or take a runtime that has them (runc; a crun built with CRIU)",
+        r"runtime (?:\S{1,100} )?does not support (?:checkpoint/|pod )restore"
+        r"|checkpoint/restore support (?:is )?not available"
+        r"|checkpoint\S{0,8} is only supported on a Docker daemon with experimental"
+        r"|ContainerCheckpoint feature|(?:checkpoint|restore)(?:/restore)? (?:is )?not (?:supported|implemented)"
+        r" (?:by|for|in|on|with) (?:this |the )?(?:runtime|rootless|containers?|platform|driver)",
+        "podman, docker, CRI-O",
+    ),
+    Cause(
+        "engine-terminal",
+        "the container has a terminal of the engine, which its runtime does not save",
+        "start it without one (no --tty); for LXC: lxc.console.path = none, lxc.tty.max = 0",
+        r"lxc\.(?:console(?:\.path)?|tty(?:\.max)?) must be|cannot (?:checkpoint|restore) \S{0,40} ?with (?:an? )?"
+        r"(?:attached |external )?(?:terminal|tty|console)|[Cc]heckpoint\S* (?:of )?containers? with (?:a )?(?:tty|"
+        r"console|terminal)",
+        "LXC, runc",
+    ),
+    Cause(
+        "engine-checkpoint-there",
+        "the container engine has a checkpoint of that name already",
+        "remove it (docker checkpoint rm), or take another name",
+        r"checkpoint with name .{1,200} already exists|/checkpoints/[^/\s]{1,200}: file exists",
+        "docker",
+    ),
+    Cause(
+        "engine-directory",
+        "docker does not restore from a directory of its own choice any longer",
+        "leave --checkpoint-dir out, and put the checkpoint under /var/lib/docker/containers/ID/checkpoints",
+        "custom checkpointdir is not supported",
+        "docker",
+    ),
+    Cause(
+        "engine-rootless",
+        "the container engine checkpoints for root only",
+        "run it as root",
+        r"[Cc]heckpoint(?:ing)?(?:/restor\w+|ing|ed)? .{0,40}requires root|must be root to (?:checkpoint|restore)"
+        r"|only root can (?:checkpoint|restore)",
+        "podman, LXC",
+    ),
+    Cause(
+        "cuda-checkpoint",
+        "cuda-checkpoint refuses: {why|it does not find the thread of CUDA in the process}",
+        "see that the driver is from 570 on and the program's process was named; what uses IPC memory, UVM or MIG"
+        " may not be supported",
+        r"[Ee]rror (?:toggling|getting|locking|checkpointing|restoring|unlocking) .{0,60}process ID \d+: (?P<why>.+)"
+        r"|Could not find restore thread",
+        "cuda-checkpoint",
+    ),
+)
+"""They count where CRIU's own log says nothing."""
