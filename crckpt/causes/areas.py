@@ -128,7 +128,8 @@ PARTS = (
         "session-order",
         "CRIU cannot make the sessions and process groups of the tree as they were",
         "start the program as a session of its own before the dump: setsid PROGRAM",
-        r"Can't find a session leader for \d|Can't figure out which sid|pstree: Can't find a parent",
+        r"Can't find a session leader for \d|Can't figure out which sid|Can't determinate with which sid"
+        r"|pstree: Can't find a parent",
         "criu/pstree.c",
     ),
     Cause(

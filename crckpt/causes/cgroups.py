@@ -52,7 +52,7 @@ CGROUPS = (
         "cgroup-value",
         "{path|a file of a cgroup} does not take {value|its value}",
         "set it by hand, or with criu: --manage-cgroups=soft",
-        r"Failed writing (?P<value>.*) to (?P<path>\S+): "
+        r"Failed writing (?P<value>.*) to (?P<path>\S+?)(?:: |$)|cg: Failed writing (?!.* to )"
         r"|Failed closing \S+: |Restoring \S+ (?:cpuset|special) prop\S* failed",
         "criu/cgroup.c",
     ),

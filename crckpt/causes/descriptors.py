@@ -17,7 +17,7 @@ DESCRIPTORS = (
         "watch-mount",
         "an inotify or fanotify watch lies on a file system that is not mounted here",
         "mount it where CRIU sees it, or remove the watch in the program",
-        "Unable to lookup a mount by dev 0x|Can't find mount mnt_id 0x|Can't find mnt_id 0x",
+        "Unable to lookup a mount by dev (?:0x)?[0-9a-f]|Can't find (?:mount )?mnt_id (?:0x)?[0-9a-f]",
         "criu/fsnotify.c",
     ),
     Cause(
@@ -145,7 +145,7 @@ DESCRIPTORS = (
         "foreign-proc",
         "the /proc of a process in a user namespace belongs to others",
         "mount a proc of its own in the namespace of the program",
-        "can't dump unprivileged task whose /proc doesn't belong to it",
+        "can't dump unprivi\\w{4,8} task whose /proc doesn't belong to it",
         "criu/pie/parasite.c",
     ),
     Cause(

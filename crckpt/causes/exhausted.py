@@ -33,7 +33,8 @@ EXHAUSTED = (
         "out-of-memory",
         "there is not enough memory",
         "free some, or raise the memory limit of the cgroup",
-        r"Cannot allocate memory|: Out of memory$|Can't allocate \d+ bytes",
+        r"Cannot allocate memory|: Out of memory$|Can't allocate \d+ bytes"
+        r"|/pie/\w{1,20}\.c:\d{1,6}\): .*(?:\W-12|0xf{15}4)\)?$",
         "errno ENOMEM",
     ),
 )

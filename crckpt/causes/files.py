@@ -23,7 +23,7 @@ FILES = (
         "file-hidden",
         "{path|an open file} can no longer be reached by its name",
         "put the file back where it was opened",
-        r"Unaccessible path opened|Open files on overmounted mounts are .* path=(?P<path>.*)",
+        r"Unaccessible path opened|Open files on overmounted mounts are (?:.* path=(?P<path>.*)|not supported yet$)",
         "criu/files-reg.c",
     ),
     Cause(
@@ -51,14 +51,14 @@ FILES = (
         "deleted-large",
         "{path} is deleted and still open, and takes {size} bytes",
         "crckpt raises the limit by itself; with criu: --ghost-limit {size}",
-        r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size, increase limit",
+        r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size(?:, increase limit|$)",
         "criu/files-reg.c",
     ),
     Cause(
         "deleted-unreadable",
         "a deleted file that the program holds open cannot be copied",
         "free space, or close the file in the program",
-        "Can't open ghost original file|Can't send ghost to image",
+        "Can't open ghost (?:original )?file|Can't send ghost to image",
         "criu/files-reg.c",
     ),
     Cause(
@@ -66,7 +66,8 @@ FILES = (
         "a deleted file that the program held open cannot be made again",
         "see that its directory is there and can be written",
         "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost"
-        r"|Can't (?:reset user/group|set perms|set access and modif\w+ times).* on ghost|Ghost symlink target is NULL",
+        r"|Can't (?:reset user/group|set perms|set access and modu?[if]\w+ times).* on ghost"
+        "|Ghost symlink target is NULL",
         "criu/files-reg.c",
     ),
     Cause(
@@ -130,7 +131,7 @@ FILES = (
         "open-failed",
         "/{path} is missing",
         "put it back",
-        "Can't open file /?(?P<path>.+) on restore: No such file",
+        r"Can't open file /?(?P<path>.+?)(?: on restore)?: No such file",
         "criu/files-reg.c",
     ),
     Cause(

@@ -10,8 +10,15 @@ GENERAL = (
         "an action script of CRIU failed",
         "try it by hand; the environment variable CRTOOLS_SCRIPT_ACTION says for what it was called",
         "Script .+ exited with|One of more action scripts failed|script failed with"
-        "|RPC client reported script error|-re(?:store|sume) script ret code",
+        "|RPC client reported script error|-re(?:store|sume) script ret code|restore due to script ret code",
         "criu/action-scripts.c",
+    ),
+    Cause(
+        "criu-bug",
+        "CRIU met a state that it does not expect, which is a mistake of CRIU's own",
+        "scripts/install-criu; if that is so already, tell its authors: github.com/checkpoint-restore/criu/issues",
+        r"BUG at \S{1,60}:\d",
+        "criu/include/bug.h",
     ),
     Cause(
         "killed",
@@ -42,7 +49,7 @@ GENERAL = (
         "ended-early",
         "a process ended before the restore was whole",
         "see which and why: crckpt explain -v LOG",
-        r"Child \d+ died too early|\d+ exited, status=\d+|Restorer fail |Failed to wait on helpers and zombies",
+        r"Child \d+ died too early|\d+ exited, status=\d+|Restorer fail |[Ff]ailed to wait on helpers and zombies",
         "criu/cr-restore.c",
     ),
     Cause(

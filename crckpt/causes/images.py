@@ -44,7 +44,7 @@ IMAGES = (
         "images-old",
         "the images are too old for this CRIU",
         "restore with the CRIU that made them",
-        "Too old image, no longer supported|Images corrupted or too old criu was used",
+        "Too old image, no longer supported|Images c[ou]rrupted or too old criu was used",
         "criu/image.c",
     ),
     Cause(
@@ -194,7 +194,7 @@ IMAGES = (
         "an option of criu cannot be meant",
         "see criu --help",
         "invalid argument for -|Unknown (?:cgroups mode|file validation method|FPU mode) "
-        "|Invalid value for --network-lock|namespace flags conflict|Failed to (?:add veth pair|add skip-mnt)"
+        "|Invalid value for --network-lock|namespace flags confl?ict|Failed to (?:add veth pair|add skip-mnt)"
         "|Failed while parsing --|--restore-sibling only makes sense|Unable to parse value of --"
         "|only valid on restore"
         "|criu: (?:unrecognized|invalid) option|excessive parameters? for command|Error: (?:pid not specified"

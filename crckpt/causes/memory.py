@@ -181,9 +181,17 @@ MEMORY = (
         "remap",
         "a piece of the program's memory cannot be mapped where it was",
         "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
-        r"Can't restore (?:0x)?[0-9a-f]+ mapping with|Unable to map ANON_VMA"
-        r"|Unable to remap a private vma|Unable to remap [0-9a-f]+ -> [0-9a-f]+ \(",
+        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?!0xf{15}[34f]$|-1$|-1[23]$)|Unable to map ANON_VMA"
+        r"|Unable to remap a private vma|Unable to remap [0-9a-f]{1,16} -> [0-9a-f]{1,16}(?: \(|$)",
         "criu/pie/restorer.c",
+    ),
+    Cause(
+        "remap-refused",
+        "a security module or a capability that is missing forbids to map the program's memory as it was",
+        "see what it forbids: ausearch -m avc -ts recent, or journalctl -k -g DENIED; allow it, or restore as root",
+        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?:0xf{15}[3f]|-1|-13)$",
+        "criu/pie/restorer.c",
+        sure=False,
     ),
     Cause(
         "no-room-for-memory",

@@ -23,7 +23,7 @@ MOUNTS = (
         "mount-sharing",
         "a mount passes on mounts to one outside the tree",
         "mount --make-rprivate on it, or with criu: --external mnt[]:sm",
-        r"has unreachable sharing\. Try --enable-external-masters|External slavery sharing group"
+        r"has unreachable sharing|External slavery sharing group"
         "|have different set of mounts|Unable to handle mounts under",
         "criu/mount.c",
     ),
@@ -38,7 +38,7 @@ MOUNTS = (
         "mount-bound",
         "{path} is bound from a place that the tree does not see",
         "unmount it, or with criu: --external mnt[{path}]:KEY",
-        r"\b\d+:\.?(?P<path>\S+) doesn't have a proper root mount",
+        r"\b\d+:\.?(?P<path>\S+) doesn't have a proper (?:root mount|point for)",
         "criu/mount.c",
     ),
     Cause(
@@ -52,7 +52,7 @@ MOUNTS = (
         "mount-unnamed",
         "nothing was named to be mounted at {path}",
         "with criu: --external mnt[KEY]:SOURCE, with the key of the dump",
-        r"No mapping for \d+:\.?(?P<path>\S+) mountpoint",
+        r"No mapping for (?:\d+:)?\.?(?P<path>\S+) mountpoint",
         "criu/mount.c",
     ),
     Cause(
@@ -104,9 +104,9 @@ MOUNTS = (
     ),
     Cause(
         "mount-format",
-        "a line of the mount table is not understood: {line}",
+        "a line of the mount table is not understood: {line|its rest is in the next line of the log}",
         "a newer CRIU may: scripts/install-criu",
-        r"Bad format in \d+ mountinfo: '(?P<line>.*)'|Failed to parse FS specific data on "
+        r"Bad format in \d+ mountinfo(?:: '(?P<line>.*)'|: '|$)|Failed to parse FS specific data on "
         r"|Can't parse \d+'s mountinfo|Error parsing mount options|Unknown option \[",
         "criu/proc_parse.c",
     ),

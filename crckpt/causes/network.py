@@ -16,7 +16,7 @@ NETWORK = (
         "tun-unheld",
         "no process of the tree holds tun device {name}",
         "make it persistent: ip tuntap, or checkpoint its holder too",
-        "No fd info for non persistent tun device (?P<name>.+)",
+        "No fd infor? for non persistent tun device (?P<name>.+)",
         "criu/tun.c",
     ),
     Cause(
@@ -65,7 +65,8 @@ NETWORK = (
         "link-again",
         "a network device of the tree cannot be made again",
         "restore as root (CAP_NET_ADMIN), with the modules that the device needs: modprobe -a veth bridge macvlan sit",
-        "Can't restore link: |Unable to restore network links|couldn't restore macvlan interface|a macvlan parent for",
+        "Can't restore link(?:: |$)|can not restore link|Unable to restore network links|couldn't restore macvlan interface"
+        "|a macvlan parent for",
         "criu/net.c",
     ),
     Cause(
@@ -108,7 +109,7 @@ NETWORK = (
         "a new namespace cannot be made",
         "restore as root, and see the limits: sysctl -a --pattern user.max_.*_namespaces",
         "Unable to create a new (?:netns|mntns|time namespace|mount namespace)|Can't unshare net-namespace"
-        "|Can't create new mount namespace|Unable to unshare a mount namespace|couldn't unshare cgns",
+        "|Can't create new mount namespace|Unable to (?:unshare|clone|create) (?:a )?mount namespace|couldn't unshare cgns",
         "criu/namespaces.c",
     ),
 )

@@ -83,8 +83,9 @@ SECURITY = (
     ),
     Cause(
         "security-module",
-        "the tree ran under a security module that this kernel does not have",
-        "boot with it (security=apparmor, or selinux=1), or dump it unconfined",
+        "the tree ran under a security module that this kernel does not have, or that CRIU 3.0 to 3.2 did not see",
+        "boot with it (security=apparmor, or selinux=1), or dump it unconfined; of CRIU 3.0 to 3.2:"
+        " scripts/install-criu",
         "LSM specified but (?:apparmor|selinux) not supported by kernel|mismatched lsm types",
         "criu/lsm.c",
     ),

@@ -52,7 +52,7 @@ SOCKETS = (
         "socket-namespace",
         "a socket of the tree is of another network namespace than the process that has it",
         "close it in the program, or open it in the namespace where the program runs",
-        r"unix: Unix socket \d+ not found",
+        r"unix: Unix socket (?:0x)?[0-9a-f]+ not found",
         "criu/sk-unix.c",
     ),
     Cause(
@@ -220,7 +220,7 @@ SOCKETS = (
         "unix-connect",
         "a unix socket of the tree finds its peer no more",
         "start the server first, or checkpoint both together",
-        r"Can't connect \d+ socket: |Peer \d+ unresolved for \d+",
+        r"Can't connect (?:0x)?[0-9a-f]{1,16} socket: |Peer (?:0x)?[0-9a-f]{1,16} unresolved for ",
         "criu/sk-unix.c",
     ),
     Cause(

@@ -21,9 +21,10 @@ TASKS = (
     ),
     Cause(
         "attach-refused",
-        "CRIU cannot attach to process {pid}: {why}",
+        "CRIU cannot attach to process {pid|(not named)}: {why|see the log}",
         "end its tracer (gdb, strace); check what forbids it: sysctl kernel.yama.ptrace_scope, journalctl -k -g denied",
-        r"Can't (?:attach to|interrupt the|seize) (?P<pid>\d+)(?: task)?: (?P<why>(?!No such process).+)",
+        r"Can't (?:attach to|interrupt the|seize) (?P<pid>\d+)(?: task)?: (?P<why>(?!No such process).+)"
+        "|Can't (?:interrupt task|attach to init): (?!No such process)",
         "compel/src/lib/infect.c",
         sure=False,
     ),

@@ -27,7 +27,8 @@ from crckpt.causes.catalogue import (
     WIDE_AREAS,
 )
 
-# Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a socket is met.
+# Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
+# socket is met.
 _HARMLESS = re.compile(
     r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
     r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
