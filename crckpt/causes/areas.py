@@ -72,7 +72,7 @@ PARTS = (
         f"see that memory is left and nothing limits it; {_TRY}",
         r"Can't (?:fixup VMA's fd|unmap guard page|map restorer code|mmap section for restore code|move task args"
         r"|remap restorer blob|grow rst mem|mremap rst mem|unmap restorer)|should_dump_page failed"
-        r"|Unable to (?:map a guard page|unmap \(?0x)",
+        r"|Unable to (?:map a guard page|unmap \(?0x(?!.{0,60}: -22))",
         "criu/mem.c",
         sure=False,
     ),
@@ -115,6 +115,44 @@ PARTS = (
         r"|No records of type \d+ found in fdinfo|two nonconsecutive vvar|Unexpected VMA met|Bogus mapping 0x"
         r"|couldn't parse internal cgroup file|Failed parsing cgroup ",
         "criu/proc_parse.c",
+        sure=False,
+    ),
+    Cause(
+        "address-space",
+        "this kernel gives programs an address space of another size than CRIU found it to be",
+        "take a newer CRIU: scripts/install-criu, or boot a newer kernel",
+        r"Unable to unmap \(0x[0-9a-f]{1,16}-0x[0-9a-f]{1,16}\): -22",
+        "criu/pie/restorer.c",
+        sure=False,
+    ),
+    Cause(
+        "lazy-page",
+        "a page of a process whose memory is filled in later could not be put there: the process ended, forked or"
+        " unmapped it meanwhile, or CRIU has a mistake there",
+        "restore without --lazy-pages, or with a newer CRIU: scripts/install-criu",
+        r"Error during (?:UFFD copy|remaining page cop)|Can't (?:read uffd message|handle page fault)"
+        r"|[Uu]nexpected (?:fd|event|size) .{0,60}uffd|uffd: .{0,60}: (?:Can't read uffd|UFFDIO_\w+ )"
+        r"|Failed to (?:uffd_copy|zero page|register)|UFFDIO_(?:COPY|ZEROPAGE)",
+        "criu/uffd.c",
+        sure=False,
+    ),
+    Cause(
+        "mount-access",
+        "a mount of the tree cannot be saved or made again",
+        f"unmount it before the dump (findmnt), or with criu: --external mnt[PATH]:KEY; {_TRY}",
+        r"No (?:root found for tree|parent found for mountpoint)|Can't find mount namespace \d|mnt: Can't switch"
+        r"|mnt: Can't open directory|The file system 0x.{1,200} is inaccessible",
+        "criu/mount.c",
+        sure=False,
+    ),
+    Cause(
+        "unix-access",
+        "a unix socket of the tree cannot be saved or made again",
+        f"close it in the program before the dump, or take a newer CRIU: scripts/install-criu; {_TRY}",
+        r"Can't (?:make usk listen|make (?:unix socket|socketpair)|create socketpair"
+        r"|shutdown unix socket|restore socket queue|clear socket's peer)|Bad unix name len"
+        r"|Wrong shutdown/peer state|No socket shutdown info",
+        "criu/sk-unix.c",
         sure=False,
     ),
     Cause(

@@ -57,6 +57,15 @@ ENGINES = (
         "docker",
     ),
     Cause(
+        "engine-broken",
+        "this version of docker cannot start a container from a checkpoint",
+        "take another: docker 17.12 to 19.03 and 20.10 to 25.0.3 have mistakes there; or take podman",
+        r"failed to retrieve OCI runtime container pid|content (?:digest )?sha256:[0-9a-f]{10,64}: not found"
+        r"|unexpected media type .{0,100} for sha256",
+        "docker",
+        sure=False,
+    ),
+    Cause(
         "engine-rootless",
         "the container engine checkpoints for root only",
         "run it as root",

@@ -65,8 +65,8 @@ NETWORK = (
         "link-again",
         "a network device of the tree cannot be made again",
         "restore as root (CAP_NET_ADMIN), with the modules that the device needs: modprobe -a veth bridge macvlan sit",
-        "Can't restore link(?:: |$)|can not restore link|Unable to restore network links|couldn't restore macvlan interface"
-        "|a macvlan parent for",
+        "Can't restore link(?:: |$)|can not restore link|Unable to restore network links"
+        "|couldn't restore macvlan interface|a macvlan parent for",
         "criu/net.c",
     ),
     Cause(
@@ -109,7 +109,8 @@ NETWORK = (
         "a new namespace cannot be made",
         "restore as root, and see the limits: sysctl -a --pattern user.max_.*_namespaces",
         "Unable to create a new (?:netns|mntns|time namespace|mount namespace)|Can't unshare net-namespace"
-        "|Can't create new mount namespace|Unable to (?:unshare|clone|create) (?:a )?mount namespace|couldn't unshare cgns",
+        "|Can't create new mount namespace|Unable to (?:unshare|clone|create) (?:a )?mount namespace"
+        "|couldn't unshare cgns",
         "criu/namespaces.c",
     ),
 )

@@ -30,7 +30,8 @@ TASKS = (
     ),
     Cause(
         "code-refused",
-        "a security policy or this kernel does not let CRIU run its code in the program",
+        "a security policy or this kernel does not let CRIU run its code in the program, or CRIU is a 32-bit"
+        " program on a 64-bit kernel",
         "check what forbids it: journalctl -k -g denied, sysctl vm.overcommit_memory; then try again",
         "compel_syscall for mprotect failed|remote_mprotect failed|Can't inject (?:syscall blob|memfd args)"
         "|Can't create memfd in victim|Can't (?:rmap|lmap) memfd",

@@ -85,6 +85,17 @@ _DESCRIPTOR = re.compile(r"\d{1,10} fdinfo (\d{1,10}): pos")
 _PATH = re.compile(r"Dumping path for (-?\d{1,10}) fd via self \d{1,10} \[(.*)\]")
 _PLACED = re.compile(rf"pid: \d|{_RULE}|{_PROCESS_DONE.pattern}| fdinfo \d|Dumping path for")
 """What is in the lines that say where CRIU is."""
+_ANSWERED = re.compile(r"/pie/\w{1,30}\.c:\d{1,6}\): .{0,600}?[^\w-](-\d{1,3})\)?$")
+"""What runs inside of a process has no words for errors: it tells their numbers."""
+_WORDS = {
+    "-2": "No such file or directory",
+    "-3": "No such process",
+    "-13": "Permission denied",
+    "-16": "Device or resource busy",
+    "-22": "Invalid argument",
+    "-38": "Function not implemented",
+    "-95": "Operation not supported",
+}
 _NOT_OPENED = re.compile(r"Unable to open fd=(\d{1,10}) id=")
 _SAID_AFTER = 2
 """Lines after why in which a restore says that."""
@@ -160,12 +171,12 @@ def _findings(telling: tuple[_Line, ...]) -> Iterator[tuple[_Line, Finding]]:
     tiers: tuple[tuple[Iterable[_Line], Callable[[str], Finding | None]], ...] = (
         (telling, partial(_known, SPECIFIC)),
         (telling, partial(_known, PASSING)),
-        (_before_unknown(telling), partial(_known, GENERAL)),
+        (_before_unknown(telling), lambda line: _known(GENERAL, _in_words(line))),
         (telling, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
         (telling, partial(_known, ENGINES)),
-        (telling, partial(_known, VAGUE)),
+        (telling, lambda line: _known(VAGUE, _in_words(line))),
         (telling, partial(_of_area, WIDE_AREAS)),
-        (telling, partial(_known, UNFIT)),
+        (telling, lambda line: _known(UNFIT, _in_words(line))),
     )
     for lines, look_up in tiers:
         for line in lines:
@@ -229,6 +240,13 @@ def _known(causes: Iterable[Cause], line: str) -> Finding | None:
         if found := re.search(cause.pattern, line):
             return cause.told(**{name: text for name, text in found.groupdict().items() if text})
     return None
+
+
+def _in_words(line: str) -> str:
+    """The line, with what the kernel answered said in words."""
+    answered = _ANSWERED.search(line)
+    words = _WORDS.get(answered[1]) if answered else None
+    return f"{line}: {words}" if words else line
 
 
 def _of_area(areas: Iterable[tuple[str, str]], line: str) -> Finding | None:
