@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from contextlib import suppress
 from typing import Final
 
 _AT_ONCE: Final = 1 << 16
+_MOST: Final = 512 << 20
+_LONGEST_LINE: Final = 1 << 17
+"""A program can map a file 65,530 times that lies in as many directories, one in another: its `maps` are as long."""
 _FLAGS: Final = re.compile(r"^flags:\s*(\d+)", re.MULTILINE)
 
 
 def text(path: str) -> str:
     """What such a file says. There are many of them: a `Path` of each takes longer than the kernel's answer.
 
-    What is no UTF-8, as a name is that the kernel has cut short, is replaced. Raises OSError.
+    What is no UTF-8, as a name is that the kernel has cut short, is replaced. Raises OSError, also if it takes more
+    memory than anything that CRIU could dump, or has a longer line.
     """
     parts = []
+    total = line = 0
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while part := os.read(file, _AT_ONCE):
             parts.append(part)
+            total += len(part)
+            line = len(part) - 1 - end if (end := part.rfind(b"\n")) >= 0 else line + len(part)
+            if total > _MOST or line > _LONGEST_LINE:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     finally:
         os.close(file)
     return b"".join(parts).decode(errors="replace")

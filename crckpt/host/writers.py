@@ -51,7 +51,7 @@ def _writable(process: Path, *, appends: bool) -> Iterator[Path]:
             if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
                 yield descriptor
     with suppress(OSError):
-        for line in (process / "maps").read_text(errors="replace").split("\n"):
+        for line in procfs.lines(f"{process}/maps"):
             where, _, rest = line.partition(" ")
             if rest[1:4:2] == "ws":
                 start, end = (int(number, 16) for number in where.split("-"))

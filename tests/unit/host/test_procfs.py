@@ -1,0 +1,22 @@
+"""What is read of /proc ends, whatever a program has done to it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import procfs
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path) -> None:
+    """The path of a mapped file may be of any length."""
+    file = tmp_path / "maps"
+    file.write_bytes(b"a line\n" + b"x" * 100_000 + b"\nand another")
+    assert procfs.text(str(file)) == file.read_text()
+    with file.open("ab") as longer:
+        longer.truncate(1 << 40)
+    with pytest.raises(OSError, match="File too large") as raised:
+        procfs.text(str(file))
+    assert raised.value.errno == errno.EFBIG
