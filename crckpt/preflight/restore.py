@@ -129,13 +129,17 @@ class Wanted(Struct, frozen=True):
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
-    """Every PID, thread id, group and session id that the tree will have."""
-    return frozenset(
-        number
-        for process in tree.processes
-        for number in (process.pid, process.pgid, process.sid, *(thread.tid for thread in process.threads))
-        if number > 0
-    )
+    """Every PID, thread id, group and session id that must be free for a restore.
+
+    Not the session and the group of the shell that started the tree: CRIU takes its own in their place (`--shell-job`).
+    Source: criu/pstree.c, prepare_pstree_for_shell_job.
+    """
+    root = tree.root
+    of_shell = {root.sid, root.pgid} - {root.pid}
+    members = {number for process in tree.processes for number in (process.pgid, process.sid)}
+    tasks = {thread.tid for process in tree.processes for thread in process.threads}
+    tasks.update(process.pid for process in tree.processes)
+    return frozenset(number for number in tasks | (members - of_shell) if number > 0)
 
 
 def paths(tree: ImageTree) -> tuple[RegularFile, ...]:

@@ -154,9 +154,18 @@ def test_every_number_of_the_tree_is_asked_for(tree: ImageTree) -> None:
     asked = numbers(tree)
     assert asked >= {process.pid for process in tree.processes}
     assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
-    outside = replace(tree, processes=(replace(tree.root, pgid=0, sid=5000), *tree.processes[1:]))
-    assert 5000 in numbers(outside)
+    group = replace(tree.processes[1], pgid=4000)
+    outside = replace(tree, processes=(replace(tree.root, sid=0), group, *tree.processes[2:]))
+    assert 4000 in numbers(outside), "the leader of this group has ended"
     assert 0 not in numbers(outside), "0 stands for a session outside the pid namespace"
+
+
+def test_the_session_and_the_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
+    """The tree gets those of crckpt."""
+    asked = numbers(tree)
+    others = (replace(process, sid=5000) for process in tree.processes[1:])
+    outside = replace(tree, processes=(replace(tree.root, pgid=5001, sid=5000), *others))
+    assert numbers(outside) == asked
 
 
 def test_each_path_is_asked_for_once_and_by_the_file_whose_size_is_known(tree: ImageTree) -> None:
