@@ -28,6 +28,7 @@ from crckpt.errors import (
     UsageError,
 )
 from crckpt.host import leftovers, namespace, network, proc
+from crckpt.host.job_control import wait_on_terminal
 from crckpt.host.pipe_ends import filled_pipe
 from crckpt.host.rewind import put_back_on_failure
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
@@ -74,6 +75,7 @@ class Request(Struct, frozen=True):
 class Restored(Struct, frozen=True):
     """What became of it. `pid` is the root as we see it, `waits_for` our child to wait for in the foreground.
 
+    `terminal` is our descriptor of the terminal that the tree has from us, if any.
     `passed_over` are (id, reason) of newer checkpoints that could not be restored.
     """
 
@@ -83,6 +85,7 @@ class Restored(Struct, frozen=True):
     criu: Criu
     pid: int | None = None
     waits_for: int | None = None
+    terminal: int | None = None
     restore_ms: float = 0.0
     passed_over: tuple[tuple[str, str], ...] = ()
 
@@ -140,13 +143,17 @@ def _told(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
 def wait(restored: Restored) -> int:
     """Wait until a program that was restored in the foreground ends; its exit status, or 128 plus the signal.
 
-    Signals that come to us are passed on to it, from the moment on which it was restored.
+    Signals that come to us are passed on to it, from the moment on which it was restored. When the terminal stops it,
+    we stop too, until a shell continues us.
     """
     assert restored.waits_for is not None
-    pid = status = 0
-    # Others may be ours as well: whoever lost its parent while the tree was built.
-    while pid != restored.waits_for:
-        pid, status = os.waitpid(-1, 0)
+    if restored.terminal is not None:
+        status = wait_on_terminal(restored.waits_for, restored.terminal)
+    else:
+        pid = status = 0
+        # Others may be ours as well: whoever lost its parent while the tree was built.
+        while pid != restored.waits_for:
+            pid, status = os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -366,6 +373,7 @@ def _run(
         subject.criu,
         pid=pid,
         waits_for=None if subject.request.detach else new.parent if new else root,
+        terminal=subject.request.terminal if verdict.needs_terminal and not new else None,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
 

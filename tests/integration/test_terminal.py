@@ -121,6 +121,57 @@ def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
         assert terminal.process.wait(WITHIN_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("line", ["{}", "bash -c '{}; sleep 600'"], ids=["job", "child-of-job"])
+def test_the_shell_that_started_it_may_run_on(crckpt: Crckpt, workdir: Path, line: str) -> None:
+    """The shell still has the session, and in the second case the group, that the program was in."""
+    with _job(workdir, line) as pid:
+        shell = psutil.Process(pid).parent()
+        crckpt.run("dump", str(pid), JOB, "--stop")
+        before = _said(workdir).counter
+        with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
+            wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+            assert shell is not None
+            assert shell.is_running()
+
+
+@pytest.mark.parametrize("stopped_job", ["{}", "bash -c '{}; true'"], indirect=True, ids=["job", "child-of-job"])
+@pytest.mark.parametrize("words", [b"fg\n", b"bg; fg\n"], ids=["fg", "bg-fg"])
+def test_a_stop_gives_the_shell_the_terminal_until_fg(
+    crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes
+) -> None:
+    """^Z stops the program and crckpt with it; `fg` gives it the terminal, also when `bg` has let it go on."""
+    before = _said(workdir).counter
+    environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
+    with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
+        terminal.type(f"{PROGRAM} restore {JOB}\n".encode())
+        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        terminal.type(STOP)
+        wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
+        assert psutil.Process(stopped_job).status() == psutil.STATUS_STOPPED
+        stopped_at = _said(workdir).counter
+        # In one line: what is typed while it runs in the background stops it, as it would read that.
+        terminal.type(words)
+        wait_for(lambda: _said(workdir).counter > stopped_at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        terminal.type(b"hello\n")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}")
+        terminal.type(INTERRUPT)
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        os.kill(stopped_job, signal.SIGTERM)
+        wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
+
+
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
+def test_a_stop_without_a_shell_is_none(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+    """crckpt is the only program on its terminal, as of `ssh -t`: nobody could type `fg`."""
+    before = _said(workdir).counter
+    with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
+        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        terminal.type(STOP)
+        wait_for(lambda: "^Z" in terminal.shown, WITHIN_S, f"the key to arrive; shown: {terminal.shown}")
+        at = _said(workdir).counter
+        wait_for(lambda: _said(workdir).counter > at + 1, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+
+
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_an_interrupt_in_mid_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path

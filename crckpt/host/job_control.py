@@ -1,0 +1,82 @@
+"""A restored program as a job of the shell that crckpt was started from.
+
+The shell knows the process group of crckpt only, and waits until crckpt stops or ends. The program often has a group of
+its own, to which the terminal sends what is typed. So crckpt stops when the program does, and hands the terminal on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+from crckpt.host import proc
+
+_LOOK_S: Final = 0.1
+
+
+def wait_on_terminal(child: int, terminal: int) -> int:
+    """Wait until this child of ours, a program on our terminal, has ended; its wait status. Stop whenever it stops.
+
+    Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
+    goes on at once, if the terminal is its own.
+    """
+    in_background = False
+    while True:
+        # No event tells that a shell has brought a running job to the foreground.
+        pid, status = os.waitpid(-1, os.WUNTRACED | (os.WNOHANG if in_background else 0))
+        if pid == child and not os.WIFSTOPPED(status):
+            return status
+        if pid == child and _is_stopped(child):
+            # `fg` may have come before the child was stopped because it read in the background.
+            was_continued = not _is_terminal_ours_alone(child, terminal) and _stop()
+            in_background = not _hand_on(child, terminal)
+            if was_continued or not in_background:
+                _continue(child)
+        elif in_background:
+            if pid == 0:
+                time.sleep(_LOOK_S)
+            in_background = not _hand_on(child, terminal)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether it still is: what stops its group may have stopped us, in the same group, until now."""
+    process = proc.read_process(pid)
+    return process is not None and process.state == "stopped"
+
+
+def _is_terminal_ours_alone(child: int, terminal: int) -> bool:
+    """Whether our process group has the terminal, and the child is in another one."""
+    with suppress(OSError):
+        return os.tcgetpgrp(terminal) == os.getpgrp() != os.getpgid(child)
+    return False
+
+
+def _hand_on(child: int, terminal: int) -> bool:
+    """Give the child's group the terminal if ours has it; whether it has it now."""
+    with suppress(OSError):
+        group = os.getpgid(child)
+        if _is_terminal_ours_alone(child, terminal):
+            os.tcsetpgrp(terminal, group)
+        return os.tcgetpgrp(terminal) == group
+    return False
+
+
+def _continue(child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(os.getpgid(child), signal.SIGCONT)
+
+
+def _stop() -> bool:
+    """Stop as ^Z does; whether we were stopped, and continued."""
+    # A blocked SIGCONT continues us all the same, and is seen afterwards.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+    try:
+        # To this thread: it must be the one that stops before it goes on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        return signal.SIGCONT in signal.sigpending()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
