@@ -1,4 +1,4 @@
-"""What the kernel remembers of processes and threads beside their memory and files: read, and set, from outside.
+"""Read and set attributes of processes and threads (scheduling, personality, policies ...) from outside.
 
 Every value is a tuple of integers. Each reader takes a thread id as we see it; a reader of a process takes its PID.
 Sources: proc(5), sched_setattr(2), sched_setaffinity(2), ioprio_set(2), prctl(2), set_mempolicy(2), linux/sched.h.
@@ -56,7 +56,7 @@ def affinity(tid: int) -> Value:
 
 
 def set_affinity(tid: int, value: Value) -> None:
-    """Raises OSError, EINVAL if none of these CPUs is there."""
+    """Raises OSError: EINVAL if no such CPU exists."""
     os.sched_setaffinity(tid, value)
 
 
@@ -71,7 +71,7 @@ def set_io_priority(tid: int, value: Value) -> None:
 
 
 def timer_slack(tid: int) -> Value:
-    """Nanoseconds. The kernel shows it where a thread is named as a process is, and nowhere else."""
+    """Nanoseconds. The kernel shows it in /proc/TID, and not in /proc/PID/task/TID."""
     return (int(procfs.text(f"/proc/{tid}/timerslack_ns")),)
 
 
@@ -93,7 +93,7 @@ def set_deadline(tid: int, value: Value) -> None:
 
 
 def time_slice(tid: int) -> Value:
-    """Nanoseconds that a thread asked for; nothing if it has the slice of the kernel, as we do."""
+    """Nanoseconds that a thread asked for; nothing if it has the kernel's default slice."""
     found = _scheduling(tid)
     own = found[5] if found[1] in _SLICED else 0
     return () if own in (0, _usual_slice()) else (own,)
@@ -124,7 +124,7 @@ def personality(tid: int) -> Value:
 
 
 def memory_errors(tid: int) -> Value:
-    """What a thread wants to happen when its memory breaks (PR_MCE_KILL)."""
+    """The policy of a thread for memory errors (PR_MCE_KILL)."""
     flags = _task_flags(tid)
     if not flags & _MCE_PROCESS:
         return (_MCE_DEFAULT,)
@@ -139,8 +139,8 @@ def io_flusher(tid: int) -> Value:
 def memory_policy(tid: int) -> Value:
     """Mode, with its flags, and nodes, as of set_mempolicy(2). Nothing where there is one node only.
 
-    The kernel shows it for maps without a policy of their own: we look at the first. Each takes it the longer the more
-    pages there are.
+    The kernel shows it for each map without its own policy. Read only the first map: a map takes longer the more pages
+    it has.
     """
     if not _has_nodes():
         return ()
@@ -164,7 +164,7 @@ def parse_memory_policy(line: str) -> Value:
 
 
 def core_filter(pid: int) -> Value:
-    """Which memory a core dump of a process has; nothing for one that has no memory."""
+    """The core dump filter of a process; nothing for one that has no memory."""
     said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
     return (int(said, 16),) if said else ()
 
@@ -175,7 +175,7 @@ def set_core_filter(pid: int, value: Value) -> None:
 
 
 def autogroup_nice(pid: int) -> Value:
-    """How nice the session of a process is to others; nothing if the kernel has no such groups."""
+    """The nice value of the autogroup of a process; nothing if the kernel has no autogroups."""
     with suppress(FileNotFoundError):
         return (int(procfs.text(f"/proc/{pid}/autogroup").split()[-1]),)
     return ()

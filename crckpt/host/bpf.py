@@ -1,4 +1,4 @@
-"""Programs (BPF) that rule over a control group of version 2: on devices, and on the network. Source: bpf(2)."""
+"""BPF programs that restrict devices and the network of a control group (version 2). Source: bpf(2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files that somebody else may have planted: opened once, checked through the descriptor, and only then read.
+"""Open files from untrusted places: open once, check through the descriptor, and only then read.
 
-A store or a set of images may come from a stranger (a backup, a colleague). Where a file is expected there may be a
-link to another file, a FIFO on which the open never returns, a device that acts when it is opened, a file of another
-user, or a hole of a terabyte.
+A store or a set of images may come from elsewhere (a backup, a colleague). Instead of a regular file it may contain a
+link to another file, a FIFO on which open(2) blocks, a device that acts when it is opened, a file of another user, or a
+sparse file of a terabyte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROOT: Final = 0
 
 _MOST_HOLE: Final = 16 << 30
 _LEAST_SHARE: Final = 16
-"""A file that is a hole but for a sixteenth, and of which that is 16 GiB, is there to be read for hours."""
+"""Refuse a file whose holes exceed 16 GiB and of which less than a sixteenth is on disk: it takes hours to read."""
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
@@ -113,7 +113,7 @@ def _open(
     path: str | Path, most: int | None, within: int | None, owner: int | None, mode: int = os.O_RDONLY
 ) -> tuple[int, int]:
     """The descriptor, and the size in bytes."""
-    # Some devices act when they are opened: so their kind is asked before.
+    # Some devices act when they are opened, so check the kind first.
     _check(os.stat(path, dir_fd=within, follow_symlinks=False), path, most, owner)
     try:
         descriptor = os.open(path, _FLAGS | mode, dir_fd=within)
@@ -143,7 +143,7 @@ def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int
 def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> None:
     stored = found.st_blocks * _SECTOR
     is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
-    # Some file systems say nothing of blocks; of holes they then say nothing either.
+    # Some file systems report no blocks; those report no holes either.
     if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
         raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
     os.lseek(descriptor, 0, os.SEEK_SET)

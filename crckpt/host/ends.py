@@ -1,4 +1,4 @@
-"""Read logs of any size, from anywhere, in bounded memory: the begin and the end of what is long."""
+"""Read logs of any size in bounded memory: of a long log the first and the last part."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 from crckpt.host.checked_files import open_regular
 
 MOST: Final = 16 << 20
-"""Bytes of a log that are kept: half from its begin, half from its end."""
+"""Bytes of a log that are kept: the first and the last half of these."""
 MOST_STREAMED: Final = 256 << 20
-"""Bytes after which a pipe or a terminal that does not end is given up."""
+"""Bytes after which reading a pipe or terminal stops with an error."""
 _CHUNK: Final = 1 << 20
 _KINDS: Final = (
     (stat.S_ISDIR, "is a directory"),
@@ -25,17 +25,17 @@ _KINDS: Final = (
 
 
 class NoFileError(OSError):
-    """What was named is no regular file: `strerror` says what it is."""
+    """The path is not a regular file: `strerror` says what it is."""
 
 
 class EndlessError(OSError):
-    """A stream gave more than anybody reads."""
+    """A stream is longer than MOST_STREAMED."""
 
 
 def read_file_ends(path: Path, most: int = MOST) -> bytes:
-    """Read the begin and the end of a regular file, without waiting for anybody.
+    """Read the first and the last part of a regular file, without blocking.
 
-    Raises NoFileError if it is none, OSError if it cannot be read. Links are followed: whoever calls named the file.
+    Follows links: the user named the file. Raises NoFileError if it is not a regular file, OSError.
     """
     descriptor, mode = open_regular(path)
     if descriptor is None:
@@ -47,7 +47,7 @@ def read_file_ends(path: Path, most: int = MOST) -> bytes:
 
 
 def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
-    """Read a stream to its end, and keep its begin and its end. Raises EndlessError after MOST_STREAMED bytes."""
+    """Read a stream to its end and keep its first and last part. Raises EndlessError after MOST_STREAMED bytes."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode):
         raise NoFileError(0, "is a directory")

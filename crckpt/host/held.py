@@ -1,4 +1,4 @@
-"""A process that is held by a descriptor (pidfd), so that another one with the same number is not taken for it."""
+"""A process held by a pidfd, so that crckpt does not mistake another process with the same PID for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from crckpt.host import proc, procfs, targets
 
 
 class HeldProcess:
-    """A process, known by its number `pid` since it was opened."""
+    """A process that had the PID `pid` when this was made."""
 
     def __init__(self, pid: int) -> None:
-        """Open it. Where there is no such process, `has_its_number` says so."""
+        """Open a pidfd. If there is no such process, `has_its_number` is false."""
         self.pid = pid
         self._descriptor = -1
         with suppress(OSError):
@@ -24,7 +24,7 @@ class HeldProcess:
 
     @property
     def has_its_number(self) -> bool:
-        """Whether nobody else can have had the number since: it runs, or has ended and was not reaped yet."""
+        """Whether the PID still belongs to this process: it runs, or is a zombie."""
         if self._descriptor < 0:
             return False
         lines = procfs.lines(f"/proc/self/fdinfo/{self._descriptor}")
@@ -41,7 +41,7 @@ class HeldProcess:
         return not looking.poll(0)
 
     def check(self) -> None:
-        """Raise DumpFailed unless everything that was done to this number since was done to this process."""
+        """Raise DumpFailed unless the PID has belonged to this process all the time."""
         if self.has_its_number:
             return
         now = proc.read_process(self.pid)
@@ -54,7 +54,7 @@ class HeldProcess:
         return not self.has_its_number and proc.start_of(self.pid) is not None
 
     def close(self) -> None:
-        """The process is no longer of interest."""
+        """Close the pidfd."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -62,10 +62,10 @@ class HeldProcess:
 
 @contextmanager
 def held(target: str) -> Iterator[HeldProcess]:
-    """The root that `target` names, held while the block runs. Raises what `targets.resolve` raises.
+    """Hold the root that `target` names while the block runs. Raises what `targets.resolve` raises.
 
-    Between the answer to what a unit, pidfile or control group names and the descriptor the number may be given anew:
-    a process that was started since then is refused.
+    The PID of a unit, pidfile or control group may go to another process before its pidfd is open. So a process that
+    started after the look-up is refused with UsageError.
     """
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
     process = HeldProcess(targets.resolve(target))

@@ -1,4 +1,4 @@
-"""The session keyring that we hand to whatever we start. Source: keyctl(2), session-keyring(7)."""
+"""The session keyring that our child processes inherit. Source: keyctl(2), session-keyring(7)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def own_session() -> SessionKeyring | None:
 
 
 def join_new() -> None:
-    """From now on what this thread starts has a new, empty session keyring. Raises OSError."""
+    """Give this thread, and what it starts, a new, empty session keyring. Raises OSError."""
     if int(_LIBC.syscall(_KEYCTL, _JOIN, None)) < 0:
         raise OSError(ctypes.get_errno(), f"cannot make a session keyring: {os.strerror(ctypes.get_errno())}")

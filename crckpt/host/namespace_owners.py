@@ -1,4 +1,4 @@
-"""Which namespaces of a tree belong to another user namespace than crckpt's: there, others decide what is seen."""
+"""Find namespaces of a tree that belong to another user namespace than crckpt's: their owner controls them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForeignNamespace(Struct, frozen=True):
 def foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple[ForeignNamespace, ...]:
     """List each process in another user namespace, and each namespace that belongs to one, once.
 
-    Costs nothing for namespaces that are ours. A process that ends while it is looked at is left out.
+    Costs nothing for our own namespaces. Skips a process that ends meanwhile.
     """
     ours = dict(own.namespaces)
     belongs: dict[int, bool] = {}

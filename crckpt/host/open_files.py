@@ -1,4 +1,4 @@
-"""How many descriptors CRIU may open, and how many a round takes, which moves memory into pipes.
+"""How many descriptors CRIU may open, and how many a round needs: it moves memory into pipes.
 
 Source: criu/page-pipe.c, and for what a pipe may hold fs/pipe.c, pipe_set_size.
 """
@@ -19,7 +19,7 @@ _SMALLEST: Final = 16
 _LARGEST: Final = 1024
 """Pages in a pipe: of a new one, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps)."""
 _OTHERS: Final = 64
-"""Descriptors that CRIU has open besides, and some more."""
+"""Other descriptors that CRIU has open, and some spare ones."""
 
 
 class OpenFiles(Struct, frozen=True):
@@ -39,7 +39,7 @@ class OpenFiles(Struct, frozen=True):
 
 
 def open_files() -> OpenFiles:
-    """What holds for a program that we start."""
+    """The limits of a program that we start."""
     if _CAP_SYS_RESOURCE in effective_capabilities():
         most = int(Path("/proc/sys/fs/nr_open").read_text())
         return OpenFiles(most, most, _LARGEST)
@@ -51,5 +51,5 @@ def open_files() -> OpenFiles:
 
 
 def with_open_files(most: int, limits: OpenFiles) -> tuple[str, ...]:
-    """Words before a command that is to open so many."""
+    """The command prefix (prlimit) for a program that opens `most` descriptors."""
     return ("prlimit", f"--nofile={min(most, limits.hard)}:{limits.hard}") if most > limits.soft else ()

@@ -1,4 +1,4 @@
-"""Open files of others: without following links, with their owner's rights. Source: openat2(2), setfsuid(2)."""
+"""Open files of other users without following links, with their owner's rights. Source: openat2(2), setfsuid(2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
 _NO_SYMLINKS: Final = 0x04  # linux/openat2.h
 _BENEATH: Final = 0x08
 _NOBODY: Final = 2**32 - 1
-"""An id that setfsuid(2) does not take: it then only tells the one in use."""
+"""An id that setfsuid(2) refuses: the call then only returns the current one."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +45,7 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
 
     Raises PermissionError.
 
-    The kernel takes root's capabilities over files away with the user id, and gives them back with it.
+    The kernel drops root's capabilities over files with the user id, and restores them with it.
     """
     if uid == os.geteuid():
         yield

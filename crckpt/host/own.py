@@ -1,4 +1,4 @@
-"""Files that crckpt left for itself: believed only if nobody else can have written them. Light to load."""
+"""Files that crckpt left for itself: read only if nobody else can have written them. Light to import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_OTHERS: Final = 0o022
 
 
 def is_own(status: os.stat_result, kind: int = stat.S_IFREG) -> bool:
-    """Whether this is of that kind, and nobody but root or our own user has made it, or can write to it."""
+    """Whether this is of that kind, belongs to root or to our user, and nobody else can write to it."""
     owned = status.st_uid in (0, os.geteuid())
     return owned and stat.S_IFMT(status.st_mode) == kind and not status.st_mode & _BY_OTHERS
 

@@ -1,4 +1,4 @@
-"""Who can change what a path names: the owners and modes of all that it leads through."""
+"""Who can change what a path names: owners and modes of all its directories and links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Final
 from msgspec import Struct
 
 _MOST_LINKS: Final = 40
-"""As the kernel follows. Source: path_resolution(7)."""
+"""The kernel's limit. Source: path_resolution(7)."""
 
 
 class Entry(Struct, frozen=True):
-    """One thing that a path leads through: a directory, a symbolic link, or what it ends at."""
+    """A directory or symbolic link on a path, or its end."""
 
     path: Path
     status: os.stat_result
@@ -29,7 +29,7 @@ class Entry(Struct, frozen=True):
 def find_intruder(entries: tuple[Entry, ...], users: frozenset[int]) -> str:
     """Say which entry somebody other than root and `users` can change, and why; empty if there is none.
 
-    Where anybody can create files but nobody can remove those of others (/tmp), what counts is whose the file is.
+    In a sticky directory (/tmp) only the owner of the file counts.
     """
     trusted = users | {0}
     for entry in entries:
@@ -73,7 +73,7 @@ def changers(directory: Path) -> Changers:
 
 
 def open_path(path: Path) -> tuple[int, tuple[Entry, ...]]:
-    """Open what `path` names, and say what it led through from the root on: the descriptor is of the last entry.
+    """Open what `path` names, and list its entries from the root on: the descriptor is that of the last one.
 
     The descriptor (O_PATH) names the file, but cannot read it. Raises OSError.
     """

@@ -1,7 +1,7 @@
-"""The ends of the pipes that a tree holds, and whether anybody has the other end.
+"""The ends of the pipes that a tree holds, and whether any process has the other end.
 
-Who that is, the kernel does not say. Whether there is anybody, poll(2) does, also where the descriptor is on its way
-through a socket: POLLHUP at the end for reading, POLLERR at that for writing. Source: fs/pipe.c, pipe_poll.
+The kernel does not say which process that is. poll(2) says whether there is one, also for a descriptor in the queue of
+a socket: POLLHUP at the end for reading, POLLERR at the end for writing. Source: fs/pipe.c, pipe_poll.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def filled_pipe(size: int, content: bytes) -> tuple[int, int]:
 
 
 def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
-    """Inodes of the pipes that have one end only: nobody, in the tree or elsewhere, has the other.
+    """Inodes of the pipes with one end: no process, in the tree or elsewhere, has the other.
 
-    A process that closed its end meanwhile, or that we may not look into, tells nothing.
+    Skips a process that closed its end meanwhile, or that we may not inspect.
     """
     return frozenset(inode for inode, ends in pipes(descriptors).items() if _is_closed(inode, ends))
 
@@ -63,7 +63,7 @@ def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
 def _fill(writer: int, size: int, content: bytes) -> None:
     if size:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
-    # What does not fit at once never will: nobody reads.
+    # What does not fit now never will: no process reads.
     if content and os.write(writer, content) < len(content):
         raise OSError(errno.ENOSPC, "a pipe holds less than it did")
 

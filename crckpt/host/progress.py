@@ -1,4 +1,4 @@
-"""Whether what this process has started makes progress: CRIU, and the processes that it restores."""
+"""Whether CRIU, and the processes that it restores, make progress."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from crckpt.host import proc, procfs
 
 QUIET_S: Final = 30.0
-"""So many seconds without any progress: a restore hangs."""
+"""Seconds without progress after which a restore hangs."""
 
 _UNINTERRUPTIBLE: Final = "D"
 
 
 class Progress:
-    """What shows that a restore goes on: its log grows, or a process of it reads, writes, gets memory, comes or goes.
+    """Signs of progress of a restore: its log grows, or a process reads, writes, gets memory, starts or ends.
 
-    Processor time shows nothing: what hangs may spin. While anybody waits for a disk nothing counts as a hang.
+    CPU time is no sign: a process that hangs may spin. It is no hang while a process waits for a disk.
     """
 
     def __init__(self, log: Path) -> None:
@@ -28,9 +28,9 @@ class Progress:
         self._quiet = 0
 
     def is_stuck(self) -> bool:
-        """Whether there was none for QUIET_S seconds. To be asked every second.
+        """Whether there was no progress for QUIET_S seconds. Call it every second.
 
-        What is counted is how often it was asked: CRIU may have been stopped together with us.
+        It counts calls and reads no clock: CRIU may have been stopped together with us.
         """
         before, self._signs = self._signs, _signs(self._log)
         self._quiet = self._quiet + 1 if self._signs is not None and self._signs == before else 0
@@ -38,7 +38,7 @@ class Progress:
 
 
 def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
-    """What changes with progress; None if somebody waits for a disk."""
+    """Values that change with progress; None if a process waits for a disk."""
     ours = proc.read_process(os.getpid())
     assert ours is not None
     pids = proc.read_tree(ours).pids

@@ -1,7 +1,7 @@
-"""How a system call ends that was interrupted only because a thread was stopped (x86-64, and 32-bit programs on it).
+"""The result of a system call that a stop of the thread interrupted (x86-64, and 32-bit programs on it).
 
-The kernel says it in the thread's registers. What crckpt does about it in a dump, in CRIU, is in
-crckpt/tracking/restart.c, which has this table too; here is what it does itself after it has entered a process.
+The kernel leaves it in the thread's registers. crckpt/tracking/restart.c corrects it in CRIU, and has the same table;
+this file corrects it after crckpt itself has attached to a process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESTART_SYSCALL: Final = {False: 219, True: 0}
 
 
 class Again(Struct, frozen=True):
-    """A call that returns EINTR having done nothing: its numbers (-1: none), and with which first argument."""
+    """A call that returns EINTR without an effect: its numbers (-1: none), and with which first argument."""
 
     name: str
     number: int

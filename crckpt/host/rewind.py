@@ -1,7 +1,7 @@
-"""Cut a program's log back to what it was, and keep what came after.
+"""Truncate a program's log to an earlier size, and keep the later lines.
 
-Who owns the directory may exchange the file, or the directory, at any moment: each is opened once, without following
-links, and everything is done through these descriptors, with the rights of the file's owner.
+The owner of the directory may replace the file or the directory at any moment. So each is opened once, without
+following links, and all work uses these descriptors, with the rights of the file's owner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXCHANGED: Final = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.ENO
 
 @contextmanager
 def put_back_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
-    """Cut the file `path` back to `size` bytes, and keep what came after in a new file next to it.
+    """Truncate the file `path` to `size` bytes, and keep the later lines in a new file next to it.
 
     The new file is named `kept`, or the first of `kept.2`, `kept.3` ... that is free; it belongs to the owner of
     `path`. If the block fails, the file gets its content back, and the new file is removed.
@@ -70,7 +70,7 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
         step("rewound.open", path)
         status = os.fstat(found)
         with file_rights_of(status.st_uid, status.st_gid):
-            # A FIFO or a device that came in its place must not block or act.
+            # A FIFO or a device that replaced it must not block or act.
             flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
             file = open_without_links(path.name, flags, directory=directory)
         stack.callback(os.close, file)
@@ -94,8 +94,8 @@ def _exchanged(path: Path) -> RestoreFailed:
 def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tuple[str, int]:
     """The name and a descriptor of a new file in `directory`, to be read and appended to. Its owner is that of `file`.
 
-    It is made with the owner's rights, but with ours in a directory of root's in which not everybody may write, such as
-    /var/log: there the owner of a log often may write to the log alone.
+    Make it with the rights of the owner. In a directory of root's that is not world-writable, such as /var/log,
+    use ours: there the owner often may write only to the log.
     """
     above, owner = os.fstat(directory), os.fstat(file)
     is_roots = above.st_uid == os.geteuid() and not above.st_mode & stat.S_IWOTH

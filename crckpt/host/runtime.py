@@ -1,4 +1,4 @@
-"""The private directory of what is of no use after the next boot."""
+"""The private directory of files that are useless after the next boot."""
 
 from __future__ import annotations
 

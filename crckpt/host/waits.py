@@ -1,7 +1,7 @@
-"""System calls in which the threads of a process wait, and that to freeze it would interrupt.
+"""System calls in which threads wait, and that a freeze interrupts.
 
-Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. What becomes of them with
-crckpt's preload library: crckpt/tracking/restart.c.
+Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. crckpt's preload library
+restarts them: crckpt/tracking/restart.c.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from crckpt.host import procfs
 
 RESTARTED: Final = "restart_syscall"
-"""A call that was interrupted before, by a stop signal or a debugger, for one, and that nothing tells the name of."""
+"""The name of a call that was interrupted before, for example by a stop signal or a debugger, and is not known."""
 
 _X86_64: Final = {
     7: "poll",
@@ -61,7 +61,7 @@ _AARCH64: Final = {
     292: "io_pgetevents",
     441: "epoll_pwait2",
 }
-"""There CRIU makes all others again by itself."""
+"""CRIU itself restarts all others there."""
 
 _TIMEOUT: Final = {"futex": 3}
 """Which argument is a timeout without which the call is made again as it is."""
@@ -78,7 +78,7 @@ class Wait(Struct, frozen=True):
 
 
 def interrupted_calls(pid: int, threads: Iterable[int]) -> Iterator[Wait]:
-    """Those of the process's threads whose call CRIU alone would let return EINTR."""
+    """The threads of a process whose call returns EINTR after a dump by CRIU alone."""
     for tid in threads:
         # It has ended, or is not ours to look at; or the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK).
         with suppress(OSError):

@@ -20,7 +20,7 @@ _LOOKS_LIKE: Final = encode(((_POLICY, VARINT, _DEADLINE),))
 
 
 def without_deadline(core: bytes, name: str = "core.img") -> bytes:
-    """`core-TID.img` with the usual policy instead of SCHED_DEADLINE; any other as it is. Raises IntegrityError."""
+    """Replace SCHED_DEADLINE by the usual policy in `core-TID.img`; keep any other image. Raises IntegrityError."""
     if _LOOKS_LIKE not in core:
         return core
     image = read_image(core, name, magics.CORE)

@@ -1,12 +1,12 @@
 """Record the attributes of a tree at a dump, and put them back in a restore's hold, before the tree runs.
 
-What they are stands in `crckpt.preflight.attributes`. Most are read from outside. Some are known only to the process
-itself: it is made to say them by a system call, which stops one of its threads for some milliseconds. A dump that ends
-the tree asks each process. A dump after which the tree goes on asks only where there is a hint: no_new_privs, a system
-call filter, or locked memory.
+`crckpt.preflight.attributes` lists them. Most are read from outside. Some are known only to the process itself:
+crckpt makes a system call in one of its threads, which stops that for some milliseconds. A dump that ends the tree does
+this in each process. A dump after which the tree goes on does it only where there is a hint: no_new_privs, a seccomp
+filter, or locked memory.
 
-In the hold the tree's tasks wait in CRIU's code, with all the rights of CRIU and no filter of system calls: both come
-later. So a system call made there is not refused to the program.
+In the hold the tree's tasks wait in CRIU's code, with all the rights of CRIU and no seccomp filter: CRIU sets both
+later. So the kernel does not refuse a system call that is made there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _REFUSED = (OSError, ValueError, OverflowError, struct.error)
 
 
 def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]:
-    """Ask each process of the tree what only itself can tell; unless `everyone`, where there is a hint only.
+    """Read from inside each process what only it can know; unless `everyone`, only where there is a hint.
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """

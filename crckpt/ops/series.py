@@ -1,4 +1,4 @@
-"""In whose series of checkpoints a tree comes that nobody has named a job for: a program calls itself as it likes."""
+"""The job of a tree for which the command names none: a program chooses its own name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = 0
 def check_series(subject: Subject, repository: Repository) -> None:
     """Raise UsageError if the newest checkpoint of the job is of another user's program, and nobody named the job.
 
-    That series would end with this program: what restores the job, or keeps its newest checkpoints, would take it.
+    Otherwise this program would become the newest checkpoint of that job, which a restore takes and a cleanup keeps.
     """
     root = subject.seen.tree.root
     if subject.request.job is not None or set(root.uids) == {_ROOT}:

@@ -1,15 +1,14 @@
-"""The attributes of processes and threads that a restored program keeps, and what to do where it cannot. Pure.
+"""The attributes of processes and threads that a restored program keeps, and how it may lose some. Pure.
 
-`ATTRIBUTES` is the list: how a dump reads each one, how a restore puts it back, and whether it protects something. A
-restore that would lose one which protects something is refused, unless the user allows that (`--allow-weaker`); of all
-others a warning says that they are lost.
+`ATTRIBUTES` lists how a dump reads each one, how a restore sets it again, and whether it protects something. If a
+protection would be lost, crckpt refuses the restore unless the user allows it (`--allow-weaker`). It warns of all other
+losses.
 
-Control groups. A restored tree is in the group that crckpt runs in: under systemd that is the unit's own, and in a
-shell the session that the user has now. It stays there, and nothing is said, if that group restricts the tree as much
-as the old one did. Else the tree is moved back to its old group, if that is still there and still restricts as much. If
-not, limits of memory, swap, tasks and CPU time are lost with a warning: a service that is brought back by hand, in
-a shell, is not refused for the default limit of tasks. Rules on devices and on the network are for security: without
-them the restore is refused.
+Control groups. A restored tree is in crckpt's group: under systemd the unit's own, in a shell the user's session. It
+stays there without a warning if that group restricts the tree as much as the old one did. Otherwise crckpt moves the
+tree to its old group, if that still exists and still restricts as much. If not, crckpt warns that limits of memory,
+swap, tasks and CPU time are lost: a service must stay restorable from a shell in spite of its default limit of tasks.
+Rules on devices and on the network are for security: without them crckpt refuses the restore.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The kinds of things that a tree may hold, each with the test that shows that it is restored. Pure.
+"""The kinds of resources that a tree may hold, each with the test that restores one. Pure.
 
-CRIU may save what it cannot restore: a tree that has what no test has shown to come back is ended only by force.
+CRIU may save what it cannot restore. So `--stop` ends a tree with an untested kind only with `--force`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TESTED: Final = {
     "process that is stopped": f"{_TREES}[rarities]",
     "process that has ended and was not reaped": f"{_TREES}[rarities]",
 }
-"""What a tree may hold -> the test that dumps a tree with it, ends that, restores it, and finds it as it was."""
+"""Kind -> the test that dumps a tree with one, ends it, restores it, and compares."""
 
 _TERMINALS_BY_NUMBER: Final = {
     (5, 0): "terminal of the session",
@@ -81,7 +81,7 @@ _SECCOMP_FILTER: Final = 2  # linux/seccomp.h
 
 
 def find_kinds(seen: Observed) -> dict[str, str]:
-    """What the tree holds, and where for one: a process, or one of its descriptors."""
+    """Each kind that the tree holds, and where the first is: a process, or one of its descriptors."""
     found: dict[str, str] = {}
     for kind, where in _all(seen):
         found.setdefault(kind, where)
@@ -89,7 +89,7 @@ def find_kinds(seen: Observed) -> dict[str, str]:
 
 
 def find_untested(seen: Observed) -> dict[str, str]:
-    """What the tree holds that no test has shown to come back, and where."""
+    """Each kind that the tree holds and no test restores, and where."""
     return {kind: where for kind, where in find_kinds(seen).items() if kind not in TESTED}
 
 

@@ -1,4 +1,4 @@
-"""What the details of a checkpoint say: JSON that the dump wrote, and that a store from elsewhere may have made up."""
+"""Read the details of a checkpoint: JSON that a dump wrote, and that a store from elsewhere may have forged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON in a store, decoded by type: what does not fit is refused with its reason, and nothing else of it is used."""
+"""Decode JSON in a store by type: refuse a document that does not fit as a whole, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a set of images, which may come from elsewhere: opened once, checked, and only then read."""
+"""Open image files, which may come from elsewhere: open once, check, and only then read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_LARGE: Final = 1 << 30
 def opened_image(path: Path) -> Iterator[int]:
     """A descriptor of an image file. Raises IntegrityError, OSError.
 
-    It belongs to root, to us, or to whom its directory belongs: whoever unpacks an archive owns all of it.
+    It must belong to root, to us, or to the owner of its directory: unpacking an archive gives both the same owner.
     """
     descriptor = open_checked(path, None, owner=path.parent.stat().st_uid)
     try:

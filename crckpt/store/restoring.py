@@ -28,10 +28,9 @@ _PID: Final = re.compile(r"[1-9]\d{0,9}")
 
 @contextmanager
 def restoring(layout: Layout, job: JobName, timeout: float = TIMEOUT_S) -> Iterator[None]:
-    """Be the only one who restores a checkpoint of `job`, for the block; the store's lock is held shared meanwhile.
+    """Hold the lock of the restores of `job` while the block runs, and the store's lock shared.
 
-    On a store that cannot be written to, nobody is kept out. Raises StoreLocked if another has not ended after
-    `timeout` seconds.
+    A read-only store has no such lock. Raises StoreLocked if another restore has not ended after `timeout` seconds.
     """
     path = layout.locks / f"restore-{check_name(job, 'job')}"
     try:
