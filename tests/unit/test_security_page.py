@@ -51,7 +51,7 @@ def test_each_row_names_its_test() -> None:
 
 
 def test_nothing_is_there_twice() -> None:
-    """A merge by union of two versions of a row or section leaves both."""
+    """No row or section stands there in two versions."""
     headings = re.findall(r"^#+ .*", PAGE, re.MULTILINE)
     counts = Counter([*headings, *(row[0] for row in rows())])
     assert not [text for text, count in counts.items() if count > 1]

@@ -1,0 +1,27 @@
+"""CHANGELOG.md: no change is told twice."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+FEW_WORDS = 8
+ALIKE = 0.7
+
+
+def words(text: str) -> frozenset[str]:
+    """The longer words: short ones are in every sentence."""
+    return frozenset(re.findall(r"[\w`~=-]{5,}", text))
+
+
+def test_no_two_bullets_say_the_same() -> None:
+    """Two wordings of one change share most of their longer words; two changes at most half."""
+    bullets = [text for text in re.split(r"^- ", PAGE, flags=re.MULTILINE)[1:] if len(words(text)) >= FEW_WORDS]
+    alike = [
+        (one, other)
+        for one, other in combinations(bullets, 2)
+        if len(words(one) & words(other)) > ALIKE * min(len(words(one)), len(words(other)))
+    ]
+    assert not alike
