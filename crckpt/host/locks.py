@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host import procfs
 from crckpt.host.mounts import every_mount
 from crckpt.host.proc import title
 from crckpt.images.locks import Kind
@@ -44,7 +45,10 @@ def held_locks(paths: Iterable[str]) -> dict[str, tuple[Held, ...]]:
         return {}
     lines = [line for line in map(_LINE.match, Path("/proc/locks").read_text().splitlines()) if line]
     found = {path: _file(path) for path in wanted} if lines else {}
-    of_files = {path: tuple(_held(line) for line in lines if line["file"] == file) for path, file in found.items()}
+    holders = _Holders()
+    of_files = {
+        path: tuple(_held(line, holders) for line in lines if line["file"] == file) for path, file in found.items()
+    }
     return {path: held for path, held in of_files.items() if held}
 
 
@@ -63,27 +67,48 @@ def _file(path: str) -> str:
     return ""
 
 
-def _held(line: re.Match[str]) -> Held:
-    pid = _holder(line)
+def _held(line: re.Match[str], holders: _Holders) -> Held:
+    pid, comm = holders.of(line)
     return Held(
         kind=_KINDS[line["kind"]],
         exclusive=line["mode"] == "WRITE",
         start=int(line["start"]),
         end=None if line["end"] == "EOF" else int(line["end"]),
         pid=pid,
-        comm=title(pid) if pid else "?",
+        comm=comm,
     )
 
 
-def _holder(line: re.Match[str]) -> int:
-    """Who has it open. Who locked it may have ended, or handed it over; of OFD locks the kernel does not say who."""
-    others = (int(found.name) for found in Path("/proc").iterdir() if found.name.isdecimal())
-    return next((pid for pid in (int(line["pid"]), *others) if pid > 0 and any(_same(line, pid))), 0)
+class _Holders:
+    """Who has locked files open. Each process is looked at once: one may hold any number of locks."""
 
+    def __init__(self) -> None:
+        self._found: dict[str, int] = {}
+        self._names: dict[int, str] = {0: "?"}
+        self._looked_at: set[int] = set()
+        self._is_all_seen = False
 
-def _same(line: re.Match[str], pid: int) -> Iterator[bool]:
-    what = f"{line[0].partition(': ')[2]}\n"
-    with suppress(OSError):
-        for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
-            with suppress(OSError):
-                yield what in descriptor.read_text(errors="replace")
+    def of(self, line: re.Match[str]) -> tuple[int, str]:
+        """A PID and what it is called. Who locked it may have ended, or handed it over; of OFD locks nobody is told."""
+        what = line[0].partition(": ")[2]
+        self._look_at(int(line["pid"]))
+        if what not in self._found and not self._is_all_seen:
+            self._is_all_seen = True
+            for process in Path("/proc").iterdir():
+                if process.name.isdecimal():
+                    self._look_at(int(process.name))
+        pid = self._found.get(what, 0)
+        if pid not in self._names:
+            self._names[pid] = title(pid)
+        return pid, self._names[pid]
+
+    def _look_at(self, pid: int) -> None:
+        if pid <= 0 or pid in self._looked_at:
+            return
+        self._looked_at.add(pid)
+        with suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
+                with suppress(OSError):
+                    for told in procfs.lines(str(descriptor)):
+                        if told.startswith("lock:"):
+                            self._found.setdefault(told.partition(": ")[2], pid)

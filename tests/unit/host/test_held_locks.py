@@ -1,0 +1,44 @@
+"""Who holds the locks on a file, however many there are."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.locks import held_locks
+
+MANY: Final = 2000
+TAKES: Final = f"""
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+for start in range(0, {2 * MANY}, 2):
+    fcntl.lockf(file, fcntl.LOCK_SH, 1, start)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_with_many_locks_is_looked_at_once(tmp_path: Path) -> None:
+    """Any user who can read a file may hold as many locks there: those of others' programs are told, too."""
+    file = tmp_path / "file"
+    file.touch()
+    words = [sys.executable, "-c", TAKES, str(file)]
+    with (
+        file.open("r+b") as ours,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = time.process_time()
+        held = held_locks([str(file)])[str(file)]
+        took = time.process_time() - before
+        assert {each.pid for each in held if each.kind == "POSIX"} == {process.pid}
+        assert sum(each.kind == "POSIX" for each in held) == MANY
+        assert [each.comm != "?" for each in held if each.kind == "flock"] == [True]
+        assert took < 2
+        process.communicate()
