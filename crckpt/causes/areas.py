@@ -9,7 +9,7 @@ _TRY = "see what the kernel answered: crckpt explain -v LOG"
 PARTS = (
     Cause(
         "automount",
-        "an automount (autofs) of the tree cannot be saved or mounted again",
+        "CRIU cannot save an automount (autofs) of the tree, or mount it again",
         "unmount it before the dump: umount DIRECTORY",
         r"Failed to (?:mount autofs to|find (?:fd|pgrp|timeout|minproto|maxproto) option|create autofs dentry)"
         r"|Failed to set \S+ catatonic",
@@ -17,8 +17,8 @@ PARTS = (
     ),
     Cause(
         "cgroup-access",
-        "a control group of the tree cannot be read or set up again",
-        "see that /sys/fs/cgroup is mounted and can be written; with criu: --manage-cgroups=ignore",
+        "CRIU cannot read a control group of the tree, or set it up again",
+        "check that /sys/fs/cgroup is mounted and writable; with criu: --manage-cgroups=ignore",
         r"cg: (?:controller \S+ not found|failed (?:walking|statting)|(?:read from|write to) cgroup\.subtree_control"
         r"|dumping (?:known|global) properties|cgroupd: (?!Can't move)|failed to start cgroupd|couldn't scan oom"
         r"|Failed scanning"
@@ -27,7 +27,7 @@ PARTS = (
     ),
     Cause(
         "file-access",
-        "a file of the tree cannot be saved or opened again",
+        "CRIU cannot save a file of the tree, or open it again",
         f"see that it is there, and where it is mounted; {_TRY}",
         r"Unable to statfs fd \d|Can't (?:stat path|fstat opened file|fstat exe link|find task (?:cwd|root) file"
         r"|dup local fd \d|setup \d+ file owner pid)|mount is not found for ghost",
@@ -36,7 +36,7 @@ PARTS = (
     ),
     Cause(
         "file-system",
-        "a file system of the tree cannot be saved or filled again",
+        "CRIU cannot save a file system of the tree, or fill it again",
         f"unmount it before the dump: findmnt; {_TRY}",
         r"Unable to dump a file system for \d|binfmt_misc: (?:bad|can't|unsupported)|invalid btrfs options"
         r"|failed to dump fs |\S isn't empty$",
@@ -45,21 +45,21 @@ PARTS = (
     ),
     Cause(
         "lock-access",
-        "a file lock of the tree cannot be saved or taken again",
-        "release it in the program; see all locks: lslocks",
+        "CRIU cannot save a file lock of the tree, or take it again",
+        "release it in the program; list all locks: lslocks",
         "Dump file lock failed|Can't downgrade lock back|Bogus lock test result|Invalid lock entry",
         "criu/file-lock.c",
     ),
     Cause(
         "plugin-file",
-        "a file of the checkpoint was saved by a plugin of CRIU, and no plugin here takes it on",
-        "install the plugin of the dump, and tell criu where: --libdir DIRECTORY",
+        "a CRIU plugin saved a file of the checkpoint, and no plugin here can restore it",
+        "install the plugin of the dump, and name its directory to criu: --libdir DIRECTORY",
         r"files-ext\.c:\d{1,6}\): Unable to restore (?:0x)?[0-9a-f]",
         "criu/files-ext.c",
     ),
     Cause(
         "ipc-access",
-        "System V messages, semaphores or shared memory of the tree cannot be saved or made again",
+        "CRIU cannot save System V messages, semaphores or shared memory of the tree, or make them again",
         f"restore into an IPC namespace without others (unshare --ipc); {_TRY}",
         r"Failed to (?:get (?:stats for IPC|msq|sem|shm)|send IPC message|copy IPC message|attach (?:IPC )?sh"
         r"|set (?:msq|sem|shm|semaphores)|read max IPC|prepare (?:IPC|messages|semaphores|shm))"
@@ -68,7 +68,7 @@ PARTS = (
     ),
     Cause(
         "memory-access",
-        "memory of the tree cannot be read or set up again",
+        "CRIU cannot read memory of the tree, or set it up again",
         f"see that memory is left and nothing limits it; {_TRY}",
         r"Can't (?:fixup VMA's fd|unmap guard page|map restorer code|mmap section for restore code|move task args"
         r"|remap restorer blob|grow rst mem|mremap rst mem|unmap restorer)|should_dump_page failed"
@@ -78,7 +78,7 @@ PARTS = (
     ),
     Cause(
         "namespace-access",
-        "a namespace of the tree cannot be entered, saved or made again",
+        "CRIU cannot enter or save a namespace of the tree, or make it again",
         f"run crckpt as root of the host; {_TRY}",
         r"Can't (?:open|get) ns file|Unable to stat /proc/\d+/ns/|uns: (?:daemon|recv|send|Async)"
         r"|Namespaces dumping finished with error|Unable to set (?:group|user) ID"
@@ -89,7 +89,7 @@ PARTS = (
     ),
     Cause(
         "network-access",
-        "a network namespace of the tree cannot be saved or set up again",
+        "CRIU cannot save a network namespace of the tree, or set it up again",
         f"restore as root (CAP_NET_ADMIN), with the modules of its devices; {_TRY}",
         r"Unable to (?:create a veth pair|specify ifindex in the target|dump more than one netns|find the \d+ master)"
         r"|Can't (?:add interface \S+ to bridge|get (?:flags|index) of|find mount namespace \d)"
@@ -100,7 +100,7 @@ PARTS = (
     ),
     Cause(
         "pipe-access",
-        "a pipe or named pipe of the tree cannot be saved or made again",
+        "CRIU cannot save a pipe or named pipe of the tree, or make it again",
         f"let the program empty its pipes, and raise the limits on pipes: sysctl fs.pipe-user-pages-soft=0; {_TRY}",
         r"Unable to reopen the pipe|Can't (?:create pipe for stealing|map mem for pipe buffers)",
         "criu/pipes.c",
@@ -108,9 +108,8 @@ PARTS = (
     ),
     Cause(
         "proc-format",
-        "CRIU does not understand what this kernel says in /proc: it is too old for the kernel, or it found a process"
-        " that was ending",
-        "try again; then a newer CRIU: scripts/install-criu",
+        "CRIU cannot parse a file of /proc: it is too old for the kernel, or a process ended meanwhile",
+        "try again; if it fails, install a newer CRIU: scripts/install-criu",
         r"stat for \d+ is corrupted|Parsing \d+'s stat failed|error parsing \[.{0,300}\] for \d"
         r"|No records of type \d+ found in fdinfo|two nonconsecutive vvar|Unexpected VMA met|Bogus mapping 0x"
         r"|couldn't parse internal cgroup file|Failed parsing cgroup ",
@@ -119,16 +118,16 @@ PARTS = (
     ),
     Cause(
         "address-space",
-        "this kernel gives programs an address space of another size than CRIU found it to be",
-        "take a newer CRIU: scripts/install-criu, or boot a newer kernel",
+        "this kernel gives programs an address space of another size than CRIU expects",
+        "install a newer CRIU: scripts/install-criu, or boot a newer kernel",
         r"Unable to unmap \(0x[0-9a-f]{1,16}-0x[0-9a-f]{1,16}\): -22",
         "criu/pie/restorer.c",
         sure=False,
     ),
     Cause(
         "lazy-page",
-        "a page of a process whose memory is filled in later could not be put there: the process ended, forked or"
-        " unmapped it meanwhile, or CRIU has a mistake there",
+        "CRIU cannot load a page after the restore (lazy pages): the process ended, forked or unmapped it meanwhile, or"
+        " CRIU has a bug",
         "restore without --lazy-pages, or with a newer CRIU: scripts/install-criu",
         r"Error during (?:UFFD copy|remaining page cop)|Can't (?:read uffd message|handle page fault)"
         r"|[Uu]nexpected (?:fd|event|size) .{0,60}uffd|uffd: .{0,60}: (?:Can't read uffd|UFFDIO_\w+ )"
@@ -138,7 +137,7 @@ PARTS = (
     ),
     Cause(
         "mount-access",
-        "a mount of the tree cannot be saved or made again",
+        "CRIU cannot save a mount of the tree, or make it again",
         f"unmount it before the dump (findmnt), or with criu: --external mnt[PATH]:KEY; {_TRY}",
         r"No (?:root found for tree|parent found for mountpoint)|Can't find mount namespace \d|mnt: Can't switch"
         r"|mnt: Can't open directory|The file system 0x.{1,200} is inaccessible",
@@ -147,7 +146,7 @@ PARTS = (
     ),
     Cause(
         "unix-access",
-        "a unix socket of the tree cannot be saved or made again",
+        "CRIU cannot save a unix socket of the tree, or make it again",
         f"close it in the program before the dump, or take a newer CRIU: scripts/install-criu; {_TRY}",
         r"Can't (?:make usk listen|make (?:unix socket|socketpair)|create socketpair"
         r"|shutdown unix socket|restore socket queue|clear socket's peer)|Bad unix name len"
@@ -164,29 +163,29 @@ PARTS = (
     ),
     Cause(
         "session-order",
-        "CRIU cannot make the sessions and process groups of the tree as they were",
-        "start the program as a session of its own before the dump: setsid PROGRAM",
+        "CRIU cannot restore the sessions and process groups of the tree",
+        "start the program in its own session before the dump: setsid PROGRAM",
         r"Can't find a session leader for \d|Can't figure out which sid|Can't determinate with which sid"
         r"|pstree: Can't find a parent",
         "criu/pstree.c",
     ),
     Cause(
         "descriptor-clash",
-        "a descriptor that CRIU needs for itself has the number of one of the program's",
+        "CRIU needs a descriptor number that the program uses",
         "raise the limit of open files: ulimit -n 1048576; else try a newer CRIU: scripts/install-criu",
         r"fd \d+ already in use|sfd: \S+ busy target \d|Service fd \S+ is being modified in protected",
         "criu/servicefd.c",
     ),
     Cause(
         "socket-buffer",
-        "CRIU may not give a socket of its own a larger buffer",
+        "the kernel does not let CRIU enlarge the buffer of its own socket",
         "run crckpt as root (CAP_NET_ADMIN in the first user namespace)",
         "Unable to set SO_SNDBUFFORCE/SO_RCVBUFFORCE",
         "criu/fdstore.c",
     ),
     Cause(
         "socket-access",
-        "a socket of the tree cannot be saved or made again",
+        "CRIU cannot save a socket of the tree, or make it again",
         f"restore as root (CAP_NET_ADMIN, CAP_NET_RAW); {_TRY}",
         r"Can't (?:create (?:inet|packet|netlink) sock|(?:bind|connect) netlink socket|shutdown socket into"
         r"|get interface name \(ifindex|get socket filter|get bound dev)|Unable to (?:get protocol for netlink socket"
@@ -197,7 +196,7 @@ PARTS = (
     ),
     Cause(
         "queue-data",
-        "the data that waits in a socket of the tree cannot be saved or put back",
+        "CRIU cannot save the data that waits in a socket of the tree, or restore it",
         "let the program read it, or raise the limits: sysctl net.core.rmem_max net.core.wmem_max",
         r"Restored skb trimmed|Unable to read packet data|Unsupported scm \d|sys_recvmsg failed"
         r"|recvmsg fail: error|setsockopt failed? ?(?:on restore|fail)?: |Failed to send packet: ",
@@ -205,29 +204,29 @@ PARTS = (
     ),
     Cause(
         "sysctl",
-        "a setting of the kernel (sysctl) of the tree's namespaces cannot be read or set: {name|see the log}",
-        "load the module that has it, and mount /proc writable; with criu: --skip-non-existent-sysctls --weak-sysctls",
+        "CRIU cannot read or set a sysctl of the tree's namespaces: {name|see the log}",
+        "load its kernel module, and mount /proc writable; with criu: --skip-non-existent-sysctls --weak-sysctls",
         r"Can't open sysctl (?P<name>[^\s:]{1,200})|sysctl\.c:\d{1,6}\): Can't (?:read|write) (?!\d)\S{1,200}:"
         r"|Not enough (?:params|space) for \S{1,200} \(\d+ != \d",
         "criu/sysctl.c",
     ),
     Cause(
         "aufs",
-        "the branches of an aufs file system cannot be found out",
+        "CRIU cannot find the branches of an aufs file system",
         "use overlayfs, or criu with --aufs-root DIRECTORY",
         r"No aufs branches|aufs branches|[Ss]binfo\b",
         "criu/sysfs_parse.c",
     ),
     Cause(
         "program-missing",
-        "CRIU could not start the program {name}",
+        "CRIU cannot start the program {name}",
         "install it: CRIU uses ip, tar, iptables and cuda-checkpoint",
         r'exec(?:vp)?\("?(?P<name>(?!ip6?tables)[^",)\s]{1,200})"?,[^)]{0,60}\) failed',
         "criu/util.c",
     ),
     Cause(
         "restorer",
-        "the kernel refused something as memory and threads were set up as they were",
+        "the kernel refused a call while CRIU restored memory and threads",
         f"restore on the kernel of the dump, as root; {_TRY}",
         r"Can't restore (?:timerfd|ticks/time|membarrier|sigaction|compat sigaction|rseq_cs)"
         r"|Cannot (?:re-enable THP|restore THP)|Failed to recover futex robust list|Unable to set a thread name"
@@ -238,14 +237,14 @@ PARTS = (
     ),
     Cause(
         "event-descriptor",
-        "an eventfd or a signalfd of the tree cannot be made again",
+        "CRIU cannot make an eventfd or a signalfd of the tree again",
         _TRY,
         "Can't (?:create|restore params on) (?:eventfd|signalfd)",
         "criu/eventfd.c",
     ),
     Cause(
         "check-lacks",
-        "criu check: this kernel, or what CRIU may do here, is not enough: {what|see the log}",
+        "criu check: this kernel, or CRIU's capabilities, are not sufficient: {what|see the log}",
         "run it as root outside of any container; boot a kernel with CONFIG_CHECKPOINT_RESTORE and the socket"
         " diagnostics (CONFIG_*_DIAG)",
         r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"

@@ -24,8 +24,8 @@ ENGINES = (
     ),
     Cause(
         "engine-no-checkpoint",
-        "the container engine, or its runtime, was not set up for checkpoints",
-        "switch them on (docker: experimental), or take a runtime that has them (runc; a crun built with CRIU)",
+        "the container engine or its runtime is not set up for checkpoints",
+        "enable them (docker: experimental), or use a runtime with them (runc; a crun built with CRIU)",
         r"runtime (?:\S{1,100} )?does not support (?:checkpoint/|pod )restore"
         r"|checkpoint/restore support (?:is )?not available"
         r"|checkpoint\S{0,8} is only supported on a Docker daemon with experimental"
@@ -35,7 +35,7 @@ ENGINES = (
     ),
     Cause(
         "engine-terminal",
-        "the container has a terminal of the engine, which its runtime does not save",
+        "the container has a terminal of the engine, and its runtime cannot save that",
         "start it without one (no --tty); for LXC: lxc.console.path = none, lxc.tty.max = 0",
         r"lxc\.(?:console(?:\.path)?|tty(?:\.max)?) must be|cannot (?:checkpoint|restore) \S{0,40} ?with (?:an? )?"
         r"(?:attached |external )?(?:terminal|tty|console)|[Cc]heckpoint\S* (?:of )?containers? with (?:a )?(?:tty|"
@@ -44,14 +44,14 @@ ENGINES = (
     ),
     Cause(
         "engine-checkpoint-there",
-        "the container engine has a checkpoint of that name already",
-        "remove it (docker checkpoint rm), or take another name",
+        "the container engine already has a checkpoint of that name",
+        "remove it (docker checkpoint rm), or use another name",
         r"checkpoint with name .{1,200} already exists|/checkpoints/[^/\s]{1,200}: file exists",
         "docker",
     ),
     Cause(
         "engine-directory",
-        "docker does not restore from a directory of its own choice any longer",
+        "docker no longer restores from --checkpoint-dir",
         "leave --checkpoint-dir out, and put the checkpoint under /var/lib/docker/containers/ID/checkpoints",
         "custom checkpointdir is not supported",
         "docker",
@@ -59,7 +59,7 @@ ENGINES = (
     Cause(
         "engine-broken",
         "this version of docker cannot start a container from a checkpoint",
-        "take another: docker 17.12 to 19.03 and 20.10 to 25.0.3 have mistakes there; or take podman",
+        "use another (docker 17.12 to 19.03 and 20.10 to 25.0.3 have bugs there), or podman",
         r"failed to retrieve OCI runtime container pid|content (?:digest )?sha256:[0-9a-f]{10,64}: not found"
         r"|unexpected media type .{0,100} for sha256",
         "docker",
@@ -67,7 +67,7 @@ ENGINES = (
     ),
     Cause(
         "engine-rootless",
-        "the container engine checkpoints for root only",
+        "the container engine makes checkpoints only as root",
         "run it as root",
         r"[Cc]heckpoint(?:ing)?(?:/restor\w+|ing|ed)? .{0,40}requires root|must be root to (?:checkpoint|restore)"
         r"|only root can (?:checkpoint|restore)",
@@ -75,9 +75,9 @@ ENGINES = (
     ),
     Cause(
         "cuda-checkpoint",
-        "cuda-checkpoint refuses: {why|it does not find the thread of CUDA in the process}",
-        "see that the driver is from 570 on and the program's process was named; what uses IPC memory, UVM or MIG"
-        " may not be supported",
+        "cuda-checkpoint fails: {why|it does not find the thread of CUDA in the process}",
+        "check that the driver is 570 or newer (nvidia-smi) and the PID is the program's; it may not support IPC"
+        " memory, UVM or MIG",
         r"[Ee]rror (?:toggling|getting|locking|checkpointing|restoring|unlocking) .{0,60}process ID \d+: (?P<why>.+)"
         r"|Could not find restore thread",
         "cuda-checkpoint",

@@ -15,8 +15,8 @@ GENERAL = (
     ),
     Cause(
         "criu-bug",
-        "CRIU met a state that it does not expect, which is a mistake of CRIU's own",
-        "scripts/install-criu; if that is so already, tell its authors: github.com/checkpoint-restore/criu/issues",
+        "CRIU met an unexpected state, which is a bug in CRIU",
+        "scripts/install-criu; if CRIU is new, report it: github.com/checkpoint-restore/criu/issues",
         r"BUG at \S{1,60}:\d",
         "criu/include/bug.h",
     ),
@@ -54,7 +54,7 @@ GENERAL = (
     ),
     Cause(
         "not-run-inside",
-        "CRIU could not run its code inside process {pid|(not named)}",
+        "CRIU cannot run its code inside process {pid|(not named)}",
         "see whether something forbids it: journalctl -k -g denied",
         r"Can't infect \(pid: (?P<pid>\d+)\) with parasite",
         "criu/cr-dump.c",
@@ -98,13 +98,13 @@ GENERAL = (
     Cause(
         "stale-mount",
         "a network or FUSE file system does not answer",
-        "see which: df; then unmount it: umount --lazy DIRECTORY",
+        "find it: df; then unmount it: umount --lazy DIRECTORY",
         r"Stale (?:NFS )?file handle$|\b(?:stat|statfs|open)\w*\b.{0,300}: Transport endpoint is not connected$",
         "errno ESTALE, ENOTCONN",
     ),
     Cause(
         "family-unknown",
-        "this kernel does not know a kind of socket, or a protocol, that the tree or CRIU needs",
+        "this kernel lacks a socket family or protocol that the tree or CRIU needs",
         "load its module (modprobe -a ipv6 af_packet nf_tables), or boot a kernel that has it",
         r"(?:Address family|Protocol) not supported(?: by protocol)?$|Socket type not supported$",
         "errno EAFNOSUPPORT, EPROTONOSUPPORT",

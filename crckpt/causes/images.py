@@ -100,7 +100,7 @@ IMAGES = (
     ),
     Cause(
         "pid-file",
-        "the PID file {path|(not named)} cannot be made",
+        "CRIU cannot create the PID file {path|(not named)}",
         "remove the old one: rm {path|FILE}",
         "pidfile: Can't open (?P<path>.+): |Can't write pidfile|pidfile: Can't write",
         "criu/log.c",
@@ -181,9 +181,8 @@ IMAGES = (
     ),
     Cause(
         "service-request",
-        "the request to criu's service cannot be met: {why|see the log}",
-        "see what asked for it (a container engine, a library) and its version; see that the directory of the images is"
-        " there",
+        "criu's service refuses a request: {why|see the log}",
+        "check the version of the client (a container engine, a library), and that the directory of the images exists",
         r"Neither images_dir_fd nor images_dir|images-dir or work-dir is required|No subdirs are allowed in log_file"
         r"|(?:inherit_fd|rst_sibling) is not allowed|Can't chdir to work_dir: (?P<why>.+)|RPC error: "
         r"|Can't (?:initialize service socket|listen for socket connections)|Failed unpacking request",

@@ -187,8 +187,8 @@ MEMORY = (
     ),
     Cause(
         "remap-refused",
-        "a security module or a capability that is missing forbids to map the program's memory as it was",
-        "see what it forbids: ausearch -m avc -ts recent, or journalctl -k -g DENIED; allow it, or restore as root",
+        "a security module, or a missing capability, forbids CRIU to map the program's memory as before",
+        "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED; allow it, or restore as root",
         r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?:0xf{15}[3f]|-1|-13)$",
         "criu/pie/restorer.c",
         sure=False,

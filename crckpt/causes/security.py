@@ -69,8 +69,8 @@ SECURITY = (
     ),
     Cause(
         "selinux-context",
-        "this CRIU saves no program that SELinux confines",
-        "a newer CRIU does: scripts/install-criu",
+        "this CRIU cannot save a program that SELinux confines",
+        "install a newer CRIU: scripts/install-criu",
         "Non unconfined selinux contexts not supported",
         "criu/lsm.c",
     ),
