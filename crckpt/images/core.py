@@ -43,7 +43,8 @@ class Core(Struct, frozen=True):
     `pending_shared` those waiting for the whole process, one entry for each queued signal. `security_profile` is
     that of AppArmor or SELinux, empty if it had none. `rseq` is where the kernel tells it which core it runs on: an
     address and a number of bytes, 0 if it never asked for that (rseq(2)). `parent_death_signal` is the one that it gets
-    when its parent ends, 0 for none (PR_SET_PDEATHSIG).
+    when its parent ends, 0 for none (PR_SET_PDEATHSIG). `no_new_privs` it can never lose again; a process that
+    `adopts` becomes the parent of what descends from it and has lost its own (PR_SET_CHILD_SUBREAPER).
     """
 
     is_leader: bool
@@ -60,6 +61,8 @@ class Core(Struct, frozen=True):
     security_profile: str = ""
     rseq: tuple[int, int] = (0, 0)
     parent_death_signal: int = 0
+    no_new_privs: bool = False
+    adopts: bool = False
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
@@ -81,6 +84,8 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         security_profile=thread.message(10).text(15) if 10 in thread else "",
         rseq=(thread.message(15).uint(1), thread.message(15).uint(2)),
         parent_death_signal=thread.uint(_PARENT_DEATH_SIGNAL),
+        no_new_privs=10 in thread and thread.message(10).uint(18) != 0,
+        adopts=task.uint(18) != 0,
     )
 
 

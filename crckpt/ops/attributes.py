@@ -64,11 +64,12 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
+    # Of these no hint is an answer, too; of who comes later nothing is known.
+    asked: Asked = {each.pid: {} for each in tree.processes}
     if not living:
-        return {}, ()
+        return asked, ()
     from crckpt.host.inside import Order, enter
 
-    asked: Asked = {}
     findings: dict[str, Finding] = {}
     answers = enter([Order(process.pid, process.pid, "ask") for process in living])
     for process, answer in zip(living, answers, strict=True):
@@ -89,15 +90,18 @@ def record(root: proc.Process, asked: Asked) -> object:
     groups: dict[Members, int] = {}
     processes = []
     held: list[socket_options.SocketRecord] = []
+    were_asked: list[int] = []
     known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
             processes.append(_process(process, asked.get(process.pid, {}), groups))
+            were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
             held.extend(socket_options.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], known))
     found = Record(
         cpus=tuple(sorted(attributes.cpus())),
         processes=tuple(processes),
         groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
+        asked=tuple(were_asked),
         sockets=tuple(held),
     )
     return msgspec.to_builtins(found, str_keys=True)

@@ -189,12 +189,14 @@ class ProcessRecord(Struct, frozen=True):
 class Record(Struct, frozen=True):
     """What a dump found of a tree. `cpus` were online; `groups` are the different sets of groups of its processes.
 
-    `sockets` are those that have more than CRIU saves, each once.
+    `sockets` are those that have more than CRIU saves, each once. `asked` are processes that were asked for what only
+    they can tell, or would have been if anything had hinted at it; None if that was not noted.
     """
 
     cpus: Value
     processes: tuple[ProcessRecord, ...]
     groups: tuple[tuple[Group, ...], ...] = ()
+    asked: tuple[int, ...] | None = None
     sockets: tuple[SocketRecord, ...] = ()
 
 
@@ -346,6 +348,7 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
                     what=" and ".join(rules or missing), path=group.path, **named
                 )
                 (weaker if rules else lost).append(told)
+    weaker.extend(_unasked(record, tree))
     weaker.extend(_strange_peers(record, tree))
     weaker.extend(
         cause("tcp-keys-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid])
@@ -355,6 +358,20 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
     is_in_session = shares_session(record, tree, landing.session)
     lost.extend(_keys_lost(record, tree, landing.session, is_in_session=is_in_session))
     return Judgement(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session)
+
+
+def _unasked(record: Record, tree: ImageTree) -> Iterator[Finding]:
+    """Processes that came after the question, may be confined, and need not have that from the parent that they have.
+
+    That may be another than the one that made them: one that adopts, or whom nothing hints at.
+    """
+    known = {process.pid: process for process in tree.processes}
+    for process in tree.processes:
+        if record.asked is None or process.pid in record.asked or not process.core.no_new_privs:
+            continue
+        parent = known.get(process.ppid)
+        if parent is None or parent.core.adopts or not parent.core.no_new_privs:
+            yield cause("unasked-lost").told(pid=process.pid, comm=process.core.comm)
 
 
 def shares_session(record: Record | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -141,6 +142,37 @@ def test_a_program_that_may_be_confined_and_cannot_be_asked_is_not_restored_as_f
         assert f"process {tree.pid} (python3) may have been confined by Landlock" in said.err
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
         tree.wait_growth(before)
+
+
+ORPHANS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.prctl(36, 1, 0, 0, 0)
+if os.fork():
+    open("ready", "w").close()
+    while True:
+        os.waitpid(-1, 0)
+libc.prctl(38, 1, 0, 0, 0)
+while True:
+    time.sleep(0.03)
+    if os.fork():
+        os._exit(0)
+"""
+
+
+def test_a_program_that_is_always_another_process_is_not_restored_as_free(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Whoever is asked has ended by the freeze, and a process that adopts is the parent of what it has made."""
+    null = subprocess.DEVNULL
+    words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, **options)  # type: ignore[call-overload]
+    try:
+        wait_for((tmp_path / "ready").exists, 10, "the program")
+        crckpt.run("dump", str(process.pid), JOB)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    said = crckpt.run("restore", JOB, "--dry-run", status=REFUSED)
+    assert "may have been confined by Landlock" in said.err
 
 
 def test_a_rehearsal_puts_them_back_too(crckpt: Crckpt) -> None:

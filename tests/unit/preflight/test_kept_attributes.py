@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.keyrings import SessionKeyring
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree, Process, read_tree
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
     Group,
@@ -160,3 +161,31 @@ def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:
         of_root(tree, values={"session_keyring": (8, 2)}), tree, Landing(TWO, session=SessionKeyring(7, who.euid + 1))
     ).lost
     assert "had 2 keys in its session keyring" in lost.what
+
+
+@pytest.mark.parametrize(
+    ("parent", "asked", "is_refused"),
+    [
+        ({}, False, True),
+        ({"no_new_privs": True}, False, False),
+        ({"no_new_privs": True, "adopts": True}, False, True),
+        ({}, True, False),
+        ({}, None, False),
+    ],
+)
+def test_who_came_after_the_question_has_nothing_that_its_parent_has_not(
+    tree: ImageTree, parent: dict[str, bool], asked: bool | None, is_refused: bool
+) -> None:
+    """Unless that need not be the process that made it; a checkpoint from before this was noted says nothing."""
+    root = tree.root
+    child = next(process for process in tree.processes if process.ppid == root.pid)
+    changed = {root.pid: _with_core(root, **parent), child.pid: _with_core(child, no_new_privs=True)}
+    rest = tuple(changed.get(process.pid, process) for process in tree.processes)
+    named = None if asked is None else (root.pid, child.pid) if asked else (root.pid,)
+    found = judge(replace(of_root(tree), asked=named), replace(tree, processes=rest), Landing(TWO))
+    assert [each.key for each in found.weaker] == (["unasked-lost"] if is_refused else [])
+
+
+def _with_core(process: Process, **changes: bool) -> Process:
+    first, *others = process.threads
+    return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
