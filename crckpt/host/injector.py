@@ -1,9 +1,9 @@
 """A userfaultfd of another process: it makes one, we take it, and it closes its own.
 
 What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.injector SOCKET
-PID[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle of the call
-it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a millisecond, a
-SIGKILL would end the process as well, and all else is kept from it.
+PID:START[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle of the
+call it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a
+millisecond, a SIGKILL would end the process as well, and all else is kept from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
-from crckpt.host import ptrace, run
+from crckpt.host import proc, ptrace, run
 from crckpt.host.borrowed import borrow
 
 # userfaultfd, close: x86-64 and 32-bit
@@ -48,12 +48,12 @@ def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
 
     In each one thread is stopped for some milliseconds. The system call that it waits in is made again after that.
     """
-    return _entered({pid: str(pid) for pid in pids})
+    return _entered(dict.fromkeys(pids, ""))
 
 
 def close_in(descriptors: Mapping[int, int]) -> tuple[Taken, ...]:
     """Close one descriptor in each of these processes, given by PID."""
-    return _entered({pid: f"{pid}:{descriptor}" for pid, descriptor in descriptors.items()})
+    return _entered({pid: f":{descriptor}" for pid, descriptor in descriptors.items()})
 
 
 def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
@@ -62,7 +62,9 @@ def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *wanted.values())
+            # Until the helper gets to it, a process may have ended, and its PID be another's.
+            entered = (f"{pid}:{_start(pid)}{word}" for pid, word in wanted.items())
+            words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *entered)
             child = run.start(
                 words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[2]
             )
@@ -94,10 +96,10 @@ def main(words: list[str]) -> int:
     _be_spared()
     with socket.socket(fileno=int(words[0])) as speaking:
         for word in words[1:]:
-            pid, _, descriptor = word.partition(":")
+            pid, start, *descriptor = (int(part) for part in word.split(":"))
             child = os.fork()
             if child == 0:
-                _enter(int(pid), int(descriptor or -1), speaking)
+                _enter(pid, start, (*descriptor, -1)[0], speaking)
             os.waitpid(child, 0)
     return 0
 
@@ -109,11 +111,17 @@ def _be_spared() -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
 
-def _enter(pid: int, surplus: int, speaking: socket.socket) -> NoReturn:
+def _start(pid: int) -> int:
+    """When it was started; 1 if it has ended, as nothing was."""
+    process = proc.read_process(pid)
+    return process.start if process is not None else 1
+
+
+def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoReturn:
     try:
         said, descriptors = Taken(pid, -1), []
         try:
-            descriptors = [_made_in(pid)] if surplus < 0 else _closed_in(pid, surplus)
+            descriptors = [_made_in(pid, start)] if surplus < 0 else _closed_in(pid, start, surplus)
         except HostCannot as error:
             said = Taken(pid, -1, error.message, error.hint)
         except OSError as error:
@@ -123,8 +131,8 @@ def _enter(pid: int, surplus: int, speaking: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def _made_in(pid: int) -> int:
-    with ptrace.stopped(pid) as thread:
+def _made_in(pid: int, start: int = 0) -> int:
+    with ptrace.stopped(pid, start=start) as thread:
         make, close = _NUMBERS[thread.is_compat]
         theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
@@ -148,8 +156,8 @@ def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     return False
 
 
-def _closed_in(pid: int, surplus: int) -> list[int]:
-    with ptrace.stopped(pid) as thread:
+def _closed_in(pid: int, start: int, surplus: int) -> list[int]:
+    with ptrace.stopped(pid, start=start) as thread:
         if _is_userfaultfd(thread.tid, surplus):
             thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []

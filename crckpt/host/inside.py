@@ -48,6 +48,7 @@ LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 class Order(Struct, frozen=True):
     """What is to be done in the process `pid` by its thread `tid`: `ask`, or set attributes by name, in this order.
 
+    With `start` the process is to be the one that was started then, in clock ticks after boot.
     With `is_lent` whoever traces the thread is made to lend it: that is a CRIU that waits in a restore's hold.
     """
 
@@ -56,6 +57,7 @@ class Order(Struct, frozen=True):
     does: Literal["ask", "set"]
     values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     is_lent: bool = False
+    start: int = 0
 
 
 class Answer(Struct, frozen=True):
@@ -124,7 +126,7 @@ def main(words: list[str]) -> int:
 def _answer(order: Order) -> Answer:
     try:
         if order.does == "ask":
-            with ptrace.stopped(order.pid) as thread:
+            with ptrace.stopped(order.pid, start=order.start) as thread:
                 return Answer(dict(_asked(thread, order.pid)))
         with _lent(order), ptrace.stopped(order.pid, order.tid) as thread:
             return Answer(failed=tuple(_set(thread, order)))

@@ -177,8 +177,11 @@ class Stopped:
 
 
 @contextmanager
-def stopped(pid: int, tid: int | None = None) -> Iterator[Stopped]:
-    """One thread of a process (any, or `tid`), stopped; afterwards as it was. Raises Refused, with it untouched."""
+def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stopped]:
+    """One thread of a process (any, or `tid`), stopped; afterwards as it was. Raises Refused, with it untouched.
+
+    With `start` only if the process was started then: else it is another, which was given its PID.
+    """
     if platform.machine() != "x86_64":
         raise Refused(f"a system call cannot be made in another process on {platform.machine()} yet")
     tid = _thread(pid) if tid is None else tid
@@ -186,6 +189,7 @@ def stopped(pid: int, tid: int | None = None) -> Iterator[Stopped]:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     _seize(pid, tid)
     _stop(pid, tid)
+    _refuse_another(pid, tid, start)
     with _put_back(pid, tid) as found:
         yield Stopped(pid, tid, found)
 
@@ -361,6 +365,14 @@ def _is_socket(tid: int, descriptor: int) -> bool:
     with suppress(OSError):
         return str(Path(f"/proc/{tid}/fd/{descriptor & 2**31 - 1}").readlink()).startswith("socket:")
     return False
+
+
+def _refuse_another(pid: int, tid: int, start: int) -> None:
+    """A process that we trace keeps its PID."""
+    process = proc.read_process(pid) if start else None
+    if process is not None and process.start != start:
+        _ask(_DETACH, tid)
+        raise Refused(f"PID {pid} has ended, and is another process by now")
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:

@@ -71,7 +71,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]
     from crckpt.host.inside import Order, enter
 
     findings: dict[str, Finding] = {}
-    answers = enter([Order(process.pid, process.pid, "ask") for process in living])
+    answers = enter([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
     for process, answer in zip(living, answers, strict=True):
         named = {"pid": process.pid, "comm": process.comm}
         if answer.why and proc.read_process(process.pid) is not None:

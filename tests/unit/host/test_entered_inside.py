@@ -14,7 +14,7 @@ import pytest
 from entering import compiled, running
 
 from crckpt.errors import HostCannot
-from crckpt.host import attributes, cgroups, inside
+from crckpt.host import attributes, cgroups, inside, proc
 from crckpt.host.domains import has_landlock_domain, kernel_has_landlock
 from crckpt.host.inside import LOCKED_AT_ONCE, Order, enter
 
@@ -102,6 +102,19 @@ def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
 
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "confined") as process, pytest.raises(HostCannot):
         has_landlock_domain(process.pid, end)
+
+
+@needs_root
+def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
+    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process:
+        found = proc.read_process(process.pid)
+        assert found is not None
+        orders = [Order(process.pid, process.pid, "ask", start=found.start + more) for more in (0, 1)]
+        whys = [answer.why for answer in enter(orders)]
+        assert whys == ["", f"PID {process.pid} has ended, and is another process by now"]
+        after = proc.read_process(process.pid)
+        assert after is not None
+        assert (after.tracer, after.start) == (0, found.start)
 
 
 @needs_root
