@@ -99,11 +99,14 @@ class Started(Struct, frozen=True):
 def started(
     command: Callable[[Paths], tuple[str, ...]], place: Place, *, waits: bool = False, stop: bool = False
 ) -> Iterator[Started]:
-    """Start CRIU, with a hold at the end if it is to `stop` the tree. It has ended when the block does.
+    """Start CRIU, with a hold at the end, while the tree is frozen. It has ended when the block does.
+
+    Where no hold is possible there is none, unless CRIU is to `stop` the tree.
 
     If it `waits` it freezes nothing before it is told to go on. Raises HostCannot.
     """
-    steps: tuple[Step, ...] = (*(("pre-dump",) if waits else ()), *(("post-dump",) if stop else ()))
+    has_end = stop or may_hold(place.work)
+    steps: tuple[Step, ...] = (*(("pre-dump",) if waits else ()), *(("post-dump",) if has_end else ()))
     holds: dict[Step, Hold] = {}
     with ExitStack() as stack:
         if steps:

@@ -21,8 +21,10 @@ from crckpt.host import machine, proc
 from crckpt.host.cores import left_to
 from crckpt.host.files import remove_tree
 from crckpt.host.pipe_ends import closed_pipes
+from crckpt.host.rights import rights_below
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.inventory import read_inventory
+from crckpt.images.rights import Rights, read_rights, surplus
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task, moment
 from crckpt.ops import attributes, reopened
@@ -151,7 +153,8 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     """CRIU freezes, dumps and resumes; then the images go into the store while the tree runs."""
     subject, asked = _asked(subject)
     details, began = _details(subject, asked), time.monotonic()
-    outcome = succeeded(subject, _followed(subject, place, waiting))
+    rights: dict[int, Rights] = {}
+    outcome = succeeded(subject, _followed(subject, place, waiting, rights))
     subject.check_root()
     written = place.work / "stats-dump"
     frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
@@ -167,18 +170,23 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
         running(replace(done, pending=True, root_ended=_root_ended(subject)))
         try:
             with left_to(subject.seen.tree.pids):
-                return replace(done, checkpoint=_committed(subject, place, new))
+                return replace(done, checkpoint=_committed(subject, place, new, rights))
         except OSError as error:
             raise as_ours(error, DumpFailed, "the dump") from error
 
 
-def _followed(subject: Subject, place: Place, waiting: Started | None) -> Outcome:
+def _followed(subject: Subject, place: Place, waiting: Started | None, rights: dict[int, Rights]) -> Outcome:
+    """CRIU's run; `rights` become those that the frozen tree has, if it could be held for a look at them."""
+
+    def look() -> None:
+        rights.update(rights_below(subject.seen.tree.root.pid))
+
     if subject.way is not None and subject.way.tracks:
-        return gated(subject, subject.command(place.paths), place.log, subject.way)
+        return gated(subject, subject.command(place.paths), place.log, subject.way, look)
     # What is loaded beside CRIU makes it a little slower: whoever is only waiting for the tree waits less without.
     meanwhile = (lambda: None) if subject.request.asynchronous else load
     with _going(subject, place, waiting) as going:
-        return going.criu.follow(meanwhile=meanwhile)
+        return going.criu.follow(going.last, look, meanwhile)
 
 
 @contextmanager
@@ -206,6 +214,7 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
         subject.check_root()
         if subject.way is not None:
             subject.way.frozen()
+        rights = rights_below(subject.seen.tree.root.pid)
         # CRIU writes its statistics after the hold only: until here the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
         log = read_log(place.log)
@@ -213,7 +222,7 @@ def _held_until_committed(subject: Subject, place: Place, waiting: Started | Non
         details = _details(subject, asked)
         new = _new(subject, log, details, datetime.now(UTC), spent_ms, spent_ms)
         # If CRIU gave up waiting meanwhile, the tree runs: a checkpoint of its end would be none.
-        saved.append(_committed(subject, place, new, going.check))
+        saved.append(_committed(subject, place, new, rights, going.check))
 
     with _going(subject, place, waiting) as going:
         succeeded(subject, going.criu.follow(going.last, commit, load))
@@ -261,7 +270,11 @@ def _new(
 
 
 def _committed(
-    subject: Subject, place: Place, new: NewCheckpoint, check: Callable[[], None] = lambda: None
+    subject: Subject,
+    place: Place,
+    new: NewCheckpoint,
+    rights: dict[int, Rights],
+    check: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
     context, repository, images = subject.context, place.repository, place.images
     if subject.planned.as_user is not None:
@@ -275,6 +288,8 @@ def _committed(
         )
     # Of a newer CRIU the format may be another: nothing is stored that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
+    if rights:
+        _check_rights(images, rights)
     if subject.base:
         subject.base.lend_pages(images)
     checkpoint = ingest(repository, images, new, compress=context.compress, progress=context.progress, check=check)
@@ -283,6 +298,25 @@ def _committed(
     if subject.request.tag is not None:
         repository.tag(checkpoint.id, subject.request.tag)
     return checkpoint
+
+
+def _check_rights(images: Path, rights: dict[int, Rights]) -> None:
+    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen.
+
+    CRIU has each process say for itself what rights it has: from memory that others of its user can write meanwhile.
+    """
+    for image in images.glob("core-*.img"):
+        saved = read_rights(image.read_bytes(), image.name)
+        if saved is None:
+            continue
+        tid = int(image.stem.removeprefix("core-"))
+        had = rights.get(tid)
+        if had is None or (more := ", ".join(surplus(saved, had))):
+            what = f"the rights of {more}, which it has not" if had is not None else "rights that nobody has seen"
+            raise DumpFailed(
+                f"the dump failed: task {tid} told CRIU that it has {what}: its memory was changed meanwhile",
+                hint="look which other process of its user did that, and end it",
+            )
 
 
 def _asked(subject: Subject) -> tuple[Subject, attributes.Asked]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from crckpt.criu.engine import Outcome, follow
@@ -11,12 +12,15 @@ from crckpt.ops.subject import Subject
 from crckpt.store import load
 
 
-def gated(subject: Subject, command: tuple[str, ...], log: Path, way: Way) -> Outcome:
-    """CRIU's run. Beside its `log` there is a directory for the hold meanwhile."""
+def gated(
+    subject: Subject, command: tuple[str, ...], log: Path, way: Way, frozen: Callable[[], None] = lambda: None
+) -> Outcome:
+    """CRIU's run; `frozen` is called when the tree is. Beside its `log` there is a directory for the hold meanwhile."""
 
     def look() -> None:
         subject.check_root()
         way.frozen()
+        frozen()
 
     with gate(log.with_suffix(".hold")) as hold:
         return follow(command, log, hold=hold, in_hold=look, meanwhile=load)

@@ -1,0 +1,59 @@
+"""With which rights a thread comes back: what its `core-TID.img` says (images/creds.proto)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.images import magics
+from crckpt.images.framing import read_single
+from crckpt.images.wire import Message
+
+CAPABILITIES: Final = {"CapInh": 9, "CapPrm": 10, "CapEff": 11, "CapBnd": 12, "CapAmb": 19}
+"""As /proc/PID/status has them -> the field of the image."""
+
+
+class Rights(Struct, frozen=True):
+    """Who a thread is, and what it may: `uids` and `gids` are real, effective, saved and file system ids.
+
+    `capabilities` are sets of bits, in the order of CAPABILITIES. `confined` is whether it has no_new_privs.
+    """
+
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    groups: frozenset[int]
+    capabilities: tuple[int, ...]
+    confined: bool
+
+
+def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
+    """Those of a thread; None if the image has none, as of a zombie. Raises IntegrityError when it is damaged."""
+    thread = read_single(data, name, magics.CORE).message(5)
+    if 10 not in thread:
+        return None
+    found = thread.message(10)
+    return Rights(
+        uids=tuple(found.uint(number) for number in (1, 3, 5, 7)),
+        gids=tuple(found.uint(number) for number in (2, 4, 6, 8)),
+        groups=frozenset(found.uints(14)),
+        capabilities=tuple(_bits(found, number) for number in CAPABILITIES.values()),
+        confined=found.uint(18) > 0,
+    )
+
+
+def surplus(saved: Rights, had: Rights) -> Iterator[str]:
+    """What a thread with the saved rights has beyond those that it `had`."""
+    if saved.uids != had.uids:
+        yield f"user {saved.uids[1]}"
+    if saved.gids != had.gids or not saved.groups <= had.groups:
+        yield f"group {saved.gids[1]}"
+    if any(one & ~other for one, other in zip(saved.capabilities, had.capabilities, strict=True)):
+        yield "capabilities"
+    if had.confined and not saved.confined:
+        yield "programs with more rights (no_new_privs)"
+
+
+def _bits(message: Message, number: int) -> int:
+    return sum(word << 32 * place for place, word in enumerate(message.uints(number)))

@@ -1,0 +1,87 @@
+"""Images that give a program rights which it did not have: others of its user can write where it tells CRIU its own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from command import Crckpt
+from stopped import BY_NAME, JOB, program
+from trees import NOBODY, started, wait_for
+
+from crckpt.criu.hold import PROGRAM
+from crckpt.host.rights import rights_below
+from crckpt.images import magics
+from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.rights import read_rights, surplus
+from crckpt.images.wire import BYTES, encode, fields
+
+THREAD, CREDENTIALS, EFFECTIVE_USER, VARINT = 5, 10, 3, 0
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_checkpoint_gives_a_program_more_than_it_had(crckpt: Crckpt) -> None:
+    """The tree runs on, and what was saved before stays."""
+    with started(program("counter")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        # The first hold is before CRIU freezes the tree.
+        command = crckpt.start("dump", str(tree.pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
+        wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
+        for image in crckpt.store.glob(f"tmp/*/images/core-{tree.pid}.img"):
+            image.write_bytes(_of_nobody(image.read_bytes()))
+        command.send_signal(signal.SIGCONT)
+        _, said = command.communicate(timeout=60)
+        assert command.returncode == 21, said
+        assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it has not" in said
+        tree.wait_growth(tree.counters())
+        assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
+
+
+@pytest.mark.parametrize("name", ["nobody", "threads", "family"])
+def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
+    """Of each thread."""
+    with started(BY_NAME[name]) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        now = rights_below(tree.pid)
+        crckpt.run("export", JOB, str(tmp_path / "images"))
+        images = sorted((tmp_path / "images").glob("core-*.img"))
+        saved = {int(image.stem[5:]): read_rights(image.read_bytes()) for image in images}
+        assert saved
+        for tid, rights in saved.items():
+            if rights is not None:
+                assert list(surplus(rights, now[tid])) == []
+                assert (rights.uids, rights.capabilities) == (now[tid].uids, now[tid].capabilities)
+        if name == "nobody":
+            assert now[tree.pid].uids == (NOBODY,) * 4
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    time.sleep(0.1)
+    return False
+
+
+def _of_nobody(data: bytes) -> bytes:
+    def credentials(message: bytes) -> bytes:
+        kept = [field for field in fields(message) if field[0] != EFFECTIVE_USER]
+        return encode([*kept, (EFFECTIVE_USER, VARINT, NOBODY)])
+
+    def thread(message: bytes) -> bytes:
+        return _changed(message, CREDENTIALS, credentials)
+
+    image = read_image(data, "core.img", magics.CORE)
+    records = tuple(Record(_changed(record.payload, THREAD, thread), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _changed(message: bytes, wanted: int, change: object) -> bytes:
+    assert callable(change)
+    return encode(
+        (number, kind, change(value) if (number, kind) == (wanted, BYTES) else value)
+        for number, kind, value in fields(message)
+    )
