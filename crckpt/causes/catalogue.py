@@ -6,10 +6,10 @@ from crckpt.causes.areas import SURE_PARTS, UNSURE_PARTS
 from crckpt.causes.attributes import ATTRIBUTES
 from crckpt.causes.cgroups import CGROUPS
 from crckpt.causes.descriptors import DESCRIPTORS
-from crckpt.causes.engines import ENGINES
+from crckpt.causes.engines import ENGINES, OUTER
 from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.files import FILES
-from crckpt.causes.general import AREAS, GENERAL, UNFIT, VAGUE, WARNED, WIDE_AREAS
+from crckpt.causes.general import AREAS, GENERAL, STEPS, UNFIT, VAGUE, WARNED, WIDE_AREAS
 from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
@@ -30,9 +30,11 @@ __all__ = [
     "CATALOGUE",
     "ENGINES",
     "GENERAL",
+    "OUTER",
     "PASSING",
     "SILENT",
     "SPECIFIC",
+    "STEPS",
     "UNFIT",
     "UNSURE_PARTS",
     "VAGUE",
@@ -70,5 +72,6 @@ CATALOGUE = (
     *VAGUE,
     *UNFIT,
     *WARNED,
+    *OUTER,
 )
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

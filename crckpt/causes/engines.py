@@ -66,6 +66,21 @@ ENGINES = (
         sure=False,
     ),
     Cause(
+        "engine-criu-died",
+        "CRIU itself crashed or was killed while the container engine waited for it",
+        "see whether memory ran out or CRIU crashed: journalctl -k -n 50; then take another CRIU: scripts/install-criu",
+        r"(?:read|write) unixpacket @->@: |(?:dump|restore) signaled with \d",
+        "runc, LXC",
+    ),
+    Cause(
+        "engine-hook",
+        "a hook of the container engine failed while the container was restored: {why|see the log}",
+        "see what the hook does: the network of the container may be there already",
+        r"(?:error running|running \w{1,20}) hook[^:]{0,40}: (?P<why>[^,\"\\\\]{1,200})",
+        "runc",
+        sure=False,
+    ),
+    Cause(
         "engine-rootless",
         "the container engine makes checkpoints only as root",
         "run it as root",
@@ -84,3 +99,15 @@ ENGINES = (
     ),
 )
 """They count where CRIU's own log says nothing."""
+
+OUTER = (
+    Cause(
+        "engine-log",
+        "the container engine says that CRIU failed, and only CRIU's own log says why",
+        "read it: crckpt explain {path|LOG} (the engine tells its path)",
+        r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}))?"
+        r"|CRIU (?:checkpointing|restoring) failed -?\d|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed",
+        "runc, crun, LXC",
+    ),
+)
+"""It counts where nothing else was said."""

@@ -35,9 +35,9 @@ FILES = (
     ),
     Cause(
         "link-refused",
-        "the file removed as {path} cannot be given a name again",
+        "the file removed as {path|(not named)} cannot be given a name again",
         "make its directory writable, on the file system of the file",
-        "Can't link remap to (?P<path>.+): (?!File exists)",
+        r"Can't link remap to (?P<path>.+): (?!File exists)|trim failed: @",
         "criu/files-reg.c",
     ),
     Cause(

@@ -144,6 +144,20 @@ VAGUE = (
     ),
 )
 
+STEPS = (
+    (r"Can't dump (?:posix timers|itimers)", "timers"),
+    (r"Can't dump page|Collect mappings|Dump mappings", "memory-access"),
+    (r"Collect fds|Dump files|Unable to open fd=", "file-access"),
+    (r"Dump cgroup|Can't make cgroup id", "cgroup-access"),
+    (r"Can't make \w{1,10}ns id|Namespaces dumping finished", "namespace-access"),
+    (
+        r"Can't (?:infect|init thread|stop daemon|cure)|Command \d{1,5} for daemon failed|Parasite (?:exited|failed)",
+        "not-run-inside",
+    ),
+)
+"""At which step CRIU failed, by what it says after another complaint: told where it did not make one. The
+last is the least telling."""
+
 UNFIT = (
     Cause(
         "kernel-refuses",

@@ -80,7 +80,8 @@ MEMORY = (
     Cause(
         "map-files",
         "the files that the program maps cannot be opened through /proc/PID/map_files",
-        "run crckpt as root, or give CRIU the capability CAP_CHECKPOINT_RESTORE",
+        "run crckpt as root, or give CRIU the capability CAP_CHECKPOINT_RESTORE; if they lie on NFS, export it with"
+        " no_root_squash",
         "Can't open map_files: |map_files is inaccessible",
         "criu/proc_parse.c",
     ),

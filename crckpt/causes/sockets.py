@@ -96,7 +96,7 @@ SOCKETS = (
         "tcp-rebuild",
         "a kept TCP connection cannot be rebuilt here",
         "give its local address to an interface: ip addr add ADDRESS dev lo",
-        "Can't connect inet socket back",
+        "Can't connect inet socket back|Can't bind inet socket back: Invalid argument",
         "criu/sk-inet.c",
     ),
     Cause(
@@ -258,7 +258,7 @@ SOCKETS = (
         "address",
         "an address of the tree cannot be bound here",
         "free the port, or add the address to an interface",
-        "Can't bind inet socket|Can't listen on a socket",
+        "Can't bind inet socket(?! back: Invalid argument)|Can't listen on a socket",
         "criu/sk-inet.c",
     ),
 )

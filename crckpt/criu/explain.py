@@ -17,9 +17,11 @@ from crckpt.causes.catalogue import (
     BY_KEY,
     ENGINES,
     GENERAL,
+    OUTER,
     PASSING,
     SILENT,
     SPECIFIC,
+    STEPS,
     UNFIT,
     UNSURE_PARTS,
     VAGUE,
@@ -35,7 +37,7 @@ _HARMLESS = re.compile(
     r"|Unable to create the binfmt_misc file system|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
 # A group has its name once only.
-_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in ENGINES)
+_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*ENGINES, *OUTER))
 # What refuses to be traced is only warned of. What is said before the log is open has no mark, nor what other programs
 # say; of what people copied the word in front is often missing.
 _TELLING = re.compile(
@@ -177,6 +179,9 @@ def _findings(telling: tuple[_Line, ...]) -> Iterator[tuple[_Line, Finding]]:
         (telling, lambda line: _known(VAGUE, _in_words(line))),
         (telling, partial(_of_area, WIDE_AREAS)),
         (telling, lambda line: _known(UNFIT, _in_words(line))),
+        (telling, partial(_of_step, STEPS[:-1])),
+        (telling, partial(_of_step, STEPS[-1:])),
+        (telling, partial(_known, OUTER)),
     )
     for lines, look_up in tiers:
         for line in lines:
@@ -252,11 +257,20 @@ def _in_words(line: str) -> str:
 def _of_area(areas: Iterable[tuple[str, str]], line: str) -> Finding | None:
     """What a complaint is about by the file of CRIU that made it: most likely, but not sure."""
     written = _SOURCE.search(line)
-    if not written:
+    if not written or _CONSEQUENCE.search(line):
         return None
     # Before CRIU 2.0 its files had no directory.
     file = written[1].removeprefix("criu/")
     key = next((key for pattern, key in areas if re.fullmatch(pattern, file)), None)
+    return _unsure(key)
+
+
+def _of_step(steps: Iterable[tuple[str, str]], line: str) -> Finding | None:
+    """What CRIU was doing when it failed, by a line that it writes after another complaint."""
+    return _unsure(next((key for pattern, key in steps if re.search(pattern, line)), None))
+
+
+def _unsure(key: str | None) -> Finding | None:
     return msgspec.structs.replace(BY_KEY[key], sure=False).told() if key else None
 
 
