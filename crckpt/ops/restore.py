@@ -441,6 +441,14 @@ def _files_rewound(subject: _Subject, verdict: Verdict) -> Iterator[None]:
         yield
 
 
+def _only_to_write(output: int) -> int:
+    """A descriptor of its own for our output. A shell's terminal can be read there, too: what we are typed in."""
+    if os.isatty(output):
+        with suppress(OSError):  # of a terminal that has no name here
+            return os.open(f"/proc/self/fd/{output}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    return os.dup(output)
+
+
 @contextmanager
 def outside_ends(
     pipes: tuple[OutsidePipe, ...], output: int | None, contents: tuple[PipeContent, ...] = ()
@@ -458,7 +466,7 @@ def outside_ends(
             writers.append(writer)
         for pipe in pipes:
             if output is not None:
-                descriptor = os.dup(2 if pipe.errors else output)
+                descriptor = _only_to_write(2 if pipe.errors else output)
             else:
                 descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor

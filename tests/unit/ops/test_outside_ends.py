@@ -1,0 +1,27 @@
+"""What a restored tree gets for the pipes whose other end was outside of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import tty
+
+from crckpt.ops.restore import outside_ends
+from crckpt.preflight.restore import OutsidePipe
+
+
+def test_our_terminal_is_there_to_be_written_to_alone() -> None:
+    """A shell has opened it for reading, too: a restored program would read what root types."""
+    ours, terminal = pty.openpty()
+    try:
+        tty.setraw(terminal)
+        assert fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        with outside_ends((OutsidePipe(1, errors=False),), terminal) as ends:
+            (descriptor,) = ends.values()
+            assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+            os.write(descriptor, b"said")
+        assert os.read(ours, 10) == b"said"
+    finally:
+        os.close(ours)
+        os.close(terminal)
