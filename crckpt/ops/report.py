@@ -200,6 +200,8 @@ def _left_logs(context: Context) -> _Files:
     transactions = Layout(context.store).transactions
     if not is_directory(transactions):
         return
+    # Raises StoreUnusable if others can change what lies there.
+    context.repository()
     # What is no file of ours is none of these logs: it may be a link to anything.
     logs = [
         (log.lstat().st_mtime, log)

@@ -26,6 +26,7 @@ from crckpt.host.files import (
     sync_directory,
     write_durably,
 )
+from crckpt.host.path_trust import find_intruder, open_path
 from crckpt.store.documents import decode
 from crckpt.store.manifest import MOST_BYTES
 from crckpt.store.names import checked_id
@@ -129,9 +130,11 @@ class Facts(Struct, frozen=True):
 def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
     """The store at `root`; with `create` it is made if nothing is there.
 
-    Raises StoreUnusable if there is none, if its owner or mode lets others at it, or if its format is newer.
+    Raises StoreUnusable if there is none, if its owner or mode or a directory above lets others at it, or if its format
+    is newer.
     """
     try:
+        _check_place(root)
         if create and is_blank(root):
             _create(root)
         _check(root)
@@ -147,6 +150,29 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         raise StoreUnusable(
             f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
         ) from error
+
+
+def _check_place(root: Path) -> None:
+    """Raise StoreUnusable if another user can put another directory in the place of the store.
+
+    Every command uses the path of the store again and again: with another store in its place, root would write a
+    program's memory, and start CRIU, wherever that user likes.
+    """
+    above = root
+    while True:
+        try:
+            descriptor, entries = open_path(above)
+            break
+        except FileNotFoundError:
+            above = above.parent
+    os.close(descriptor)
+    # The owner and the mode of the store itself have messages of their own.
+    entries = entries[:-1] if above == root else entries
+    if intruder := find_intruder(entries, frozenset({os.geteuid()})):
+        raise StoreUnusable(
+            f"another user can replace the store {root}: {intruder}",
+            hint="keep the store in a directory that only root can change; the same for each directory above it",
+        )
 
 
 def is_blank(root: Path) -> bool:

@@ -131,6 +131,43 @@ def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert Repository.open(root).checkpoints() == ()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("attack", ["theirs", "theirs further up", "open to all", "link of theirs"])
+def test_a_place_where_others_can_exchange_the_store_is_refused(attack: str, tmp_path: Path) -> None:
+    place = tmp_path / "a/b"
+    place.mkdir(parents=True)
+    root = opened(place).root
+    named = root
+    if attack == "theirs":
+        os.chown(place, 65534, 65534)
+    elif attack == "theirs further up":
+        os.chown(place.parent, 65534, 65534)
+    elif attack == "open to all":
+        place.chmod(0o777)
+    else:
+        named = tmp_path / "link"
+        named.symlink_to(root)
+        os.lchown(named, 65534, 65534)
+    before = sorted(root.rglob("*"))
+    for create in (False, True):
+        with pytest.raises(StoreUnusable, match="another user can replace the store"):
+            Repository.open(named, create=create)
+        if attack != "link of theirs":
+            with pytest.raises(StoreUnusable, match="another user can replace the store"):
+                Repository.open(place / "more/new", create=create)
+    assert sorted(root.rglob("*")) == before
+    assert list(place.iterdir()) == [root]
+
+
+def test_a_store_may_be_in_a_directory_like_tmp_and_behind_our_own_link(tmp_path: Path) -> None:
+    place = tmp_path / "like-tmp"
+    place.mkdir()
+    place.chmod(0o1777)
+    root = opened(place).root
+    (tmp_path / "link").symlink_to(root)
+    assert Repository.open(tmp_path / "link").checkpoints() == ()
+
+
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     root = opened(tmp_path).root
     document = json.loads((root / "store.json").read_bytes())
