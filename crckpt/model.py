@@ -48,7 +48,7 @@ def moment(seconds: float) -> datetime:
 
 def release(version: str) -> tuple[int, int] | None:
     """The release of CRIU that has this version: (4, 2) of 4.2.1; None if that is not known."""
-    found = re.match(r"(\d+)\.(\d+)", version)
+    found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})(?![0-9])", version)
     return (int(found[1]), int(found[2])) if found else None
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
+from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
+
+_LARGEST: Final = (1 << 31) - 1
+"""The largest pid_t. CRIU cuts larger numbers off, and would restore another PID than crckpt looks for."""
 
 
 class ProcessEntry(Struct, frozen=True):
@@ -24,10 +30,16 @@ class ProcessEntry(Struct, frozen=True):
 
 
 def read_pstree(data: bytes, name: str = "pstree.img") -> tuple[ProcessEntry, ...]:
-    """Raises IntegrityError when the image is damaged."""
-    return tuple(_entry(message) for message in read_messages(data, name, magics.PSTREE))
+    """Raises IntegrityError when the image is damaged, or has a process twice."""
+    entries = tuple(_entry(message) for message in read_messages(data, name, magics.PSTREE))
+    if len({entry.pid for entry in entries}) != len(entries):
+        raise IntegrityError(f"{name}: a process is named twice")
+    return entries
 
 
 def _entry(message: Message) -> ProcessEntry:
     pid, ppid, pgid, sid = (message.required(number) for number in range(1, 5))
-    return ProcessEntry(pid, ppid, pgid, sid, message.uints(5))
+    threads = message.uints(5)
+    if not pid or max(pid, ppid, pgid, sid, *threads) > _LARGEST:
+        raise IntegrityError(f"{message.where}: a process has a number that no process can have")
+    return ProcessEntry(pid, ppid, pgid, sid, threads)

@@ -40,6 +40,7 @@ _STATES: Final = (
 )
 _CONNECTED: Final = frozenset(_STATES) - {"unknown", CLOSE, LISTEN, "time-wait"}
 _EXTERNAL_PEER: Final = 1
+_LAST_PORT: Final = (1 << 16) - 1
 
 
 class Address(Struct, frozen=True):
@@ -174,8 +175,8 @@ def inet_socket(message: Message) -> InetSocket:
         type=_type(message.required(4)),
         protocol=_PROTOCOLS.get(protocol, str(protocol)),
         state=_state(message.required(6)),
-        source=Address(_host(message, 11, family), message.required(7)),
-        destination=Address(_host(message, 12, family), message.required(8)),
+        source=Address(_host(message, 11, family), _port(message, 7)),
+        destination=Address(_host(message, 12, family), _port(message, 8)),
         flags=message.uint(9),
         backlog=message.uint(10),
         interface=message.text(17),
@@ -219,6 +220,13 @@ def _state(number: int) -> str:
     return _STATES[number] if number < len(_STATES) else "unknown"
 
 
+def _port(message: Message, number: int) -> int:
+    port = message.required(number)
+    if port > _LAST_PORT:
+        raise IntegrityError(f"{message.where}: {port} is no port")
+    return port
+
+
 def _host(message: Message, number: int, family: int) -> str:
     """Addresses are words of four bytes each in the order of the network."""
     words = message.uints(number)
@@ -233,7 +241,7 @@ def _host(message: Message, number: int, family: int) -> str:
 
 
 def _unix_name(name: bytes) -> str:
-    """Paths end in a zero byte; abstract names begin with one, and may hold more."""
+    """Paths end at the first zero byte, for the kernel too; abstract names begin with one, and may hold more."""
     if name.startswith(b"\0"):
         return "@" + name[1:].decode("utf-8", "surrogateescape").replace("\0", "@")
-    return name.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")

@@ -148,6 +148,8 @@ def _tree(images: _Images) -> ImageTree:
         raise IntegrityError("pstree.img: names no process")
     terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
     locks = read_locks(images.bytes_of("filelocks.img")) if "filelocks.img" in images.names else ()
+    if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
+        raise IntegrityError(f"filelocks.img: process {min(strangers)} holds a lock, and pstree.img lacks it")
     return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
 
 
@@ -167,7 +169,12 @@ def _read_files(images: _Images) -> dict[int, OpenFile]:
     """An image that would have no records is not written (criu/image.c, open_image_lazy)."""
     if "files.img" not in images.names:
         return {}
-    return {file.id: file for file in read_files(images.bytes_of("files.img"))}
+    files: dict[int, OpenFile] = {}
+    for file in read_files(images.bytes_of("files.img")):
+        if files.setdefault(file.id, file) != file:
+            # CRIU may open one of them, and people are shown the other.
+            raise IntegrityError(f"files.img: two different files have the id {file.id}")
+    return files
 
 
 def _resolve(images: _Images, files: dict[int, OpenFile]) -> dict[int, OpenFile]:

@@ -72,8 +72,9 @@ def packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
 class Message:
     """A decoded message, asked by field number.
 
-    Of a field that occurs more than once the last counts, as protobuf has it. Absent fields give the default. Every
-    method raises IntegrityError, naming the image, when a field has another wire type than it must.
+    Of a field that occurs more than once the last counts, and embedded messages are merged, as protobuf has it. Absent
+    fields give the default. Every method raises IntegrityError, naming the image, when a field has another wire type
+    than it must.
     """
 
     __slots__ = ("_fields", "where")
@@ -120,12 +121,11 @@ class Message:
 
     def text(self, number: int, default: str = "") -> str:
         """A string. CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates."""
-        return self.octets(number).decode("utf-8", "surrogateescape") if number in self._fields else default
+        return self._text(self._fields[number][-1], number) if number in self._fields else default
 
     def texts(self, number: int) -> tuple[str, ...]:
         """A repeated string."""
-        values = self._fields.get(number, ())
-        return tuple(self._octets(value, number).decode("utf-8", "surrogateescape") for value in values)
+        return tuple(self._text(value, number) for value in self._fields.get(number, ()))
 
     def uints(self, number: int) -> tuple[int, ...]:
         """A repeated unsigned integer, packed or not."""
@@ -136,7 +136,8 @@ class Message:
 
     def message(self, number: int) -> Message:
         """An embedded message, empty if it is absent."""
-        return Message(self.octets(number), self.where)
+        # Parts that follow each other are the same message as the parts merged, for crckpt as for CRIU.
+        return Message(b"".join(self._octets(value, number) for value in self._fields.get(number, ())), self.where)
 
     def messages(self, number: int) -> tuple[Message, ...]:
         """A repeated embedded message."""
@@ -151,6 +152,13 @@ class Message:
         if not isinstance(value, bytes):
             raise IntegrityError(f"{self.where}: field {number} is not a string or message")
         return value
+
+    def _text(self, value: int | bytes, number: int) -> str:
+        octets = self._octets(value, number)
+        if b"\0" in octets:
+            # CRIU would use what comes before it, and people would read another name than CRIU opens.
+            raise IntegrityError(f"{self.where}: field {number} is a string with a zero byte in it")
+        return octets.decode("utf-8", "surrogateescape")
 
 
 def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:

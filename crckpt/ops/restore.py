@@ -188,7 +188,7 @@ def _restore_one(subject: _Subject) -> Restored:
         began = None
         if not request.dry_run and not request.new_pid_namespace:
             # CRIU takes long to start. Meanwhile we look whether anything stands against the restore.
-            began = early.enter_context(_begun(subject, _Outside()))
+            began = early.enter_context(_begun(subject, _Outside(), None))
         reading = stack.enter_context(reader(subject.repository, subject.checkpoint))
         tree = tree_of(subject.repository, subject.checkpoint)
         images = None
@@ -224,7 +224,7 @@ def _restore_one(subject: _Subject) -> Restored:
             # What is outside is said to CRIU when it starts, and whether its images are files.
             early.close()
             put_back.enter_session()
-            began = stack.enter_context(_begun(subject, outside, tree if tree.is_read_by_position else None))
+            began = stack.enter_context(_begun(subject, outside, tree))
         # Once the tree runs, its files are its own: whatever fails after this, nothing is put back.
         with _files_rewound(subject, verdict):
             return _run(subject, tree, verdict, began, images, _InHold(put_back, Known(details.get("files", {}))))
@@ -258,9 +258,13 @@ class _Begun(Struct, frozen=True):
 
 
 @contextmanager
-def _begun(subject: _Subject, outside: _Outside, as_files: ImageTree | None = None) -> Iterator[_Begun]:
-    """Start CRIU. It ends if the block does before it was followed. Its images it gets as files, or streamed."""
+def _begun(subject: _Subject, outside: _Outside, tree: ImageTree | None) -> Iterator[_Begun]:
+    """Start CRIU. It ends if the block does before it was followed. Its images it gets as files, or streamed.
+
+    `tree` is None if it has not been read yet: then the images are streamed, and there is no new PID namespace.
+    """
     request = subject.request
+    as_files = tree if tree is not None and tree.is_read_by_position else None
     with ExitStack() as stack:
         work = stack.enter_context(subject.repository.transaction()).path
         # First, to be closed last: a CRIU that was cut short has left children who listen.
@@ -271,8 +275,8 @@ def _begun(subject: _Subject, outside: _Outside, as_files: ImageTree | None = No
             images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress, orphans)
         (hold,) = stack.enter_context(held(work / "hold", "post-restore"))
         new = None
-        if request.new_pid_namespace:
-            new = stack.enter_context(namespace.pid_namespace(subject.checkpoint.tree[0].pid, work, hold.owner))
+        if request.new_pid_namespace and tree is not None:
+            new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner))
         output = None if request.detach else request.output
         kept = stack.enter_context(outside_ends(outside.pipes, output, outside.contents))
         command = (

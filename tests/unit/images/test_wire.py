@@ -125,3 +125,18 @@ def test_a_field_of_another_type_is_refused() -> None:
         message.text(1)
     with pytest.raises(IntegrityError, match=r"x\.img: field 1 is not a string or message"):
         message.messages(1)
+
+
+def test_a_string_with_a_zero_byte_is_refused() -> None:
+    """CRIU would open `/bin/true`, and people be shown something else."""
+    message = Message(encode([(6, wire.BYTES, b"/bin/true\0/bin/false")]), "files.img")
+    for read in (message.text, message.texts):
+        with pytest.raises(IntegrityError, match=r"files\.img: field 6 is a string with a zero byte"):
+            read(6)
+    assert message.octets(6) == b"/bin/true\0/bin/false"
+
+
+def test_an_embedded_message_that_occurs_twice_is_merged() -> None:
+    first, second = encode([(1, wire.VARINT, 1), (2, wire.VARINT, 2)]), encode([(1, wire.VARINT, 9)])
+    message = Message(encode([(3, wire.BYTES, first), (3, wire.BYTES, second)]), "x").message(3)
+    assert (message.uint(1), message.uint(2)) == (9, 2)

@@ -140,7 +140,15 @@ def test_an_older_criu_is_refused(wanted: Wanted, now: Now, ours: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "crius", [("4.1.1", "4.2.1"), ("4.2.1", "4.2"), ("4.9", "4.10"), ("unknown", "4.1"), ("4.2", "")]
+    "crius",
+    [
+        ("4.1.1", "4.2.1"),
+        ("4.2.1", "4.2"),
+        ("4.9", "4.10"),
+        ("unknown", "4.1"),
+        ("4.2", ""),
+        ("9" * 5000 + ".1", "4.2.1"),
+    ],
 )
 def test_one_that_is_not_known_to_be_older_may_restore(wanted: Wanted, now: Now, crius: tuple[str, str]) -> None:
     assert judge(replace(wanted, crius=crius), now).blockers == ()
