@@ -31,6 +31,8 @@ Place = tuple[str, str]
 Value = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
 
 _MOST_NODES: Final = 1024
+_MOST_HIERARCHIES: Final = 64
+"""Of control groups: one for each controller, and version 2."""
 _SCHED_DEADLINE: Final = 6
 
 
@@ -195,7 +197,7 @@ class Record(Struct, frozen=True):
 
     cpus: Value
     processes: tuple[ProcessRecord, ...]
-    groups: tuple[tuple[Group, ...], ...] = ()
+    groups: tuple[Annotated[tuple[Group, ...], Meta(max_length=_MOST_HIERARCHIES)], ...] = ()
     asked: tuple[int, ...] | None = None
     sockets: tuple[SocketRecord, ...] = ()
 
@@ -325,10 +327,11 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
     weaker: list[Finding] = []
     lost: list[Finding] = list(_fewer_cpus(record, landing))
     moves: list[tuple[int, Group]] = []
+    old_groups: dict[int | None, tuple[Group, ...]] = {}
     for process in record.processes:
         if process.pid not in comms:
             continue
-        named = {"pid": process.pid, "comm": comms[process.pid]}
+        named: dict[str, object] = {"pid": process.pid, "comm": comms[process.pid]}
         if process.values.get(LANDLOCK):
             weaker.append(cause("landlock-lost").told(**named))
         if process.values.get(UNASKED):
@@ -338,16 +341,10 @@ def judge(record: Record, tree: ImageTree, landing: Landing) -> Judgement:
         weaker.extend(
             cause("label-lost").told(name=name, label=label, **named) for name, label in process.labels.items()
         )
-        for group in _groups(record, process):
-            missing = _unrestricted(group, landing)
-            if missing and _is_still_there(group, landing):
-                moves.append((process.pid, group))
-            elif missing:
-                rules = [name for name in missing if name in RULES]
-                told = cause("group-rules-lost" if rules else "group-limits-lost").told(
-                    what=" and ".join(rules or missing), path=group.path, **named
-                )
-                (weaker if rules else lost).append(told)
+        if process.groups not in old_groups:
+            # Of processes in the same groups the first speaks for all.
+            old_groups[process.groups] = tuple(_judge_groups(_groups(record, process), landing, named, weaker, lost))
+        moves.extend((process.pid, group) for group in old_groups[process.groups])
     weaker.extend(_unasked(record, tree))
     weaker.extend(_strange_peers(record, tree))
     weaker.extend(
@@ -366,12 +363,33 @@ def _unasked(record: Record, tree: ImageTree) -> Iterator[Finding]:
     That may be another than the one that made them: one that adopts, or whom nothing hints at.
     """
     known = {process.pid: process for process in tree.processes}
+    asked = frozenset(record.asked or ())
     for process in tree.processes:
-        if record.asked is None or process.pid in record.asked or not process.core.no_new_privs:
+        if record.asked is None or process.pid in asked or not process.core.no_new_privs:
             continue
         parent = known.get(process.ppid)
         if parent is None or parent.core.adopts or not parent.core.no_new_privs:
             yield cause("unasked-lost").told(pid=process.pid, comm=process.core.comm)
+
+
+def _judge_groups(
+    groups: tuple[Group, ...],
+    landing: Landing,
+    named: dict[str, object],
+    weaker: list[Finding],
+    lost: list[Finding],
+) -> Iterator[Group]:
+    """The groups that processes are to be moved to. Add what the others restricted to `weaker` and `lost`."""
+    for group in groups:
+        missing = _unrestricted(group, landing)
+        if missing and _is_still_there(group, landing):
+            yield group
+        elif missing:
+            rules = [name for name in missing if name in RULES]
+            told = cause("group-rules-lost" if rules else "group-limits-lost").told(
+                what=" and ".join(rules or missing), path=group.path, **named
+            )
+            (weaker if rules else lost).append(told)
 
 
 def shares_session(record: Record | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:

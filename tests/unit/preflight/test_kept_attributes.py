@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,20 @@ def test_who_came_after_the_question_has_nothing_that_its_parent_has_not(
 def _with_core(process: Process, **changes: bool) -> Process:
     first, *others = process.threads
     return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
+
+
+def test_many_processes_in_many_groups_are_judged_in_no_time(tree: ImageTree) -> None:
+    """The groups are looked at once, however often the record names the processes."""
+    root = tree.root.pid
+    groups = tuple(Group(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
+    processes = (ProcessRecord(root, {}, groups=0),) * 200_000
+    began = time.process_time()
+    found = judge(Record((0,), processes, (groups,)), tree, Landing(TWO))
+    assert time.process_time() - began < 5
+    assert [finding.key for finding in found.weaker] == ["group-rules-lost"]
+
+
+def test_more_hierarchies_than_a_kernel_has_are_refused() -> None:
+    groups = [[{"controllers": "", "path": "/a"}] * 65]
+    with pytest.raises(IntegrityError, match="record of the program's attributes is damaged"):
+        read_record({"attributes": {"cpus": [0], "processes": [], "groups": groups}})
