@@ -40,7 +40,7 @@ def parse(text: str, name: str) -> Config:
     except RecursionError:
         raise UsageError(f"{name} is not valid YAML: it is nested too deeply", hint=f"correct {name}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"mend {name}") from error
+        raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"correct {name}") from error
     entries = {} if document is None else document
     if not isinstance(entries, dict):
         raise UsageError(f"{name}: expected `key: value` lines", hint=f"known keys: {', '.join(_KEYS)}")
@@ -61,13 +61,13 @@ def _path(entries: dict[object, object], key: str, name: str) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.startswith("/"):
-        raise UsageError(f"{name}: {key} must be an absolute path, not {reprlib.repr(value)}", hint=f"mend {name}")
+        raise UsageError(f"{name}: {key} must be an absolute path, not {reprlib.repr(value)}", hint=f"correct {name}")
     return Path(value)
 
 
 def _level(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value not in COMPRESS_LEVELS:
         raise UsageError(
-            f"{name}: compress must be a whole number from -7 to 19, not {reprlib.repr(value)}", hint=f"mend {name}"
+            f"{name}: compress must be a whole number from -7 to 19, not {reprlib.repr(value)}", hint=f"correct {name}"
         )
     return value

@@ -14,8 +14,8 @@ ATTRIBUTES = (
     ),
     Cause(
         "unasked-lost",
-        "process {pid} ({comm}) may have been confined by Landlock or PR_SET_MDWE, and could not be asked; "
-        "a restore cannot confine it again",
+        "process {pid} ({comm}) may be confined by Landlock or PR_SET_MDWE; the dump could not find out, and a restore "
+        "cannot confine it again",
         _ALLOW,
     ),
     Cause(
@@ -35,7 +35,7 @@ ATTRIBUTES = (
     ),
     Cause(
         "tcp-keys-lost",
-        "fd {fd} of process {pid} ({comm}) takes signed TCP segments only (TCP_MD5SIG), and CRIU loses the keys",
+        "fd {fd} of process {pid} ({comm}) accepts only signed TCP segments (TCP_MD5SIG), and CRIU loses the keys",
         _ALLOW,
     ),
     Cause(
@@ -92,8 +92,8 @@ ATTRIBUTES = (
     ),
     Cause(
         "file-exchanged",
-        "{path}, a file of process {pid} ({comm}), is {found} now, which the program or whoever can change the path "
-        "({user}) may not open: somebody may have put it there",
-        "see what it is: ls -ld {path!r}; if it is the right one: --allow-weaker",
+        "somebody may have replaced {path}, a file of process {pid} ({comm}): it is {found} now, which the program or "
+        "a user who can change the path ({user}) may not open",
+        "look at it: ls -ld {path!r}; if it is the right one: --allow-weaker",
     ),
 )

@@ -3,8 +3,8 @@
  * commas) it waits in the directory of that name in CRCKPT_HOLDS, which may be relative: CRIU is in its work directory.
  * Status 0 lets CRIU go on, any other makes it undo what it did.
  *
- * It is static, has no libc, and opens nothing else: CRIU may run it in the mount namespace of a tree, where whatever
- * has a name may be somebody else's.
+ * It is static, has no libc, and opens nothing else: CRIU may run it in the mount namespace of a tree, where every path
+ * may lead to a file of another user.
  */
 #define _GNU_SOURCE
 #include <stdarg.h>

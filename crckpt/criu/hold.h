@@ -1,8 +1,8 @@
 /*
  * CRIU's end of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload.c).
  *
- * `alive` is a pipe. Each byte in it says that crckpt lives, and for how many seconds that is to be believed; its end
- * says that crckpt has answered, or died. The answer is a name: either side renames `undecided`, crckpt to `commit` and
+ * `alive` is a pipe. Each byte in it is a sign of life of crckpt, and says for how many seconds it is valid; end of file
+ * means that crckpt has answered, or died. The answer is a name: either side renames `undecided`, crckpt to `commit` and
  * this side to `abort`. The kernel lets one of them win, also where a disk is full.
  */
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 
 enum answer { ABORTED, COMMITTED, UNANSWERED };
 
-/* Opened, and not asked for by access(2): that goes by the real user, and as another user CRIU has only capabilities. */
+/* Open it: access(2) would check the real user, and CRIU may run as another user with capabilities. */
 static int is_there(int hold, const char *name)
 {
     long found = syscall(SYS_openat, hold, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0l);
@@ -34,7 +34,7 @@ static int wait_for_end(int alive)
     for (;;) {
         struct timespec slice = {.tv_nsec = 1000000000 / SLICES_A_SECOND};
         struct pollfd waiting = {.fd = alive, .events = POLLIN};
-        /* Slices are counted, and no clock is read: crckpt may have been stopped together with this process. */
+        /* Count slices and read no clock: crckpt may have been stopped together with this process. */
         long ready = syscall(SYS_ppoll, &waiting, 1l, &slice, 0l, 0l);
         long length = syscall(SYS_read, alive, beats, sizeof beats);
         if (length == 0)
@@ -57,7 +57,7 @@ static enum answer wait_for_answer(int hold)
     if (reached >= 0 && alive >= 0) {
         syscall(SYS_write, reached, ".", 1l);
         is_late = !is_there(hold, "commit") && !is_there(hold, "abort") && !wait_for_end(alive);
-        /* Of a disk that takes no new name the answer is waited for once more; the tree is more than the record. */
+        /* If the disk takes no new name, wait for the answer once more: the tree matters more than the record. */
         for (int tries = 0; !is_decided && tries < 2; tries++) {
             syscall(SYS_renameat2, hold, "undecided", hold, "abort", 0l);
             is_decided = is_there(hold, "commit") || is_there(hold, "abort");

@@ -1,12 +1,12 @@
-"""Whether a process is confined by Landlock, as far as that can be known.
+"""Find out whether a process has a Landlock domain, as far as possible.
 
-The kernel tells it nowhere. But a process in a Landlock domain may not look into one outside of it, even if that has
-the same user and fewer rights. So one is started for that, and the process is made to compare its memory with that of
-the other (kcmp(2)): only a domain forbids it. Where something else could (another security module with a label for it,
-another user or PID namespace) nothing is known.
+The kernel does not report it. But a process in a Landlock domain may not inspect one outside of it, even one of the
+same user with fewer rights. So crckpt starts such a process, and makes the program compare its memory with it
+(kcmp(2)): only a domain forbids that. Where something else may forbid it (another security module with a label,
+another user or PID namespace), the answer is unknown.
 
-That other process belongs to the user of the program: who may look into it, stop it, and put code of their own into it.
-So it is a program of its own, in which nothing of ours is left: no memory, descriptor, terminal or keyring.
+That other process belongs to the user of the program, who may inspect it, stop it, and change its code. So it is a
+program of its own, without any memory, descriptor, terminal or keyring of crckpt.
 
 Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kernel/kcmp.c.
 """
@@ -49,7 +49,7 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
         answer = compares_with(other)
     # That of a kernel without kcmp.
     if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
-        raise HostCannot(f"PID {pid} could not be compared with another: {os.strerror(-answer)}")
+        raise HostCannot(f"crckpt cannot compare PID {pid} with another process: {os.strerror(-answer)}")
     return answer == -errno.EPERM
 
 
@@ -79,7 +79,7 @@ def _other_process(pid: int) -> Iterator[int]:
             answers = -1
             os.write(asks, b".")
             if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
-                raise HostCannot(f"no other process of user {uid} could be started to compare PID {pid} with")
+                raise HostCannot(f"crckpt cannot start a process of user {uid} to compare PID {pid} with")
             yield child.pid
         finally:
             child.kill()

@@ -1,8 +1,8 @@
-"""System calls made by threads of other processes: to ask what only they can tell, and to set what only they can set.
+"""Make system calls in threads of other processes, to read and set attributes that only they can read and set.
 
-A helper process does it, run as `python -m crckpt.host.inside ORDERS ANSWERS`, both descriptors: a tracer is to have
-nothing else to do (`crckpt.host.ptrace`). In a restore's hold CRIU traces the root of a tree that is to be a child of
-ours. It lends that thread: while it waits for its script, it is made to detach from it, and to seize it again.
+A helper process does it, run as `python -m crckpt.host.inside ORDERS ANSWERS`, both descriptors: a tracer must do
+nothing else (`crckpt.host.ptrace`). In a restore's hold CRIU traces the root of a tree that becomes our child. While
+CRIU waits for its script, the helper makes it detach from that thread, and seize it again afterwards.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _NODES: Final = 1024
 _MOST_ERRNO: Final = 4095
 _PATIENCE_S: Final = 15.0
 """For one process."""
-_KEPT_WAITING: Final = f"the helper that was to enter it was kept waiting for {_PATIENCE_S:g} s"
+_KEPT_WAITING: Final = f"it kept waiting crckpt's helper process for {_PATIENCE_S:g} s"
 
 LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 """What becomes of new maps of a process: mlockall(2)."""
 
 
 class Order(Struct, frozen=True):
-    """What is to be done in the process `pid` by its thread `tid`: `ask`, or set attributes by name, in this order.
+    """What the thread `tid` of the process `pid` must do: `ask`, or set attributes by name, in this order.
 
-    With `start` the process is to be the one that was started then, in clock ticks after boot.
-    With `is_lent` whoever traces the thread is made to lend it: that is a CRIU that waits in a restore's hold.
+    With `start` the process must be the one that was started then, in clock ticks after boot.
+    With `is_lent` the thread's tracer must detach from it first: a CRIU that waits in a restore's hold.
     """
 
     pid: int
@@ -72,10 +72,10 @@ class Answer(Struct, frozen=True):
 
 
 def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
-    """Do it, in a helper process, and wait for that; one answer for each order. Takes about 0.1 s and 1 ms for each.
+    """Carry out the orders in a helper process; return one answer for each. Takes about 0.1 s, and 1 ms for each.
 
-    A helper that is kept waiting is left alone: killed amid a call it would take the process with it, and one that
-    waits for a file system of the program's own cannot be killed.
+    Leave a helper alone that a process blocks: to kill it during a call would kill that process, and it cannot be
+    killed while it waits for a file system of the program.
     """
     if not orders:
         return ()
@@ -92,7 +92,7 @@ def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
 
 
 def _ended(child: run.Child, answers: int) -> bool:
-    """Wait for the helper to end, as long as it comes on; whether it has. Else it is not waited for any more."""
+    """Wait for the helper while it makes progress. Return whether it has ended."""
     written = -1
     while (now := os.fstat(answers).st_size) != written:
         written = now

@@ -1,8 +1,8 @@
-"""Whether a restored tree has open what it had, and not what somebody has put in its place.
+"""Check that a restored tree has its own files open, and not files that somebody put in their place.
 
-CRIU opens the files of a tree by their paths, with the rights of root. Who can change what a path leads to may put a
-link to any file there, at any moment. So what the tree has in the hold is looked at, before it runs: each file must be
-the one that it had, or one that its program, and whoever can change the path, could open as well.
+CRIU opens the files of a tree by their paths, with the rights of root. A user who can change a path may put a link to
+any file there, at any moment. So crckpt checks the open files in the hold, before the tree runs: each must be the one
+that the tree had, or one that its program, and each user who can change the path, could open as well.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> _Identiti
 
 
 def check(tree: ImageTree, known: Known, init: int | None, *, allow_weaker: bool) -> tuple[Finding, ...]:
-    """In the hold: what the tree has open that it should not have. It is in our PID namespace, or in that of `init`.
+    """Find files, in the hold, that the tree must not have open. It is in our PID namespace, or in that of `init`.
 
-    Raises RestoreFailed if there is any, and that is not allowed.
+    Raises RestoreFailed if there are any, unless they are allowed.
     """
     if tree.is_apart("mnt") or tree.is_apart("pid"):
         return ()

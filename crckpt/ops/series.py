@@ -29,6 +29,6 @@ def check_series(subject: Subject, repository: Repository) -> None:
         if theirs and tuple(theirs[:2]) != root.uids[:2]:
             who = f"process {root.pid} calls itself {root.comm}, and belongs to user {root.uids[0]}"
             raise UsageError(
-                f"{who}; the job {subject.job} is of a program of user {theirs[0]}",
-                hint=f"name the job that it is to be: crckpt dump {subject.request.target} JOB",
+                f"{who}; the job {subject.job} belongs to a program of user {theirs[0]}",
+                hint=f"name the job: crckpt dump {subject.request.target} JOB",
             )

@@ -139,7 +139,7 @@ def test_a_program_that_may_be_confined_and_cannot_be_asked_is_not_restored_as_f
         tree.wait_gone()
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"process {tree.pid} (python3) may have been confined by Landlock" in said.err
+        assert f"process {tree.pid} (python3) may be confined by Landlock" in said.err
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
         tree.wait_growth(before)
 

@@ -43,7 +43,11 @@ def test_a_program_does_not_choose_into_whose_series_it_comes(crckpt: Crckpt) ->
         for _ in range(2):
             crckpt.run("dump", str(ours))
         before = manifests(crckpt.store)
-        names = (f"process {theirs} calls itself sleep", f"user {NOBODY}", "the job sleep is of a program of user 0")
+        names = (
+            f"process {theirs} calls itself sleep",
+            f"user {NOBODY}",
+            "the job sleep belongs to a program of user 0",
+        )
         _refused(crckpt, USAGE, "dump", str(theirs), names=names)
         assert manifests(crckpt.store) == before
         for _ in range(2):

@@ -212,7 +212,7 @@ def test_keys_of_tcp_are_never_lost_silently(crckpt: Crckpt) -> None:
     """A server that took signed segments only would take any."""
     with stopped(crckpt, program("socket_options", "tcp4-signed")) as tree:
         counters = tree.counters()
-        assert "takes signed TCP segments only" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert "accepts only signed TCP segments" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
-        assert "takes signed TCP segments only" in " ".join(restored["warnings"])
+        assert "accepts only signed TCP segments" in " ".join(restored["warnings"])
         tree.wait_growth(counters)
