@@ -21,7 +21,7 @@ from msgspec import Struct
 from crckpt.criu.hold import GaveUp, Hold
 from crckpt.host import run
 from crckpt.host.ends import read_file_ends
-from crckpt.host.leftovers import end_with_descendants
+from crckpt.host.leftovers import continue_with_descendants, end_with_descendants
 from crckpt.host.progress import Progress
 from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
 
@@ -98,10 +98,17 @@ class Running:
     def ended(self) -> Outcome:
         """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
         progress = Progress(self._log)
-        while self._limited and not self._child.ends_within(_LOOK_S):
-            self._end_if_stuck(progress)
+        while not self._child.ends_within(_LOOK_S):
+            self._look_after(progress)
         status = self._child.wait()
         return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), self._hung)
+
+    def _look_after(self, progress: Progress) -> None:
+        if self._limited:
+            self._end_if_stuck(progress)
+        elif self._terminal is None:
+            # In a session of its own no ^Z stops it: as the user of the tree it may be stopped by that.
+            continue_with_descendants(self._child.pid)
 
     def _end_if_stuck(self, progress: Progress) -> None:
         if progress.is_stuck():
@@ -112,10 +119,10 @@ class Running:
         """Wait until it reaches the hold, or ends."""
         progress = Progress(self._log)
         while True:
-            ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S if self._limited else None)
+            ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S)
             if ready:
                 return hold.reached in ready
-            self._end_if_stuck(progress)
+            self._look_after(progress)
 
     def _attend(self, hold: Hold | None, in_hold: Callable[[], None] | None) -> BaseException | None:
         if hold is None or in_hold is None or not self._reaches(hold):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host import proc
+from crckpt.host import proc, procfs
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
@@ -59,16 +59,34 @@ def ending_of(pid: int) -> Ending | None:
 
 def end_with_descendants(pid: int) -> None:
     """SIGKILL a child of ours and all that descends from it; who waits for it still has to."""
+    _send(pid, signal.SIGKILL, lambda _: True)
+
+
+def continue_with_descendants(pid: int) -> None:
+    """SIGCONT a child of ours, and what descends from it, where that is stopped."""
+    child = proc.read_process(pid)
+    if child is not None and (child.state == "stopped" or _has_stopped_child(pid)):
+        _send(pid, signal.SIGCONT, lambda process: process.state == "stopped")
+
+
+def _has_stopped_child(pid: int) -> bool:
+    with suppress(OSError):
+        found = (proc.read_process(int(child)) for child in procfs.text(f"/proc/{pid}/task/{pid}/children").split())
+        return any(child is not None and child.state == "stopped" for child in found)
+    return False
+
+
+def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], bool]) -> None:
     process = proc.read_process(pid)
     if process is None:
         return
-    for each in proc.read_tree(process).processes:
+    for each in filter(is_meant, proc.read_tree(process).processes):
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(each.pid)
             try:
                 # Now the number is held: whoever has it can be looked at.
                 if proc.start_of(each.pid) == each.start:
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
 

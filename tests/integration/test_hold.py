@@ -126,6 +126,21 @@ def test_a_crckpt_that_stands_still_in_a_hold_keeps_no_tree_frozen(
         tree.wait_growth(before)
 
 
+@pytest.mark.parametrize("which", ["criu", "script"])
+def test_a_criu_that_is_stopped_goes_on(crckpt: Crckpt, which: str) -> None:
+    """Where it runs as the user of the tree, that user may stop it, or the script by which it waits."""
+    with started(COUNTER) as tree:
+        dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 20, "crckpt to be in the hold")
+        (criu,) = (child for child in psutil.Process(dump.pid).children() if "dump" in child.cmdline())
+        stopped = criu if which == "criu" else criu.children(recursive=True)[-1]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        dump.send_signal(signal.SIGCONT)
+        _, said = dump.communicate(timeout=60)
+        assert dump.returncode == 0, said
+        tree.wait_growth(tree.counters())
+
+
 def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
     with started(DIALOGUE) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
