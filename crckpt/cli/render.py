@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, PreflightRefused
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -100,6 +100,10 @@ def error_document(command: str, error: CrckptError) -> dict[str, object]:
 
 def error_text(error: CrckptError) -> str:
     """A failure as a sentence, what lies behind it, and what to type next."""
+    if isinstance(error, PreflightRefused) and len(error.causes) > 1:
+        # Each has its own remedy; the message and the hint are those of the first.
+        lines = [f"crckpt: refused for {len(error.causes)} reasons:", *(f"  - {cause}" for cause in error.causes)]
+        return "".join(f"{on_one_line(line)}\n" for line in lines)
     causes = error.causes if len(error.causes) > 1 else ()
     lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
     if error.hint:

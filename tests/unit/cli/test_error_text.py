@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crckpt.cli.render import error_text
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, PreflightRefused
 
 
 def test_what_others_named_cannot_reach_the_terminal() -> None:
@@ -13,3 +13,15 @@ def test_what_others_named_cannot_reach_the_terminal() -> None:
     assert said.replace("\n", "").isprintable()
     assert len(said.splitlines()) == 4
     said.encode()
+
+
+def test_several_reasons_are_said_once_each() -> None:
+    """The first one is not the headline, nor its remedy that of all."""
+    refusal = PreflightRefused(
+        "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
+    )
+    assert error_text(refusal).splitlines() == [
+        "crckpt: refused for 2 reasons:",
+        "  - PID 7 is taken: end it",
+        "  - x is gone: put it back",
+    ]
