@@ -197,7 +197,8 @@ PREFLIGHT = (
     Cause(
         "file-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
-        "--grown rewind cuts it back (what came after is kept beside it)",
+        "--grown rewind cuts it back (what came after is kept beside it); --grown keep is only for files that the "
+        "program opened for appending",
     ),
     Cause(
         "log-grown",
