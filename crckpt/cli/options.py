@@ -107,6 +107,9 @@ def _configuration(named: Path | None) -> Config:
         if named is None:
             return Config()
         raise UsageError(f"there is no configuration {named}", hint="leave --config out, or create the file") from None
+    except PermissionError as error:
+        hint = "set HOME to a directory of this user, or give a configuration: --config"
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}", hint=hint) from error
     except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the configuration {path}: {error}", hint="mend it, or give another: --config"

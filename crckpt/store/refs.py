@@ -138,5 +138,5 @@ def _unknown(ref: str, known: Known) -> NoSuchCheckpoint:
 
 
 def _near(ref: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.54)
     return f"did you mean {' or '.join(near)}?" if near else "see what there is: crckpt list"
