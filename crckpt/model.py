@@ -18,6 +18,9 @@ JobName = NewType("JobName", Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0
 RunId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
 """What a run of CRIU calls itself: its network lock has this in its name."""
 
+Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00]*\Z")]
+"""What can be an argument of a program."""
+
 Pid: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 """A process, thread, group or session; 0 is one outside the namespace."""
 
@@ -109,6 +112,6 @@ class Options(Struct, frozen=True):
     link_remap: bool = False
     ext_unix_sk: bool = False
     ghost_limit: Count = 0
-    external: tuple[str, ...] = ()
+    external: tuple[Word, ...] = ()
     network_lock: Literal["nftables", "skip"] | None = None
     skip_in_flight: bool = False

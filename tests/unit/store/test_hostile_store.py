@@ -413,6 +413,7 @@ ATTACKS: dict[str, Attack] = {
     "time after time": _entry(created="9999-12-31T23:59:59-14:00"),
     "pid beyond number": _entry(tree=[{"pid": 10**30, "ppid": 1, "comm": "x", "threads": [1]}]),
     "negative pid": _entry(tree=[{"pid": -1, "ppid": 1, "comm": "x", "threads": [-1]}]),
+    "option with a zero byte": _entry(options={"external": ["pipe:[1]\0--exec-cmd"]}),
     "no number": _raw_entry("statistics", b'{"frozen_ms": NaN}'),
     "infinite": _raw_entry("statistics", b'{"frozen_ms": 1e999}'),
     "long number": _raw_entry("schema", b"1" * 100_000),
@@ -533,7 +534,11 @@ def test_every_command_ends_and_touches_nothing_outside(name: str, whole: Path, 
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in ATTACKS if name in ("brackets", "time without zone", "absolute digest", "large manifest")]
+    [
+        name
+        for name in ATTACKS
+        if name in ("brackets", "time without zone", "absolute digest", "large manifest", "option with a zero byte")
+    ]
     + [name for name in ATTACKS if name.endswith("nested") and not name.startswith(("facts", "details"))],
 )
 def test_one_bad_entry_costs_itself_only(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
