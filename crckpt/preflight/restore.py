@@ -190,10 +190,11 @@ def bound(wanted: Wanted) -> Iterator[tuple[InetSocket, Binding]]:
 
 def changed(wanted: Wanted, now: Now) -> tuple[str, ...]:
     """Paths of the files that are not as they were, and stand against a restore or would be cut back."""
+    uses_of_files = _uses_of_files(wanted.tree)
     return tuple(
         required_path(file)
         for file in paths(wanted.tree)
-        if any(found.key not in _HARMLESS for found, _ in _file(wanted, file, now, "opened"))
+        if any(found.key not in _HARMLESS for found, _ in _file(wanted, file, now, "opened", uses_of_files))
     )
 
 
@@ -205,8 +206,9 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     rewinds: list[Rewind] = []
     if not wanted.new_pid_namespace:
         blockers.extend(_taken(owner, now.us) for owner in _distinct(now.owners))
+    uses_of_files = _uses_of_files(wanted.tree)
     for file in paths(wanted.tree):
-        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened")):
+        for finding, rewind in _file(wanted, file, now, used.get(file.id, "opened"), uses_of_files):
             if rewind is not None:
                 rewinds.append(rewind)
             (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
@@ -289,7 +291,25 @@ def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
     )
 
 
-def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tuple[Finding, Rewind | None]]:
+class _UsesOfFiles(Struct, frozen=True):
+    """What of a tree counts for each of its files: the paths of its programs, and by path the ends of its logs."""
+
+    programs: frozenset[str]
+    ends: dict[str, int]
+
+
+def _uses_of_files(tree: ImageTree) -> _UsesOfFiles:
+    ends: dict[str, int] = {}
+    for file in tree.regular_files:
+        if file.is_append_only:
+            path = required_path(file)
+            ends[path] = max(file.pos, ends.get(path, 0))
+    return _UsesOfFiles(_programs(tree), ends)
+
+
+def _file(
+    wanted: Wanted, file: RegularFile, host: Now, use: str, uses_of_files: _UsesOfFiles
+) -> Iterator[tuple[Finding, Rewind | None]]:
     path = required_path(file)
     now, package = host.files.get(path), host.packages.get(path)
 
@@ -316,14 +336,14 @@ def _file(wanted: Wanted, file: RegularFile, host: Now, use: str) -> Iterator[tu
         yield told("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):
         return
-    size = file.size if file.size is not None else _appended_size(wanted, path)
+    size = file.size if file.size is not None else _appended_size(wanted, path, uses_of_files.ends)
     resized = size is not None and size != now.size
     if file.build_id and file.build_id != now.build_id and (now.build_id or resized):
         # Before its size: a longer build of a library is not to be cut back.
         yield told("file-replaced", build_id=file.build_id), None
     elif size is not None and resized:
         writer = host.writers.get(path)
-        key = _resized(wanted, file, now, size, writer)
+        key = _resized(wanted, file, now, size, writer, uses_of_files.programs)
         who = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield told(key, size=size, now=now.size, **who), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > wanted.created:
@@ -338,7 +358,7 @@ def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
 
 
-def _appended_size(wanted: Wanted, path: str) -> int | None:
+def _appended_size(wanted: Wanted, path: str, ends: dict[str, int]) -> int | None:
     """Appending moves the position to the file's end: one beyond the size seen before the freeze is right.
 
     Of several descriptors of one file, the last to write stands at its end.
@@ -346,15 +366,16 @@ def _appended_size(wanted: Wanted, path: str) -> int | None:
     seen = wanted.append_sizes.get(path)
     if seen is None:
         return None
-    ends = (file.pos for file in wanted.tree.regular_files if file.is_append_only and required_path(file) == path)
-    return max(seen, *ends)
+    return max(seen, ends.get(path, 0))
 
 
-def _resized(wanted: Wanted, file: RegularFile, now: FileNow, size: int, writer: Writer | None) -> str:
+def _resized(
+    wanted: Wanted, file: RegularFile, now: FileNow, size: int, writer: Writer | None, programs: frozenset[str]
+) -> str:
     """The cause to tell of a file that had `size` bytes."""
     if now.size < size:
         return "file-shrunk"
-    if required_path(file) in _programs(wanted.tree):
+    if required_path(file) in programs:
         return "program-grown"
     if wanted.grown == "rewind":
         return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -525,3 +526,23 @@ def test_all_that_is_wrong_is_told_at_once(wanted: Wanted, now: Now) -> None:
 
 def test_moment() -> None:
     assert moment(CREATED.timestamp()) == CREATED
+
+
+def test_thousands_of_files_that_grew_are_judged_in_no_time(wanted: Wanted, now: Now) -> None:
+    """All that the tree has open is looked through once, and not once for each of them."""
+    first = next(file for file in paths(wanted.tree) if file.size and not file.build_id)
+    many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(10_000)]
+    logs = [
+        replace(file, id=file.id + 20_000, path=f"{file.path}.log", size=None, flags=os.O_WRONLY | os.O_APPEND)
+        for file in many
+    ]
+    tree = replace(wanted.tree, files=(*wanted.tree.files, *many, *logs))
+    as_it_was = now.files[required_path(first)]
+    assert as_it_was is not None
+    grown = replace(as_it_was, size=5)
+    files = {**now.files, **{file.path: grown for file in (*many, *logs)}}
+    asked = replace(wanted, tree=tree, append_sizes={**wanted.append_sizes, **{file.path: 1 for file in logs}})
+    began = time.process_time()
+    found = judge(asked, replace(now, files=files))
+    assert time.process_time() - began < 10
+    assert len(found.blockers) == 20_000
