@@ -180,20 +180,26 @@ def aligned(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: froz
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters, marks and symbols without a shape, most of them from Unicode's Default_Ignorable_Code_Point."""
+
 
 def on_one_line(text: str) -> str:
     """Text of others without what would break a line, a terminal or its encoding, and with all of it to be seen.
 
     What has no shape (marks of direction, separators, characters that no font has) is written as its number.
     """
-    if text.isprintable():
+    if text.isprintable() and (text.isascii() or _BLANK.search(text) is None):
         return text
     return "".join(map(_seen, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)))
 
 
 def _seen(character: str) -> str:
     # Blanks of other widths are no printable characters to Python.
-    if character.isprintable() or unicodedata.category(character) == "Zs":
+    is_visible = character.isprintable() and _BLANK.match(character) is None
+    if is_visible or unicodedata.category(character) == "Zs":
         return character
     return character.encode("ascii", "backslashreplace").decode()
 

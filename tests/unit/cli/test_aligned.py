@@ -51,3 +51,9 @@ def test_no_line_of_a_result_brings_another_or_moves_the_cursor(capsys: pytest.C
 
 def test_what_rich_draws_breaks_no_line_either() -> None:
     assert escaped("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize("character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\U000e0100"])
+def test_letters_and_marks_without_a_shape_are_written_as_their_number(character: str) -> None:
+    """Else two names that differ look the same."""
+    assert on_one_line(f"a{character}b \u00e9") == f"a{character.encode('ascii', 'backslashreplace').decode()}b \u00e9"
