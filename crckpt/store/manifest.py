@@ -140,8 +140,21 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
 
 
 def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
-    """Return the number of the checkpoint that is committed after these."""
-    return min(max((checkpoint.sequence for checkpoint in checkpoints), default=0) + 1, _MOST)
+    """Return the number of the checkpoint that is committed after these.
+
+    Raises StoreUnusable if one has the last number: a new checkpoint would not be the newest of its job.
+    """
+    found = tuple(checkpoints)
+    last = max((checkpoint.sequence for checkpoint in found), default=0)
+    if last >= _MOST:
+        # No store counts so far by ones: the first of these was made up.
+        high = (checkpoint for checkpoint in found if checkpoint.sequence > _MOST // 2)
+        jumped = min(high, key=lambda checkpoint: checkpoint.sequence)
+        raise StoreUnusable(
+            f"checkpoint {jumped.short_id} has sequence number {jumped.sequence}: too few are left to store another",
+            hint=f"remove it if it is not one of yours: crckpt rm {jumped.short_id}",
+        )
+    return last + 1
 
 
 def job_named_in(manifest: bytes) -> str | None:

@@ -98,10 +98,19 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> Non
 
 
 def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> None:
+    """Nothing is said to be stored that `crckpt restore job` would not bring back."""
     repository = opened(tmp_path)
-    highest = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=1 << 53)
-    assert _stored(repository, tmp_path, NOW + timedelta(seconds=1)) == repository.resolve("job")
-    assert repository.resolve("job~1") == highest
+    first = _stored(repository, tmp_path, NOW)
+    changes = {"sequence": 1 << 53, "created": "9999-01-01T00:00:00+00:00"}
+    highest = _rewritten(repository, _stored(repository, tmp_path, NOW), **changes)
+    with pytest.raises(
+        StoreUnusable, match=f"checkpoint {highest[:12]} has sequence number 9007199254740992"
+    ) as refusal:
+        _stored(repository, tmp_path, NOW)
+    assert f"crckpt rm {highest[:12]}" in refusal.value.hint
+    assert set(repository.ids()) == {first, highest}
+    repository.remove([highest])
+    assert _stored(repository, tmp_path, NOW) == repository.resolve("job")
 
 
 _COMMITS = """
