@@ -1,9 +1,10 @@
 """Run CRIU and follow it to its end, through a hold if there is one.
 
 In a dump CRIU is never killed by us: cut short, it leaves sockets in repair mode and packets dropped. It limits itself
-how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. A restore that makes no progress any
-more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment. It runs in a session of its
-own, so neither ^C nor the death of crckpt reaches it.
+how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. Where the tree keeps it waiting, as by
+memory in a file system that does not answer, an interruption leaves it alone: once it is answered it ends. A restore
+that makes no progress any more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment.
+It runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ from crckpt.host import run
 from crckpt.host.ends import read_file_ends
 from crckpt.host.leftovers import continue_with_descendants, end_with_descendants
 from crckpt.host.progress import Progress
-from crckpt.host.signals import interrupts_let_in, interrupts_put_off, stops_put_off
+from crckpt.host.signals import (
+    interrupt_is_waiting,
+    interrupts_let_in,
+    interrupts_put_off,
+    left_alone,
+    stops_put_off,
+)
 
 _LOOK_S = 1.0
+_PATIENCE_S = 10
 
 
 class Outcome(Struct, frozen=True):
@@ -68,6 +76,9 @@ class Running:
         self._started = time.monotonic()
         self._limited = limited
         self._hung = False
+        self._failure: BaseException | None = None
+        # Looks without a sign of it since it is to end, and the size of the log then.
+        self._deaf = self._size = 0
         self._child = run.start(
             argv,
             output=log.with_suffix(".out"),
@@ -88,7 +99,7 @@ class Running:
         with interrupts_put_off(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
-            failure = self._attend(hold, in_hold)
+            self._failure = failure = self._attend(hold, in_hold)
             outcome = self.ended()
             aside.join()
             if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
@@ -104,16 +115,29 @@ class Running:
         return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), self._hung)
 
     def _look_after(self, progress: Progress) -> None:
+        """Raises what came, or Interrupted, if CRIU is to end, is not to be killed, and gives no sign."""
         if self._limited:
             self._end_if_stuck(progress)
-        elif self._terminal is None:
+            return
+        if self._terminal is None:
             # In a session of its own no ^Z stops it: as the user of the tree it may be stopped by that.
             continue_with_descendants(self._child.pid)
+        self._leave_alone_if_deaf()
 
     def _end_if_stuck(self, progress: Progress) -> None:
         if progress.is_stuck():
             self._hung = True
             end_with_descendants(self._child.pid)
+
+    def _leave_alone_if_deaf(self) -> None:
+        if not (self._failure or interrupt_is_waiting()):
+            self._deaf = 0
+            return
+        size = self._log.stat().st_size if self._log.exists() else 0
+        self._deaf, self._size = (self._deaf + 1 if size == self._size else 0), size
+        if self._deaf > _PATIENCE_S:
+            self._child.let_go()
+            raise self._failure or left_alone(f"CRIU, process {self.pid}, is kept waiting, and was left alone")
 
     def _reaches(self, hold: Hold) -> bool:
         """Wait until it reaches the hold, or ends."""

@@ -93,6 +93,13 @@ def interrupt_is_waiting() -> bool:
     return _interrupts.pending is not None
 
 
+def left_alone(what: str) -> Interrupted:
+    """Of the interruption that is waiting, what to raise: it cannot be put off any longer."""
+    name = _interrupts.pending.name if _interrupts.pending is not None else "nobody"
+    interrupts_too_late()
+    return Interrupted(f"interrupted by {name}; {what}")
+
+
 def interrupts_too_late() -> None:
     """What was to be interrupted is done: an interruption that came meanwhile, or comes yet, changes nothing."""
     _interrupts.pending, _interrupts.is_over = None, True

@@ -1,5 +1,6 @@
 """Whatever ends a dump too early, the tree runs on with its connections, and the store has no half of a checkpoint."""
 
+import ctypes
 import os
 import random
 import re
@@ -109,6 +110,33 @@ def test_an_interrupted_dump_says_that_the_tree_runs_on(
         # A pack that was finished before its manifest is no one's: only its fingerprints may be left over.
         left = crckpt.run("gc", "--json").document["result"]["leftovers"]
         assert all(path.startswith("cache/fingerprints/") for path in left), left
+
+
+@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+def test_an_interruption_does_not_wait_for_a_criu_that_is_kept_waiting(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
+    """As by memory of the tree in a file system that does not answer. Once it goes on it lets the tree go."""
+    trace = ctypes.CDLL(None, use_errno=True).ptrace
+    with started(COUNTER) as tree:
+        dump = _dump(crckpt, tree, mode)
+        assert reached(MOMENTS["frozen"], crckpt.store, tree, dump)
+        dump.send_signal(signal.SIGSTOP)  # so that it starts no more while we look
+        criu = psutil.Process(dump.pid).children(recursive=True)
+        # What waits for a debugger is deaf to SIGCONT, too: PTRACE_SEIZE, PTRACE_INTERRUPT.
+        assert [trace(request, found.pid, 0, 0) for found in criu for request in (0x4206, 0x4207)] == [0, 0] * len(criu)
+        dump.send_signal(signal.SIGCONT)
+        dump.send_signal(signal.SIGINT)
+        try:
+            _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        finally:
+            for found in criu:
+                os.waitpid(found.pid, 0x40000000)  # __WALL
+                trace(17, found.pid, 0, 0)  # PTRACE_DETACH
+        assert dump.returncode == 130
+        assert said.startswith("crckpt: interrupted by SIGINT; ")
+        assert criu
+        wait_ended(frozenset(found.pid for found in criu))
+        assert_runs_on(tree, frozenset())
+        assert checkpoints(crckpt) == ()
 
 
 def test_an_interruption_before_anything_was_begun(crckpt: Crckpt) -> None:
