@@ -23,7 +23,7 @@ from crckpt.criu.hold import GaveUp, Hold
 from crckpt.host import run
 from crckpt.host.ends import read_file_ends
 from crckpt.host.leftovers import continue_with_descendants, end_with_descendants
-from crckpt.host.progress import Progress
+from crckpt.host.progress import Progress, work_of
 from crckpt.host.signals import (
     interrupt_is_waiting,
     interrupts_let_in,
@@ -77,8 +77,8 @@ class Running:
         self._limited = limited
         self._hung = False
         self._failure: BaseException | None = None
-        # Looks without a sign of it since it is to end, and the size of the log then.
-        self._deaf = self._size = 0
+        # Looks without a sign of it since it is to end, and its work by then.
+        self._deaf = self._work = 0
         self._child = run.start(
             argv,
             output=log.with_suffix(".out"),
@@ -133,8 +133,8 @@ class Running:
         if not (self._failure or interrupt_is_waiting()):
             self._deaf = 0
             return
-        size = self._log.stat().st_size if self._log.exists() else 0
-        self._deaf, self._size = (self._deaf + 1 if size == self._size else 0), size
+        work = work_of(self.pid)
+        self._deaf, self._work = (self._deaf + 1 if work == self._work else 0), work
         if self._deaf > _PATIENCE_S:
             self._child.let_go()
             raise self._failure or left_alone(f"CRIU, process {self.pid}, is kept waiting, and was left alone")
