@@ -80,7 +80,11 @@ def killing(directory: Path, command: str, pid: int) -> Path:
     criu = executable(
         directory / "criu",
         f'{find(None, None).path} "$@"; status=$?\n'
-        f'[ ! -e {there} ] || [ "$1" != {command} ] || kill -KILL {pid}\n'
+        f'if [ -e {there} ] && [ "$1" = {command} ]; then\n'
+        f"kill -KILL {pid}\n"
+        # The signal is sent before it has ended the process.
+        f"while grep -qs '^State:[^Z]*$' /proc/{pid}/status; do :; done\n"
+        "fi\n"
         "exit $status",
     )
     crckpt = Crckpt(directory / "none")
