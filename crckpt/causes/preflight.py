@@ -290,6 +290,13 @@ PREFLIGHT = (
         "",
     ),
     Cause(
+        "terminal-of-another",
+        "the tree runs as user {user} and wants a terminal, but this terminal belongs to user {owner}: the program "
+        "could type commands into it",
+        "restore it from a terminal of user {user}, or in one of its own: "
+        "script -c 'crckpt restore REF --allow-weaker' /dev/null",
+    ),
+    Cause(
         "terminal",
         "the tree was started from a terminal and wants one",
         "restore it from a terminal, without --detach",

@@ -308,6 +308,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], 
         closed_pipes=frozenset(details.get("closed_pipes", ())),
         is_orphan=not subject.sibling,
         sockets=frozenset() if request.detach else _sockets(request.output),
+        terminal_owner=None if request.terminal is None or request.allow_weaker else os.fstat(request.terminal).st_uid,
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
 

@@ -111,7 +111,8 @@ class Wanted(Struct, frozen=True):
     of the CPU of the dump. With `keeps_connections` TCP connections go on. `crius` are the versions of the CRIU
     that dumped it and of the one that is to restore it. `closed_pipes` are inodes of pipes of which nobody had the
     other end; a checkpoint that was imported, or made by an older crckpt, does not name them. `sockets` are those of
-    our descriptors for the tree's output, 1 and 2, that are sockets.
+    our descriptors for the tree's output, 1 and 2, that are sockets. `terminal_owner` is the user whose terminal the
+    tree gets; None if whose it is does not matter.
     """
 
     tree: ImageTree
@@ -126,6 +127,7 @@ class Wanted(Struct, frozen=True):
     closed_pipes: frozenset[int] = frozenset()
     is_orphan: bool = False
     sockets: frozenset[int] = frozenset()
+    terminal_owner: int | None = None
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
@@ -223,10 +225,22 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
     needs_terminal = _needs_terminal(wanted.tree)
     if needs_terminal and not wanted.has_terminal:
         blockers.append(cause("terminal").told())
+    if needs_terminal and wanted.has_terminal:
+        blockers.extend(_other_users_terminal(wanted))
     pipes = _outside_pipes(wanted)
     if any((_STDERR if pipe.errors else _STDOUT) in wanted.sockets for pipe in pipes):
         blockers.append(cause("output-socket").told())
     return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal, _two_way_pipes(wanted.tree))
+
+
+def _other_users_terminal(wanted: Wanted) -> Iterator[Finding]:
+    """Who has a terminal can type into it (TIOCSTI), for the shell that reads from it next."""
+    threads = (thread for process in wanted.tree.processes for thread in process.threads)
+    users = {thread.core.credentials.euid for thread in threads if thread.core.credentials is not None}
+    users |= {process.core.credentials.uid for process in wanted.tree.processes if process.core.credentials is not None}
+    others = users - {0, wanted.terminal_owner}
+    if wanted.terminal_owner is not None and others:
+        yield cause("terminal-of-another").told(user=min(others), owner=wanted.terminal_owner)
 
 
 def _parent_death(wanted: Wanted) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """A program that was started from a shell on a terminal: it comes back on another terminal, in the foreground only."""
 
 import os
+import shutil
 import signal
 import subprocess
 import termios
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from stopped import JOB, ObstructedCriu, program, staging
-from trees import PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
+from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -101,6 +102,27 @@ def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> N
         said = crckpt.run("restore", JOB, *words, status=REFUSED)
         assert "the tree was started from a terminal and wants one" in said.err
         assert "restore it from a terminal, without --detach" in said.err
+
+
+def test_a_program_of_another_user_gets_our_terminal_only_if_told(crckpt: Crckpt, workdir: Path) -> None:
+    """It could type commands for our shell (TIOCSTI)."""
+    shutil.copytree(PROGRAMS, workdir / "programs")
+    os.chown(workdir, NOBODY, NOBODY)
+    environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
+    as_nobody = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
+    with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
+        terminal.type(f"{as_nobody} {PYTHON} {workdir}/programs/talker.py {workdir} --listen\n".encode())
+        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
+        crckpt.run("dump", str(_said(workdir).pid), JOB, "--stop")
+    words = (str(PROGRAM), "restore", JOB)
+    with Terminal(*words, environment=crckpt.environment) as terminal:
+        assert terminal.process.wait(WITHIN_S) == REFUSED
+        wait_for(lambda: "this terminal belongs to user 0" in terminal.shown, WITHIN_S, "the reason")
+    before = _said(workdir).counter
+    with Terminal(*words, "--allow-weaker", environment=crckpt.environment) as terminal:
+        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        os.kill(_said(workdir).pid, signal.SIGTERM)
+        assert terminal.process.wait(WITHIN_S) == 128 + signal.SIGTERM
 
 
 def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:

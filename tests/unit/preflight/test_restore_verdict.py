@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from crckpt.host.packages import Package
 from crckpt.host.proc import Owner
 from crckpt.host.writers import Writer
+from crckpt.images.core import Credentials
 from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds
 from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
@@ -484,6 +485,21 @@ def test_a_terminal_of_somebody_else_is_needed(wanted: Wanted, now: Now) -> None
     assert only_blocker(judge(outside, now)).startswith("terminal: ")
     there = judge(replace(outside, has_terminal=True), now)
     assert (there.blockers, there.needs_terminal) == ((), True)
+
+
+@pytest.mark.parametrize(("uid", "owner", "refused"), [(0, 0, 0), (33, 33, 0), (33, 0, 1), (33, 34, 1), (33, None, 0)])
+def test_a_program_gets_no_terminal_of_another_user(
+    wanted: Wanted, now: Now, uid: int, owner: int | None, refused: int
+) -> None:
+    """It could type commands there, which the shell of the terminal's owner would run."""
+    slaves = tuple(end for end in wanted.tree.terminals if not end.is_master)
+    credentials = Credentials(uid, uid, uid, uid, ())
+    threads = tuple(
+        replace(thread, core=replace(thread.core, credentials=credentials)) for thread in wanted.tree.root.threads
+    )
+    tree = replace(wanted.tree, terminals=slaves, processes=(replace(wanted.tree.root, threads=threads),))
+    found = judge(replace(wanted, tree=tree, has_terminal=True, terminal_owner=owner), now).blockers
+    assert [finding.key for finding in found if finding.key.startswith("terminal")] == ["terminal-of-another"] * refused
 
 
 @pytest.mark.parametrize(
