@@ -194,14 +194,14 @@ def _store(context: Context) -> _Files:
 
 def _left_logs(context: Context) -> _Files:
     """A dump or restore that fails takes its log with it; of one that was killed it stays until gc."""
-    from crckpt.store.layout import Layout
+    from crckpt.store.layout import Layout, check_access
     from crckpt.store.transaction import dead_transactions
 
     transactions = Layout(context.store).transactions
     if not is_directory(transactions):
         return
-    # Raises StoreUnusable if others can change what lies there.
-    context.repository()
+    # Not the whole store: its logs are wanted most where it is damaged.
+    check_access(context.store)
     # What is no file of ours is none of these logs: it may be a link to anything.
     logs = [
         (log.lstat().st_mtime, log)

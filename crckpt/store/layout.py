@@ -152,6 +152,12 @@ def open_layout(root: Path, *, create: bool) -> tuple[Layout, Facts]:
         ) from error
 
 
+def check_access(root: Path) -> None:
+    """Raise StoreUnusable if another user can change what lies in the store at `root`, or put another in its place."""
+    _check_place(root)
+    _check_owner_and_mode(root)
+
+
 def _check_place(root: Path) -> None:
     """Raise StoreUnusable if another user can put another directory in the place of the store.
 

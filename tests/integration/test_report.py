@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
-from trees import PROGRAMS, PYTHON, Case, started
+from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.ops.context import Context
 from crckpt.ops.report import Request, report
@@ -230,12 +230,13 @@ def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) ->
 
 def test_nothing_is_left_when_it_is_interrupted(crckpt: Crckpt) -> None:
     """Here while it waits for its log."""
-    os.mkfifo("a.log")
-    running = crckpt.start("report", "a.log", "--output", "it.tar.gz")
-    with Path("a.log").open("wb"):  # which waits until it reads
-        assert Path("it.tar.gz").exists()
+    words = (str(PROGRAM), "report", "-", "--output", "it.tar.gz")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True, env=crckpt.environment) as running:
+        wait_for(Path("it.tar.gz").exists, 30, "the archive to be begun")
         running.terminate()
-        assert "SIGTERM" in running.communicate(timeout=30)[1]
+        assert running.stderr is not None
+        assert "SIGTERM" in running.stderr.read()
     assert running.returncode == INTERRUPTED
     assert not Path("it.tar.gz").exists()
 
