@@ -367,12 +367,13 @@ def _one_failure(done: subprocess.CompletedProcess[str], *, as_json: bool) -> Ma
     assert not done.stdout
     lines = done.stderr.splitlines()
     assert lines[0].startswith("crckpt: ")
-    assert lines[-1].startswith("  hint: ")
-    assert all(line.startswith("  - ") for line in lines[1:-1])
+    hint = lines.pop().removeprefix("  hint: ") if lines[-1].startswith("  hint: ") else ""
+    assert all(line.startswith("  - ") for line in lines[1:])
+    assert hint or len(lines) > 2, "of several reasons each has its own remedy"
     return {
         "message": lines[0].removeprefix("crckpt: "),
-        "hint": lines[-1].removeprefix("  hint: "),
-        "causes": [line.removeprefix("  - ") for line in lines[1:-1]],
+        "hint": hint,
+        "causes": [line.removeprefix("  - ") for line in lines[1:]],
     }
 
 
