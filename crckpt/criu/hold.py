@@ -24,6 +24,7 @@ from typing import Final, Literal
 
 from crckpt.errors import HostCannot
 from crckpt.host.files import remove_tree
+from crckpt.host.signals import start_thread
 from crckpt.host.steps import step
 
 Step = Literal["pre-dump", "post-dump", "post-restore"]
@@ -197,8 +198,7 @@ def _beating(*holds: Hold) -> Iterator[None]:
                 for hold in holds:
                     hold.beat()
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+    thread = start_thread(beat)
     try:
         yield
     finally:

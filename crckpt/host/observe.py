@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
@@ -17,6 +16,7 @@ from crckpt.host.maps import Mapping, odd_mappings
 from crckpt.host.namespace_owners import ForeignNamespace, foreign_namespaces
 from crckpt.host.pipe_ends import closed_pipes
 from crckpt.host.reach import OutOfReach, out_of_reach
+from crckpt.host.signals import start_thread
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
 from crckpt.host.waits import Wait, interrupted_calls
 from crckpt.host.watches import lost_watches
@@ -171,8 +171,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
 def _meanwhile(work: Callable[[], int]) -> Callable[[], int]:
     """Have a thread do it; what is returned waits for the result."""
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
-    thread.start()
+    thread = start_thread(lambda: found.append(work()))
 
     def result() -> int:
         thread.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -61,6 +61,17 @@ def interrupts_put_off() -> Iterator[None]:
     with _put_off(value=True):
         yield
     _deliver_unless_put_off()
+
+
+def start_thread(work: Callable[[], object]) -> threading.Thread:
+    """Start a daemon thread that does `work`.
+
+    An interruption waits until it runs: in the middle of its start, the locks of `threading` make another error of it.
+    """
+    thread = threading.Thread(target=work, daemon=True)
+    with interrupts_put_off():
+        thread.start()
+    return thread
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.locks import FileLock, read_locks
 from crckpt.images.mm import AddressSpace, read_mm
-from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
 from crckpt.images.regular import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
 from crckpt.images.sockets import InetSocket
 from crckpt.images.special import Fifo, MemFd, Terminal, TerminalInfo, read_memfd_inodes, read_terminals
@@ -225,6 +225,8 @@ def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -
     leader = Thread(entry.pid, _core(images, entry.pid))
     if leader.core.state == ZOMBIE:
         return Process(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
+    if max(entry.threads, default=0) > LARGEST_PID:
+        raise IntegrityError("pstree.img: a thread has a number that no thread can have")
     others = tuple(Thread(tid, _core(images, tid)) for tid in entry.threads if tid != entry.pid)
     ids = read_ids(images.bytes_of(name := f"ids-{entry.pid}.img"), name)
     memory = read_mm(images.bytes_of(name := f"mm-{entry.pid}.img"), name)

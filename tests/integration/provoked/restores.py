@@ -315,7 +315,7 @@ OPTIONS: Final = (
     Restore("inherit-closed", nothing, NOTHING, "descriptor 77", ("--inherit-fd", "fd[77]:tmp/x")),
     Restore("join-namespace", nothing, NOTHING, options=("--join-ns", "net:/nonexistent")),
     Restore("lazy-server", nothing, NOTHING, options=("--lazy-pages",)),
-    Restore("pid-file", nothing, NOTHING, "/nonexistent/pid cannot be made", ("--pidfile", "/nonexistent/pid")),
+    Restore("pid-file", nothing, NOTHING, "create the PID file /nonexistent/pid", ("--pidfile", "/nonexistent/pid")),
     Restore("script", nothing, NOTHING, options=("--action-script", "/bin/false")),
 )
 RESTORES: Final = (*FILES, *NUMBERS, *IMAGES, *OPTIONS)
