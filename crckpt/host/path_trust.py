@@ -72,6 +72,13 @@ def changers(directory: Path) -> Changers:
     return Changers(frozenset(users - {0}), anyone)
 
 
+def find_intruder_on(path: Path, users: frozenset[int]) -> str:
+    """As `find_intruder`, of all that `path` leads through. Raises OSError."""
+    descriptor, entries = open_path(path)
+    os.close(descriptor)
+    return find_intruder(entries, users)
+
+
 def open_path(path: Path) -> tuple[int, tuple[Entry, ...]]:
     """Open what `path` names, and list its entries from the root on: the descriptor is that of the last one.
 

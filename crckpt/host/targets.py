@@ -9,7 +9,7 @@ from pathlib import Path
 from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host import proc, run
 from crckpt.host.mounts import every_mount
-from crckpt.host.path_trust import find_intruder, open_path, read_small
+from crckpt.host.path_trust import find_intruder, find_intruder_on, open_path, read_small
 
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
@@ -130,9 +130,7 @@ def _intruder_of_cgroup(directory: Path) -> str:
     device = directory.stat().st_dev
     if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in every_mount()):
         return ""
-    descriptor, entries = open_path(directory / "cgroup.procs")
-    os.close(descriptor)
-    return find_intruder(entries, frozenset())
+    return find_intruder_on(directory / "cgroup.procs", frozenset())
 
 
 def _cgroup_directory(name: str) -> Path:

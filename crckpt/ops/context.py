@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.errors import HostCannot, UsageError
-from crckpt.host.path_trust import find_intruder, open_path
+from crckpt.host.path_trust import find_intruder_on
 
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu
@@ -66,9 +66,7 @@ def need_staging(context: Context) -> None:
         return
     if not context.staging.is_dir():
         raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
-    descriptor, entries = open_path(context.staging)
-    os.close(descriptor)
-    if intruder := find_intruder(entries, frozenset({os.geteuid()})):
+    if intruder := find_intruder_on(context.staging, frozenset({os.geteuid()})):
         raise UsageError(
             f"--staging: others can replace {context.staging}, which holds a program's memory: {intruder}",
             hint="name a directory that belongs to root, like all directories above it",
