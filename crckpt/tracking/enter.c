@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #include "enter.h"
+#include "text.h"
 
 #include <errno.h>
 #include <linux/nsfs.h>
@@ -27,21 +28,6 @@ static struct {
     const char *pid;
     int is_entered, outside, inside, home;
 } tree;
-
-static void say(const char *text)
-{
-    const char *end = text;
-    while (*end)
-        end++;
-    syscall(SYS_write, 2, text, end - text);
-}
-
-static int same(const char *one, const char *other)
-{
-    while (*one && *one == *other)
-        one++, other++;
-    return *one == *other;
-}
 
 static void give_up(const char *why)
 {

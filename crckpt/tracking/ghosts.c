@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "links.h"
+#include "opens.h"
 #include "trusted.h"
 
 #include <errno.h>
@@ -36,37 +37,6 @@ static int opened(int directory, const char *path, int flags, mode_t mode)
     int parent = opened_parent(directory, path, last);
     return parent < 0 ? -1 : with_closed(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
 }
-
-#define MODE                                                    \
-    mode_t mode = 0;                                            \
-    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) {       \
-        va_list more;                                           \
-        va_start(more, flags);                                  \
-        mode = va_arg(more, mode_t);                            \
-        va_end(more);                                           \
-    }
-
-#define OPEN(name)                                              \
-    VISIBLE int name(const char *path, int flags, ...)          \
-    {                                                           \
-        MODE return opened(AT_FDCWD, path, flags, mode);        \
-    }
-#define OPENAT(name)                                            \
-    VISIBLE int name(int at, const char *path, int flags, ...)  \
-    {                                                           \
-        MODE return opened(at, path, flags, mode);              \
-    }
-
-#define CHECKED_OPEN(name)                                      \
-    VISIBLE int name(const char *path, int flags)               \
-    {                                                           \
-        return opened(AT_FDCWD, path, flags, 0);                \
-    }
-#define CHECKED_OPENAT(name)                                    \
-    VISIBLE int name(int at, const char *path, int flags)       \
-    {                                                           \
-        return opened(at, path, flags, 0);                      \
-    }
 
 OPEN(open)
 OPEN(open64)

@@ -16,23 +16,6 @@
 #define VISIBLE __attribute__((visibility("default")))
 #define LONGEST 256
 
-const char *begin_of_last(const char *path)
-{
-    const char *last = path;
-    for (; *path; path++)
-        if (*path == '/')
-            last = path + 1;
-    return last;
-}
-
-static int begins(const char *text, const char *with)
-{
-    while (*with)
-        if (*text++ != *with++)
-            return 0;
-    return 1;
-}
-
 int is_of_criu(const char *name)
 {
     if (begins(name, "link_remap."))

@@ -1,8 +1,7 @@
 /* Files that CRIU makes by a path in directories of others: link_remap.N at a dump, NAME.cr.N.ghost at a restore. */
 #pragma once
 
-/* Where the last part of a path begins. */
-const char *begin_of_last(const char *path);
+#include "text.h"
 
 /* Whether CRIU calls its own files so. */
 int is_of_criu(const char *name);

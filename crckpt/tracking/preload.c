@@ -27,8 +27,10 @@
 #define _GNU_SOURCE
 #include "enter.h"
 #include "frames.h"
+#include "opens.h"
 #include "links.h"
 #include "smaps.h"
+#include "text.h"
 #include "../criu/hold.h"
 
 #include <errno.h>
@@ -97,14 +99,6 @@ static struct {
 
 extern char **environ;
 
-static void say(const char *text)
-{
-    const char *end = text;
-    while (*end)
-        end++;
-    syscall(SYS_write, 2, text, end - text);
-}
-
 static long refused(const char *what)
 {
     say("crckpt's preload does not know what CRIU asks: ");
@@ -112,28 +106,6 @@ static long refused(const char *what)
     say("\n");
     errno = ENOTSUP;
     return -1;
-}
-
-static const char *last_part(const char *path)
-{
-    const char *last = path;
-    for (; *path; path++)
-        if (*path == '/')
-            last = path + 1;
-    return last;
-}
-
-static int begins(const char *text, const char *with)
-{
-    while (*with)
-        if (*text++ != *with++)
-            return 0;
-    return 1;
-}
-
-static int same(const char *one, const char *other)
-{
-    return begins(one, other) && begins(other, one);
 }
 
 /* What follows `name`, which ends in =, in the environment; empty if it is not there. */
@@ -335,7 +307,7 @@ static void keep_to_criu(void)
 
 static int opened(int directory, const char *path, int flags, mode_t mode)
 {
-    const char *last = last_part(path);
+    const char *last = begin_of_last(path);
     int inside;
     keep_to_criu();
     if (opened_inside(directory, path, flags, is_mount_table(path) && !pid_beside(directory, path, last), &inside))
@@ -532,35 +504,6 @@ static long scanned_bits(int number, struct scan *asked)
     return found;
 }
 
-#define MODE                                                    \
-    mode_t mode = 0;                                            \
-    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) {       \
-        va_list more;                                           \
-        va_start(more, flags);                                  \
-        mode = va_arg(more, mode_t);                            \
-        va_end(more);                                           \
-    }
-
-#define OPEN(name)                                              \
-    VISIBLE int name(const char *path, int flags, ...)          \
-    {                                                           \
-        MODE return opened(AT_FDCWD, path, flags, mode);        \
-    }
-#define OPENAT(name)                                            \
-    VISIBLE int name(int at, const char *path, int flags, ...)  \
-    {                                                           \
-        MODE return opened(at, path, flags, mode);              \
-    }
-#define CHECKED_OPEN(name)                                      \
-    VISIBLE int name(const char *path, int flags)               \
-    {                                                           \
-        return opened(AT_FDCWD, path, flags, 0);                \
-    }
-#define CHECKED_OPENAT(name)                                    \
-    VISIBLE int name(int at, const char *path, int flags)       \
-    {                                                           \
-        return opened(at, path, flags, 0);                      \
-    }
 #define PREAD(name, ...)                                                                 \
     VISIBLE ssize_t name(int number, void *into, size_t length, off_t place __VA_ARGS__) \
     {                                                                                    \

@@ -1,0 +1,39 @@
+/* What a library without libc needs of text. */
+#pragma once
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Write to stderr. */
+static inline void say(const char *text)
+{
+    const char *end = text;
+    while (*end)
+        end++;
+    syscall(SYS_write, 2, text, end - text);
+}
+
+static inline int begins(const char *text, const char *with)
+{
+    while (*with)
+        if (*text++ != *with++)
+            return 0;
+    return 1;
+}
+
+static inline int same(const char *one, const char *other)
+{
+    while (*one && *one == *other)
+        one++, other++;
+    return *one == *other;
+}
+
+/* Where the last part of a path begins. */
+static inline const char *begin_of_last(const char *path)
+{
+    const char *last = path;
+    for (; *path; path++)
+        if (*path == '/')
+            last = path + 1;
+    return last;
+}
