@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from crckpt.host import cgroups, network, proc
 from crckpt.host.borrowed import SocketKind, is_readable, socket_kinds, unread_bytes
@@ -23,6 +23,20 @@ from crckpt.host.watches import lost_watches
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
+_OF_ONE_PROCESS: Final = (
+    "descriptors",
+    "outside_ends",
+    "sockets",
+    "unread",
+    "mappings",
+    "out_of_reach",
+    "lost_watches",
+    "escaped",
+    "shared_locks",
+    "traced_threads",
+    "waits",
+)
+"""Fields of `Observed` whose entries have the PID by which they were read."""
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
@@ -124,7 +138,34 @@ class Observed(Struct, frozen=True):
 
 
 def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
-    """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known."""
+    """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known.
+
+    What was read by the PID of a process that has ended since is left out: another process may have got that PID.
+    """
+    return without_ended(_observe(root, own, memory))
+
+
+def without_ended(seen: Observed) -> Observed:
+    """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
+
+    Whoever works on the tree holds its root by a pidfd. `foreign_namespaces` stay: they only refuse.
+    """
+    tree = seen.tree
+    ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
+    if not ended:
+        return seen
+    kept = {name: tuple(found for found in getattr(seen, name) if found.pid not in ended) for name in _OF_ONE_PROCESS}
+    descriptors = tuple(found for found in seen.descriptors if found.pid not in ended)
+    return structs.replace(
+        seen,
+        tree=proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
+        frozen=tuple((pid, frozen) for pid, frozen in seen.frozen if pid not in ended),
+        closed_pipes=closed_pipes(descriptors),
+        **kept,
+    )
+
+
+def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Observed:
     tree = proc.read_tree(root)
     descriptors = _descriptors(tree)
     # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.

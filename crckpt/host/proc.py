@@ -169,17 +169,32 @@ def read_process(pid: int) -> Process | None:
 
 
 def read_tree(root: Process) -> Tree:
-    """`root` with all its living descendants. Processes that end meanwhile are left out."""
+    """`root` with all its living descendants. Processes that end meanwhile are left out.
+
+    So is another process that has got the PID of one of them, with its children.
+    """
     children: dict[int, list[int]] = {}
     for pid, ppid in _parents():
         children.setdefault(ppid, []).append(pid)
-    found, waiting = [root], list(children.get(root.pid, ()))
+    found, waiting = [root], [root]
     while waiting:
-        process = read_process(waiting.pop(0))
-        if process is not None:
-            found.append(process)
-            waiting.extend(children.get(process.pid, ()))
+        parent = waiting.pop(0)
+        below = [read for pid in children.get(parent.pid, ()) if (read := read_process(pid)) is not None]
+        # Its children are known by its PID: that must still be its own after they were read.
+        if below and is_current(parent):
+            mine = [child for child in below if child.ppid == parent.pid]
+            found += mine
+            waiting += mine
     return Tree(root, tuple(found))
+
+
+def is_current(process: Process) -> bool:
+    """Whether the PID still belongs to this process: then what was read by that PID since `process` is of it.
+
+    The start time tells. A process that gets the PID later starts later, in a clock tick of its own: PIDs are not used
+    again within one.
+    """
+    return start_of(process.pid) == process.start
 
 
 def owners(numbers: Iterable[int]) -> tuple[Owner, ...]:
@@ -347,6 +362,14 @@ def command_line(pid: int) -> tuple[str, ...]:
         text = procfs.begin(f"/proc/{pid}/cmdline", _MOST_ARGUMENTS).rstrip(b"\0")
         return tuple(os.fsdecode(word) for word in text.split(b"\0")) if text else ()
     return ()
+
+
+def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
+    """Each process of a tree with its command line and its current directory, except those that have ended."""
+    for process in tree.processes:
+        found = process, command_line(process.pid), working_directory(process.pid)
+        if is_current(process):
+            yield found
 
 
 def title(pid: int) -> str:

@@ -94,9 +94,15 @@ def record(root: proc.Process, asked: Asked) -> object:
     known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
-            processes.append(_process(process, asked.get(process.pid, {}), groups))
-            were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
-            held.extend(socket_options.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], known))
+            read = _process(process, asked.get(process.pid, {}), groups)
+            numbers = set(known)
+            its = tuple(socket_options.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
+            # Else another process may have got its PID, and this may be of that.
+            if proc.is_current(process):
+                processes.append(read)
+                were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
+                held.extend(its)
+                known = numbers
     found = Record(
         cpus=tuple(sorted(attributes.cpus())),
         processes=tuple(processes),

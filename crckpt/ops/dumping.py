@@ -333,13 +333,8 @@ def _details(subject: Subject, asked: attributes.Asked) -> dict[str, object]:
     So are the attributes of processes and threads that CRIU does not save, and which files were open.
     """
     processes = [
-        {
-            "pid": process.ns_pids[-1],
-            "command_line": proc.command_line(process.pid),
-            "directory": proc.working_directory(process.pid),
-            "uids": process.uids,
-        }
-        for process in subject.seen.tree.processes
+        {"pid": process.ns_pids[-1], "command_line": words, "directory": directory, "uids": process.uids}
+        for process, words, directory in proc.read_commands(subject.seen.tree)
     ]
     logs = [found for found in subject.seen.descriptors if found.is_append_only]
     # A position beyond the end is of a log that was truncated: then no position at the freeze tells anything.

@@ -63,8 +63,11 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> _Identiti
             known.setdefault(held.target, []).append((*held.identity, writes))
     for process in tree.processes:
         names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
-        for link in (*names, *mapped_files(process.pid).values()):
-            if (found := seen(link)) and look(found.path):
+        links = (*names, *mapped_files(process.pid).values())
+        reached = [found for link in links if (found := seen(link))]
+        # Files of another process that has got its PID are not the tree's.
+        for found in reached if proc.is_current(process) else ():
+            if look(found.path):
                 known.setdefault(found.path, []).append((found.device, found.inode, 0))
     return {path: sorted(set(found)) for path, found in known.items()}
 
