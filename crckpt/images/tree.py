@@ -7,7 +7,8 @@ that of append-only ghosts, whose size stands nowhere else.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +25,13 @@ from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
 from crckpt.images.regular import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
 from crckpt.images.sockets import InetSocket
 from crckpt.images.special import Fifo, MemFd, Terminal, TerminalInfo, read_memfd_inodes, read_terminals
+
+MOST_DESCRIPTORS: Final = 1 << 22
+"""Of all processes together. Processes may share a table, and images the pages of a store: few bytes can describe
+billions. Each process with its descriptors is shown and checked, so time and memory grow with their number.
+"""
+_MOST_MAPS: Final = 1 << 22
+_MOST_TASKS: Final = 1 << 20
 
 
 class Thread(Struct, frozen=True):
@@ -143,7 +151,7 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
 def _tree(images: _Images) -> ImageTree:
     inventory = read_inventory(images.bytes_of("inventory.img"))
     files = _resolve(images, _read_files(images))
-    processes = tuple(_process(images, files, entry) for entry in read_pstree(images.bytes_of("pstree.img")))
+    processes = tuple(_processes(images, files))
     if not processes:
         raise IntegrityError("pstree.img: names no process")
     terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
@@ -151,6 +159,24 @@ def _tree(images: _Images) -> ImageTree:
     if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
         raise IntegrityError(f"filelocks.img: process {min(strangers)} holds a lock, and pstree.img lacks it")
     return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
+
+
+def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[Process]:
+    """Each process. Refuses a tree that no host could have as soon as it is known to be one."""
+    tasks = descriptors = maps = 0
+    for entry in read_pstree(images.bytes_of("pstree.img")):
+        # Before its threads are read: each is an image.
+        tasks += max(1, len(entry.threads))
+        if tasks > _MOST_TASKS:
+            raise IntegrityError(f"the images describe more than {_MOST_TASKS:,} threads")
+        process = _process(images, files, entry)
+        descriptors += len(process.descriptors)
+        if descriptors > MOST_DESCRIPTORS:
+            raise IntegrityError(f"the images describe more than {MOST_DESCRIPTORS:,} open descriptors")
+        maps += len(process.memory.vmas) if process.memory is not None else 0
+        if maps > _MOST_MAPS:
+            raise IntegrityError(f"the images describe more than {_MOST_MAPS:,} memory maps")
+        yield process
 
 
 class _Images(Struct, frozen=True):

@@ -163,6 +163,8 @@ def _facts(process: Process) -> Facts:
 
 def _only(process: Process, other: Process, files: OpenFiles) -> Opened:
     """The descriptors that a process has and the other lacks."""
+    if process.descriptors == other.descriptors:
+        return Opened()
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
     mine = sorted((found for found in process.descriptors if _identity(found) not in lacks), key=lambda found: found.fd)
     sockets = (socket_section(found.file, (Holder(process.pid, found.fd),), files) for found in mine)

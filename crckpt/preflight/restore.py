@@ -413,9 +413,13 @@ def _programs(tree: ImageTree) -> frozenset[str]:
 def uses(tree: ImageTree) -> dict[int, str]:
     """File id -> who uses it, and how."""
     found: dict[int, str] = {}
+    tables: set[int] = set()
     for process in tree.processes:
         who = f"{process.comm}, PID {process.pid}"
-        for descriptor in process.descriptors:
+        # A table that processes share says the same of each.
+        own = () if id(process.descriptors) in tables else process.descriptors
+        tables.add(id(process.descriptors))
+        for descriptor in own:
             for file_id in _ids(descriptor.file):
                 found.setdefault(file_id, f"fd {descriptor.fd} of {who}")
         for mapped in process.mapped:

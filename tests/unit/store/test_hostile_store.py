@@ -26,6 +26,9 @@ import zstandard
 from image_sets import ImageSet, area, described, opened, store
 
 from crckpt.host import proc
+from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.ids import read_ids
+from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository
 from crckpt.store.extents import EXTENT
@@ -372,6 +375,26 @@ def _many_frames(store: Store) -> CheckpointId:
     return store.changed(packs=[{"digest": digest, "frames": 1, "pages": 1}])
 
 
+def _many_descriptors(store: Store) -> CheckpointId:
+    """Hundreds of processes share one table of 20,000 descriptors; their images share the pages of the store."""
+    files = {path.name: path.read_bytes() for path in IMAGES.iterdir() if not path.name.startswith("pagemap-")}
+    pstree = read_image(files["pstree.img"], "pstree.img")
+    root = list(fields(pstree.records[0].payload, "pstree.img"))
+    records = [Record(encode(root))]
+    for pid in range(100_000, 100_300):
+        files |= {f"{kind}-{pid}.img": files[f"{kind}-7993.img"] for kind in ("core", "mm", "ids", "fs")}
+        records.append(Record(encode((n, kind, {1: pid, 2: 7993, 5: pid}.get(n, was)) for n, kind, was in root)))
+    files["pstree.img"] = write_image(Image(pstree.magic, tuple(records)))
+    table = f"fdinfo-{read_ids(files['ids-7993.img']).files}.img"
+    image = read_image(files[table], table)
+    first = list(fields(image.records[0].payload, table))
+    numbered = (Record(encode((n, kind, fd if n == 4 else was) for n, kind, was in first)) for fd in range(20_000))
+    files[table] = write_image(Image(image.magic, tuple(numbered)))
+    base = store.root.parent / "more"
+    base.mkdir()
+    return _stored(Repository.open(store.root), base, files)
+
+
 ATTACKS: dict[str, Attack] = {
     "absolute digest": _absolute_digest,
     "digest of any length": _digest_of_any_length,
@@ -442,6 +465,7 @@ ATTACKS: dict[str, Attack] = {
     "index beyond its pack": _index_beyond_pack,
     "index in no pack": _index_in_no_pack,
     "many frames": _many_frames,
+    "many descriptors": _many_descriptors,
 }
 
 
@@ -560,7 +584,9 @@ def test_one_bad_entry_costs_itself_only(name: str, whole: Path, runner: Runner,
     assert runner.run("gc", "--store", str(root))[0] == 0
 
 
-@pytest.mark.parametrize("name", ["frame of 4 GiB", "columns of 4 GiB", "inventory of zeros", "index of zeros"])
+@pytest.mark.parametrize(
+    "name", ["frame of 4 GiB", "columns of 4 GiB", "inventory of zeros", "index of zeros", "many descriptors"]
+)
 def test_declared_sizes_are_integrity_errors(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
