@@ -11,13 +11,19 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.extents import Bytes, Numbers, Places
+from crckpt.store.extents import Bytes, Mask, Numbers, Places
 from crckpt.store.fingerprints import fingerprints
 from crckpt.store.imageset import BATCH_PAGES, Source
 from crckpt.store.workers import result_of
 
 _BUFFERS: Final = 3
 """One to work on, and one ahead for each of two threads."""
+
+_WORDS_APART: Final = 64
+"""Of so many words of 8 bytes one is looked at first."""
+
+_PAGES_AT_ONCE: Final = 128
+"""As many are copied to be looked at as a whole: half a MiB."""
 
 
 class Batch(Struct, frozen=True):
@@ -49,5 +55,17 @@ def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor) -> Iterato
 
 def _batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
     first = source.read(start, pages)
-    filled = np.flatnonzero(np.bitwise_or.reduce(pages.view(np.uint64), axis=1))
+    filled = _filled(pages)
     return Batch(source, first, pages, filled, fingerprints(pages, filled, key))
+
+
+def _filled(pages: Bytes) -> Places:
+    """Which pages are not zero throughout."""
+    words = pages.view(np.uint64)
+    # Nearly all pages show it in a few words, in a quarter of the time that it takes to look at all of them.
+    is_filled: Mask = words[:, ::_WORDS_APART].any(axis=1)
+    others = np.flatnonzero(~is_filled)
+    for start in range(0, len(others), _PAGES_AT_ONCE):
+        some = others[start : start + _PAGES_AT_ONCE]
+        is_filled[some] = np.bitwise_or.reduce(words[some], axis=1) != 0
+    return np.flatnonzero(is_filled)

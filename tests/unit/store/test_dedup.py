@@ -59,6 +59,16 @@ def test_zero_pages_are_not_stored(tmp_path: Path) -> None:
     assert statistics.new_bytes == (1 + 1 + 1 + 1) * PAGE_SIZE
 
 
+def test_a_page_with_a_single_byte_is_stored_wherever_that_is(tmp_path: Path) -> None:
+    places = (0, 7, 8, 63 * 8 + 5, 64 * 8 - 1, 64 * 8, 65 * 8, 2001, PAGE_SIZE - 1)
+    pages = tuple(bytes(place) + b"1" + bytes(PAGE_SIZE - place - 1) for place in places)
+    directory = write_set(tmp_path / "set", ImageSet({"pagemap-100.img": [Area(10 * PAGE_SIZE, pages)]}))
+    repository = opened(tmp_path)
+    saved = ingest(repository, directory, described())
+    assert saved.statistics.zero_pages == 0
+    assert restored(repository, saved, tmp_path) == files_of(directory)
+
+
 def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(500))]}, {"core-100.img": b"registers"})
