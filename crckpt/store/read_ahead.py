@@ -63,7 +63,7 @@ def _filled(pages: Bytes) -> Places:
     """Which pages are not zero throughout."""
     words = pages.view(np.uint64)
     # Nearly all pages show it in a few words, in a quarter of the time that it takes to look at all of them.
-    is_filled: Mask = words[:, ::_WORDS_APART].any(axis=1)
+    is_filled: Mask = np.bitwise_or.reduce(words[:, ::_WORDS_APART], axis=1) != 0
     others = np.flatnonzero(~is_filled)
     for start in range(0, len(others), _PAGES_AT_ONCE):
         some = others[start : start + _PAGES_AT_ONCE]
