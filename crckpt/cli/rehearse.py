@@ -26,7 +26,13 @@ def rehearse(
         float, typer.Option("--seconds", help="How long the tree is to run, unless its root ends.")
     ] = 2.0,
     probe: Annotated[
-        str, typer.Option("--probe", help="Then run this command beside it; it must end with 0.", metavar="CMD")
+        str,
+        typer.Option(
+            "--probe",
+            help="Then run this command in its network, mounts and PIDs, with the user, groups and capabilities of the "
+            "program's root process, and no_new_privs; it must end with 0.",
+            metavar="CMD",
+        ),
     ] = "",
     store: options.Store = None,
     criu: options.CriuPath = None,

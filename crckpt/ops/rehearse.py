@@ -18,12 +18,13 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import Interrupted, RehearsalFailed
-from crckpt.host import limited_group, run
+from crckpt.host import as_tree, limited_group
 from crckpt.host.endings import Watch, watched
 from crckpt.host.ends import read_file_ends
 from crckpt.host.seclusion import Plan
 from crckpt.host.throwaway import KINDS, Throwaway, throwaway
 from crckpt.images.core import ZOMBIE
+from crckpt.images.rights import Rights, read_rights
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
@@ -38,7 +39,7 @@ from crckpt.ops.survey import survey
 from crckpt.preflight.attributes import read_record
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
-from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store import Checkpoint, Repository, read_file, reader
 from crckpt.store.details import read_details
 from crckpt.tracking.preload import restore_words
 
@@ -115,6 +116,7 @@ class _Subject(Struct, frozen=True):
     put_back: PutBack
     contents: tuple[PipeContent, ...] = ()
     had: Known = Known({})
+    rights: Rights | None = None
 
 
 class _Run(Struct, frozen=True):
@@ -171,8 +173,10 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         contents = pipe_contents(repository, checkpoint, verdict.two_way_pipes)
         # In an overlay they are of another file system.
         had = Known(details.get("files", {}), by_inode=True)
+        core = f"core-{tree.root.pid}.img"
+        rights = read_rights(read_file(repository, checkpoint, core), core)
         subject = _Subject(
-            request, checkpoint, criu, tree, verdict, images, files, work, group, put_back, contents, had
+            request, checkpoint, criu, tree, verdict, images, files, work, group, put_back, contents, had, rights
         )
         done = _run(subject, limit)
         out_of_memory = group is not None and group.ran_out
@@ -259,7 +263,7 @@ def _run(subject: _Subject, limit: int) -> _Run:
         outcome = _restored(subject, inside, streamer, look)
         (watch,) = watches
         ran_s = watch.wait(tree.root.pid, subject.request.seconds)
-        probe = _probed(subject, inside, once_ended)
+        probe = _probed(subject, new.init, joining, once_ended)
         ended = watch.ended()
         return _Run(
             restore_ms=(outcome.ended - outcome.started) * 1000,
@@ -307,12 +311,13 @@ def _check_memory(subject: _Subject) -> None:
         raise RehearsalFailed(f"the rehearsal failed: {_NO_MEMORY}{_NOTHING_LEFT}")
 
 
-def _probed(subject: _Subject, inside: tuple[str, ...], once_ended: ExitStack) -> Probed | None:
-    probe = subject.request.probe
-    if not probe:
+def _probed(subject: _Subject, init: int, joining: tuple[str, ...], once_ended: ExitStack) -> Probed | None:
+    probe, rights = subject.request.probe, subject.rights
+    if not probe or rights is None:
         return None
     output = subject.work / "probe.out"
-    child = run.start((*inside, *probe), output=output)
+    # The tree may have changed what is executed and loaded there: that has no more rights than its root.
+    child = as_tree.start(init, as_tree.rights_of(rights), probe, joining=joining, output=output)
     # Not killed: its child in the namespaces would be somebody else's to reap, and they end only when that is done.
     once_ended.callback(child.wait)
     status = child.wait() if child.ends_within(PROBE_S) else None

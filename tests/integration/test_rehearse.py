@@ -179,6 +179,30 @@ def test_a_probe_that_fails(crckpt: Crckpt, probe: str, status: int) -> None:
         assert result["failures"] == [f"the probe ended with status {status}"]
 
 
+@pytest.mark.parametrize(
+    ("before", "user", "capabilities"),
+    [
+        (("setpriv", "--reuid=65534", "--regid=65534", "--groups=4242"), 65534, 0),
+        (("setpriv", "--bounding-set=-all,+chown,+kill", "--inh-caps=-all"), 0, 1 << 0 | 1 << 5),
+    ],
+    ids=["nobody", "root with two capabilities"],
+)
+def test_a_probe_has_no_more_rights_than_the_program(
+    crckpt: Crckpt, before: tuple[str, ...], user: int, capabilities: int
+) -> None:
+    """The program may have changed any file there that it can write to, and so what the probe executes and loads."""
+    case = program("elsewhere", "127.0.0.1", "stay", "0")
+    with dumped(crckpt, Case("confined", (*before, *case.argv), user=user)), traceless(crckpt):
+        probe = rehearsed(crckpt, "--probe", "cat /proc/self/status")["probe"]
+    said = {name: value.split() for name, _, value in (line.partition(":") for line in probe["output"].splitlines())}
+    assert set(said["Uid"]) == {str(user)}
+    assert said["Groups"] == (["4242"] if user else said["Groups"])
+    assert said["NoNewPrivs"] == ["1"]
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(said[name][0], 16) == (0 if name in ("CapInh", "CapAmb") else capabilities)
+    assert int(said["CapBnd"][0], 16) & ~capabilities == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("running", [False, True])
 def test_one_that_is_cut_short_leaves_nothing(
