@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from crckpt.causes.areas import SURE_PARTS, UNSURE_PARTS
 from crckpt.causes.attributes import ATTRIBUTES
+from crckpt.causes.bugs import BUGS
 from crckpt.causes.cgroups import CGROUPS
 from crckpt.causes.descriptors import DESCRIPTORS
-from crckpt.causes.engines import ENGINES, OUTER
+from crckpt.causes.engine_refusals import REFUSALS
+from crckpt.causes.engines import OUTER, STARTS
 from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.files import FILES
 from crckpt.causes.general import AREAS, GENERAL, STEPS, UNFIT, VAGUE, WARNED, WIDE_AREAS
@@ -16,21 +18,26 @@ from crckpt.causes.mounts import MOUNTS
 from crckpt.causes.namespaces import NAMESPACES
 from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
+from crckpt.causes.outside import OUTSIDE
 from crckpt.causes.passing import PASSING, SILENT
 from crckpt.causes.preflight import PREFLIGHT
+from crckpt.causes.releases import OLD_CRIU
 from crckpt.causes.restored import RESTORED
 from crckpt.causes.security import SECURITY
 from crckpt.causes.sockets import SOCKETS
 from crckpt.causes.tasks import TASKS
 from crckpt.causes.terminals import TERMINALS
+from crckpt.causes.virtual_machines import VIRTUAL_MACHINES
 
 __all__ = [
     "AREAS",
+    "BUGS",
     "BY_KEY",
     "CATALOGUE",
     "ENGINES",
     "GENERAL",
     "OUTER",
+    "OUTSIDE",
     "PASSING",
     "SILENT",
     "SPECIFIC",
@@ -42,6 +49,8 @@ __all__ = [
     "WIDE_AREAS",
 ]
 
+ENGINES = (*STARTS, *REFUSALS, *VIRTUAL_MACHINES)
+"""They count where CRIU's own log says nothing."""
 SPECIFIC = (
     *EXHAUSTED,
     *MEMORY,
@@ -63,6 +72,8 @@ CATALOGUE = (
     *PREFLIGHT,
     *NEEDS,
     *ATTRIBUTES,
+    *OUTSIDE,
+    *BUGS,
     *SPECIFIC,
     *PASSING,
     *SILENT,
@@ -73,5 +84,6 @@ CATALOGUE = (
     *UNFIT,
     *WARNED,
     *OUTER,
+    OLD_CRIU,
 )
 BY_KEY = {entry.key: entry for entry in CATALOGUE}

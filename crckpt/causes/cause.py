@@ -13,7 +13,8 @@ class Cause(Struct, frozen=True):
     """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups.
 
     `{name}` is filled in, `{name|other words}` too, or by the other words where it is not known. Of a cause that is not
-    `sure` CRIU writes the same in other cases: it is the most likely one, and told as that.
+    `sure` CRIU writes the same in other cases: it is the most likely one, and told as that. From the release `fixed`
+    on CRIU does not have this cause.
     """
 
     key: str
@@ -22,6 +23,7 @@ class Cause(Struct, frozen=True):
     pattern: str = ""
     source: str = ""
     sure: bool = True
+    fixed: tuple[int, ...] = ()
 
     def told(self, **values: object) -> Finding:
         """This cause with its names filled in; what is not known is shown as `?`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
-ENGINES = (
+STARTS = (
     Cause(
         "engine-no-criu",
         "the container engine does not find CRIU",
@@ -85,7 +85,8 @@ ENGINES = (
         "the container engine makes checkpoints only as root",
         "run it as root",
         r"[Cc]heckpoint(?:ing)?(?:/restor\w+|ing|ed)? .{0,40}requires root|must be root to (?:checkpoint|restore)"
-        r"|only root can (?:checkpoint|restore)",
+        r"|only root can (?:checkpoint|restore)|cannot (?:checkpoint|restore) (?:a )?rootless"
+        r"|(?:runc )?restore requires root",
         "podman, LXC",
     ),
     Cause(
@@ -98,16 +99,26 @@ ENGINES = (
         "cuda-checkpoint",
     ),
 )
-"""They count where CRIU's own log says nothing."""
 
 OUTER = (
     Cause(
         "engine-log",
         "the container engine says that CRIU failed, and only CRIU's own log says why",
         "read it: crckpt explain {path|LOG} (the engine tells its path)",
-        r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}))?"
-        r"|CRIU (?:checkpointing|restoring) failed -?\d|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed",
+        r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}[^\s\"\\:,]))?"
+        r"|CRIU (?:checkpointing|restoring) failed -?\d|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
+        r"|criu swrk failed|operation failed \(msg:|Could not (?:dump|restore) the JVM process\w{0,3}, err=-52\b"
+        r"|CWWKE096[1-3]E",
         "runc, crun, LXC",
+    ),
+    Cause(
+        "java-checkpoint",
+        "CRIU, which Java started, failed; mostly it lacks privileges",
+        "read its log, dump4.log in the directory of -XX:CRaCCheckpointTo: crckpt explain dump4.log; make CRIU root's"
+        " (chown root:root $JAVA_HOME/lib/criu; chmod u+s $JAVA_HOME/lib/criu), in a container use --privileged",
+        r"invalid info for restore provided|Native checkpoint failed",
+        "CRaC",
+        sure=False,
     ),
 )
 """It counts where nothing else was said."""

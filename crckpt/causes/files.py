@@ -15,8 +15,17 @@ FILES = (
     Cause(
         "mount-lookup",
         "{path} (fd {fd}) lies on a mount that the program's mount namespace does not show",
-        "close it, or start the program with no descriptors inherited from elsewhere",
-        r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage)(?P<path>.*)",
+        "close it, or start the program with no descriptors inherited from elsewhere; of a program file (fd -3) on"
+        " overlayfs: kernels of Ubuntu have a bug there, use another kernel or storage driver",
+        r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
+        "criu/files-reg.c",
+    ),
+    Cause(
+        "terminal-inherited",
+        "{path} (fd {fd}) is a terminal from outside of the program's mounts",
+        "start the program without a terminal (podman run without --tty, input and output elsewhere); or with criu 3.18"
+        " and newer: --shell-job",
+        r"Can't lookup mount=-?\d+ for fd=(?P<fd>\d+) path=(?P<path>/dev/(?:pts|tty)\S*)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
+_CRASHED = r"(?:killed|stopped) by signal (?:4|7|11|6[5-9]|[7-9]\d|\d{3})\b|Task (?:stopped|signaled) with (?:4|7|11)\b"
+
 GENERAL = (
     Cause(
         "script",
@@ -24,7 +26,7 @@ GENERAL = (
         "killed",
         "process {pid} was killed by signal {signal} before it was restored",
         "see whether memory ran out: journalctl -k -g oom",
-        r"\b(?P<pid>\d+) killed by signal (?P<signal>(?!(?:4|7|11)\b)\d+)",
+        r"\b(?P<pid>\d+) killed by signal (?P<signal>(?!(?:4|7|11|6[5-9]|[7-9]\d|\d{3})\b)\d+)",
         "criu/cr-restore.c",
     ),
     Cause(
@@ -32,7 +34,18 @@ GENERAL = (
         "this CRIU is too old for the C library or the kernel (before 3.17 it does not know the restartable"
         " sequences of glibc 2.35); a process crashed during the freeze or the restore",
         "scripts/install-criu; if CRIU is new, check the images: crckpt verify REF",
-        r"(?:killed|stopped) by signal (?:4|7|11)\b|Task (?:stopped|signaled) with (?:4|7|11)\b",
+        _CRASHED,
+        "criu/cr-restore.c",
+        sure=False,
+        fixed=(3, 17),
+    ),
+    Cause(
+        "crashed-later",
+        "a process crashed during the freeze or the restore: this CRIU does not know something that the kernel or the"
+        " CPU has (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU is another than at"
+        " the dump",
+        "scripts/install-criu; restore on a machine like the one of the dump; check the images: crckpt verify REF",
+        _CRASHED,
         "criu/cr-restore.c",
         sure=False,
     ),

@@ -168,7 +168,15 @@ IMAGES = (
         "criu-start",
         "CRIU does not start: {why}",
         "scripts/install-criu, or install what is missing",
-        "(?:error while loading shared libraries|Can't exec criu swrk): (?P<why>.+)",
+        "(?:error while loading shared libraries|Can't exec criu swrk): (?!Operation not permitted)(?P<why>.+)",
+        "criu",
+    ),
+    Cause(
+        "criu-capabilities",
+        "CRIU may not be started: its file has capabilities that this container, or this user, is not given",
+        "give them: --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add SETPCAP, or --privileged; see which:"
+        " getcap $(which criu)",
+        "Can't exec criu swrk: Operation not permitted",
         "criu",
     ),
     Cause(

@@ -29,7 +29,8 @@ MEMORY = (
     Cause(
         "device-map",
         "PID {pid} maps a device at {address}",
-        "use a CRIU plugin for the device (GPU), or unmap it",
+        "use a CRIU plugin for the device, and see that CRIU finds it (GPU: --libdir DIRECTORY, cuda-checkpoint and"
+        " driver 570 or newer), or unmap it",
         r"Can't handle non-regular mapping on (?P<pid>\d+)'s map (?P<address>[0-9a-f]+)",
         "criu/proc_parse.c",
     ),

@@ -68,11 +68,29 @@ MOUNTS = (
         "restore as root, with the module of the file system loaded, and its mount point there",
         r"Can't mount at |A few mount points can't be mounted|Unable to mount .+ \(id=\d+\)"
         "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at |Can't bind remount "
-        r"|Unable to (?:re)?mount (?!the )|Can't remount |pivot_root\(|Failed to (?:move_mount|open_tree|cross-mntns)"
+        r"|Unable to (?:re)?mount (?!the )|Can't remount |pivot_root\("
         r"|Unable to apply (?:root )?mount fl|Unable to make \S+ (?:private|slave|shared)|Can't mount binfmt"
-        "|New root and old root are the same|Can't re-create deleted|Failed to (?:copy sharing"
-        r"|restore \d+:\S+ mount|set mount)|Can't (?:restore mntns|copy sharing)",
+        r"|New root and old root are the same|Can't re-create deleted|Failed to (?:restore \d+:\S+ mount|set mount)"
+        r"|Can't restore mntns",
         "criu/mount.c",
+    ),
+    Cause(
+        "mount-engine",
+        "the kernel refuses the way in which CRIU since 3.17 makes a mount of the tree again",
+        "see that the source of the mount is there; with criu: --mntns-compat-mode (for an engine:"
+        " echo mntns-compat-mode >> /etc/criu/runc.conf)",
+        r"Failed to (?:move_mount|open_tree|cross-mntns)",
+        "criu/mount-v2.c",
+        sure=False,
+    ),
+    Cause(
+        "mount-sharing-again",
+        "CRIU cannot make two mounts of the tree pass on mounts to each other again; mostly one of them was mounted"
+        " from elsewhere than at the dump",
+        "with criu: --mntns-compat-mode (for an engine: echo mntns-compat-mode >> /etc/criu/runc.conf), or give both"
+        " the same --external source",
+        r"Failed to copy sharing|Can't copy sharing",
+        "criu/mount-v2.c",
     ),
     Cause(
         "mount-point",

@@ -41,6 +41,25 @@ PASSING = (
         "criu/util.c",
     ),
     Cause(
+        "long-line",
+        "a line of /proc (mountinfo, status, cgroup) is longer than CRIU can read (one page)",
+        "shorten it: fewer layers of overlayfs, shorter paths, fewer groups; a newer CRIU may read it:"
+        " scripts/install-criu",
+        "The bfd buffer is too small",
+        "criu/bfd.c",
+    ),
+    Cause(
+        "parasite-talk",
+        "CRIU and its code inside of the program cannot pass descriptors to each other: a security module (SELinux,"
+        " AppArmor) forbids it, or a limit on open files",
+        "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED (of a log-file in /etc/criu: leave it"
+        " out); raise the limit: ulimit -n 1048576",
+        r"Message reply from daemon is trimmed|recvmsg got unexpected length|this is not the ack we expected"
+        r"|Trimmed message received \(\d+/-\d",
+        "compel/src/lib/infect-rpc.c",
+        sure=False,
+    ),
+    Cause(
         "netlink",
         "the kernel refuses a change to the network of the tree (error {code})",
         "load its modules: modprobe -a veth tun macvlan",

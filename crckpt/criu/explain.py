@@ -14,10 +14,12 @@ from msgspec import Struct
 from crckpt.causes import Cause, Finding
 from crckpt.causes.catalogue import (
     AREAS,
+    BUGS,
     BY_KEY,
     ENGINES,
     GENERAL,
     OUTER,
+    OUTSIDE,
     PASSING,
     SILENT,
     SPECIFIC,
@@ -28,16 +30,18 @@ from crckpt.causes.catalogue import (
     WARNED,
     WIDE_AREAS,
 )
+from crckpt.causes.releases import OLD, OLD_CRIU, find_release
 
 # Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
 # socket is met.
 _HARMLESS = re.compile(
     r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
     r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
-    r"|Unable to create the binfmt_misc file system|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
+    r"|Unable to create the binfmt_misc file system(?!.*criu swrk failed)"
+    r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
 )
 # A group has its name once only.
-_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*ENGINES, *OUTER))
+_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*OUTSIDE, *ENGINES, *OUTER))
 # What refuses to be traced is only warned of. What is said before the log is open has no mark, nor what other programs
 # say; of what people copied the word in front is often missing.
 _TELLING = re.compile(
@@ -49,6 +53,8 @@ _TELLING = re.compile(
 )
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."
+_LOG_NAMED = re.compile(r"\n(?=log file: )")
+"""runc tells the path of CRIU's log on a line of its own."""
 _NO_IPTABLES = 'execvp("iptables-restore"'
 _NEAR = 400
 # What CRIU says after another complaint: it is a cause only where nothing else was complained of.
@@ -158,25 +164,44 @@ def explain(log: str) -> Explanation:
 
     Takes time and memory in proportion to the log's length at most, whatever is in it.
     """
+    log = _LOG_NAMED.sub(" ", log)
     log = _WRAPPED.sub(r"\1 ", _WRAPPED.sub(r"\1 ", _CUT.sub("", log)))
     telling = tuple(islice(_telling(log), _MOST_LINES))
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
-    for line, finding in _findings(telling):
-        return Explanation(finding, shown, line.text, _place(log, line), _outside_end(log, line))
-    if _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling):
-        return _without_complaint(log, shown)
-    return Explanation(None, shown)
+    release = find_release(log)
+    for line, finding in _findings(telling, release):
+        told = finding if finding.sure else _with_age(finding, release)
+        return Explanation(told, shown, line.text, _place(log, line), _outside_end(log, line))
+    is_silent = _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling)
+    if is_silent and (explained := _without_complaint(log, shown)).finding:
+        return explained
+    is_old = release is not None and release < OLD and bool(shown)
+    return Explanation(OLD_CRIU.told(release=_written(release)) if release and is_old else None, shown)
 
 
-def _findings(telling: tuple[_Line, ...]) -> Iterator[tuple[_Line, Finding]]:
+def _with_age(finding: Finding, release: tuple[int, ...] | None) -> Finding:
+    """The finding, which is not sure; of an old CRIU with the advice to take another."""
+    if release is None or release >= OLD or "install-criu" in finding.remedy:
+        return finding
+    remedy = f"{finding.remedy}; or take a newer CRIU than {_written(release)}: scripts/install-criu"
+    return msgspec.structs.replace(finding, remedy=remedy)
+
+
+def _written(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _findings(telling: tuple[_Line, ...], release: tuple[int, ...] | None) -> Iterator[tuple[_Line, Finding]]:
     """What the lines tell, what is surest first."""
+    general = tuple(cause for cause in GENERAL if not _is_fixed(cause, release))
     tiers: tuple[tuple[Iterable[_Line], Callable[[str], Finding | None]], ...] = (
-        (telling, partial(_known, SPECIFIC)),
+        (telling, partial(_known, OUTSIDE)),
+        (telling, lambda line: _bug(release, line) or _known(SPECIFIC, line)),
         (telling, partial(_known, PASSING)),
-        (_before_unknown(telling), lambda line: _known(GENERAL, _in_words(line))),
+        (_before_unknown(telling), lambda line: _known(general, _in_words(line))),
         (telling, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
         (telling, partial(_known, ENGINES)),
-        (telling, lambda line: _known(VAGUE, _in_words(line))),
+        (telling, lambda line: None if _CONSEQUENCE.search(line) else _known(VAGUE, _in_words(line))),
         (telling, partial(_of_area, WIDE_AREAS)),
         (telling, lambda line: _known(UNFIT, _in_words(line))),
         (telling, partial(_of_step, STEPS[:-1])),
@@ -243,8 +268,22 @@ def _line_at(log: str, position: int, earliest: int) -> _Line:
 def _known(causes: Iterable[Cause], line: str) -> Finding | None:
     for cause in causes:
         if found := re.search(cause.pattern, line):
-            return cause.told(**{name: text for name, text in found.groupdict().items() if text})
+            # Engines quote the line ends of CRIU.
+            return cause.told(**{name: text.split("\\n", 1)[0] for name, text in found.groupdict().items() if text})
     return None
+
+
+def _bug(release: tuple[int, ...] | None, line: str) -> Finding | None:
+    """The bug of a CRIU of that release which this line shows; without a release the most likely cause."""
+    for cause in BUGS:
+        if not _is_fixed(cause, release) and (found := re.search(cause.pattern, line)):
+            known = msgspec.structs.replace(cause, sure=cause.sure and release is not None)
+            return known.told(**found.groupdict())
+    return None
+
+
+def _is_fixed(cause: Cause, release: tuple[int, ...] | None) -> bool:
+    return bool(cause.fixed and release and release >= cause.fixed)
 
 
 def _in_words(line: str) -> str:

@@ -303,7 +303,7 @@ IMAGES: Final = (
     Restore("images-damaged", cut("core"), NOTHING),
     Restore("images-damaged", cut("files"), NOTHING),
     Restore("images-damaged", no_image("files")),
-    Restore("crashed", no_image("mm"), NOTHING, "a process crashed"),
+    Restore("crashed-later", no_image("mm"), NOTHING, "a process crashed"),
     Restore("pages-cut", no_image("pages"), NOTHING),
     Restore("image-kind", other_magic, NOTHING, "core-{pid}.img is no image of the kind"),
     Restore("images-version", in_inventory("newer", lambda x: x + b"\x08\x63"), NOTHING, "version 99"),

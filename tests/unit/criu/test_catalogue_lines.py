@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.causes.catalogue import CATALOGUE, SILENT, SPECIFIC
+from crckpt.causes.catalogue import BUGS, CATALOGUE, SILENT, SPECIFIC
 from crckpt.criu.explain import Place, explain
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
+OF_A_RELEASE = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
+"""What a log says before that line, where the same line has another cause in an older CRIU."""
 WITHOUT_COMPLAINT = {entry.key for entry in SILENT}
 
 DUMP = """\
@@ -39,7 +41,7 @@ PLACES = {
     "capabilities": "process 4711",
     "file-hidden": "process 4711 (python3), fd 3 (/srv/program/file)",
     "foreign-user-namespace": "None",
-    "crashed": "None",
+    "crashed-later": "None",
     "fork-pid": "None",
     "freeze-timeout": "None",
     "groups": "None",
@@ -62,14 +64,16 @@ def test_there_are_enough_and_each_has_a_line() -> None:
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
 def test_a_line_tells_its_cause(key: str, line: str) -> None:
     failed = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n" if key in WITHOUT_COMPLAINT else ""
-    told = explain(f"(00.012345) {line}\n{failed}")
+    told = explain(f"{OF_A_RELEASE.get(key, '')}(00.012345) {line}\n{failed}")
     assert told.finding is not None
     assert told.finding.key == key
     assert "{" not in str(told.finding)
 
 
 def test_no_line_fits_two_causes() -> None:
-    fits = [(key, entry.key) for key, line in LINES for entry in SPECIFIC if re.search(entry.pattern, line)]
+    bugs = {bug.key for bug in BUGS}
+    lines = [(key, line) for key, line in LINES if key not in bugs]
+    fits = [(key, entry.key) for key, line in lines for entry in SPECIFIC if re.search(entry.pattern, line)]
     assert [(key, other) for key, other in fits if key != other] == []
 
 

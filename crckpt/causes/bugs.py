@@ -1,0 +1,169 @@
+"""What CRIU did wrong up to a release: the message, and the release that does it right. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+
+def _bug(key: str, what: str, fixed: tuple[int, ...], pattern: str, source: str) -> Cause:
+    release = ".".join(map(str, fixed))
+    return Cause(
+        key,
+        f"CRIU has a bug here, which CRIU {release} fixes: {what}",
+        f"install CRIU {release} or newer: scripts/install-criu",
+        pattern,
+        source,
+        fixed=fixed,
+    )
+
+
+BUGS = (
+    _bug(
+        "bug-mount-sharing",
+        "it cannot make the mounts of the tree slaves on kernels of July 2025 and later",
+        (4, 1, 1),
+        r"Failed to make mount \d+ (?:slave|private|shared|unbindable): Invalid argument",
+        "criu/mount-v2.c",
+    ),
+    _bug(
+        "bug-mounted-file",
+        "it takes a mounted file for a directory",
+        (4, 2),
+        r"Failed to open_tree \S+/: Not a directory",
+        "criu/mount-v2.c",
+    ),
+    _bug(
+        "bug-nft-table",
+        "its table of nftables is there already, left from the dump or from a restore that failed (nft list tables)",
+        (4, 2),
+        r"Could not process rule: File exists",
+        "criu/net.c",
+    ),
+    _bug(
+        "bug-socket-credentials",
+        "it asks an internet socket for options that kernels since 6.16 have only for unix sockets",
+        (4, 2),
+        r"Can't get 1:(?:16|34) opt: Operation not supported",
+        "criu/sockets.c",
+    ),
+    _bug(
+        "bug-iptables-nft",
+        "it does not take back its rules where iptables works over nftables",
+        (4, 0),
+        r"CHAIN_(?:USER_)?DEL failed .{0,60}: chain CRIU",
+        "criu/net.c",
+    ),
+    _bug(
+        "bug-pagemap-scan",
+        "it asks this kernel for written pages in a way that the kernel does not know",
+        (4, 0),
+        r"PAGEMAP_SCAN: Invalid argument",
+        "criu/pagemap-cache.c",
+    ),
+    _bug(
+        "bug-arm-vdso",
+        "it cannot read the vDSO of newer kernels on arm64",
+        (4, 1),
+        r"vdso: Not all dynamic entries are present",
+        "criu/pie-util-vdso.c",
+    ),
+    _bug(
+        "bug-cgroup-mount",
+        "it mounts the file system of cgroup v2 with options that this kernel does not take",
+        (3, 19),
+        r"Unable to mount cgroup2 : Invalid argument",
+        "criu/cgroup.c",
+    ),
+    _bug(
+        "bug-bpf-details",
+        "it does not understand what this kernel tells of a BPF map",
+        (3, 17),
+        r"error parsing \[map_type:",
+        "criu/proc_parse.c",
+    ),
+    _bug(
+        "bug-timer-thread",
+        "it makes timers that notify a thread (SIGEV_THREAD) without that thread",
+        (3, 16),
+        r"Can't restore posix timers -22",
+        "criu/pie/restorer.c",
+    ),
+    _bug(
+        "bug-open-symlink",
+        "it cannot save a symbolic link that is open (O_PATH)",
+        (3, 14),
+        r"Can't dump file \d+ of that type \[12\d{4}\]",
+        "criu/files-ext.c",
+    ),
+    _bug(
+        "bug-open-path",
+        "it cannot save a file that is open as a path only (O_PATH)",
+        (3, 14),
+        r"fcntl\(\d+, F_GETOWN_EX\) -> -9|Can't get owner signum on \d+: Bad file descriptor",
+        "criu/pie/parasite.c",
+    ),
+    _bug(
+        "bug-read-only-root",
+        "it needs a writable /tmp in the container, whose root is read only (mount a tmpfs there)",
+        (3, 14),
+        r"Can't create a temporary directory: Read-only file system",
+        "criu/mount.c",
+    ),
+    _bug(
+        "bug-inotify-wait",
+        "a signal interrupts it while it waits for events of inotify",
+        (3, 14),
+        r"Failed to poll from inotify fd: -4",
+        "criu/pie/restorer.c",
+    ),
+    _bug(
+        "bug-vector-registers",
+        "it wants vector registers (AVX) that the program has not used",
+        (3, 13),
+        r"Corruption in XFEATURE_YMM area \(expected \d+ but 0 obtained\)",
+        "criu/arch/x86/crtools.c",
+    ),
+    _bug(
+        "bug-compact-registers",
+        "it does not know the compact format in which this kernel keeps registers (xsaves)",
+        (3, 11),
+        r"Unsupported compact xsave frame",
+        "criu/arch/x86/cpu.c",
+    ),
+    _bug(
+        "bug-unnamed-file",
+        "it cannot open again a file that was made without a name (O_TMPFILE)",
+        (3, 9),
+        r"Can't open file \S*/?#\d+ on restore: Not a directory",
+        "criu/files-reg.c",
+    ),
+    _bug(
+        "bug-mapped-address",
+        "it cannot rebuild an IPv6 socket that has an IPv4 connection",
+        (3, 7),
+        r"libnet_write_raw_ipv6\(\)",
+        "soccr/soccr.c",
+    ),
+    _bug(
+        "bug-net-priorities",
+        "it writes the network priorities of a cgroup all at once, and the kernel wants them one by one",
+        (3, 7),
+        r"cg: Failed writing lo 0",
+        "criu/cgroup.c",
+    ),
+    _bug(
+        "bug-tcp-details",
+        "it wants what the kernel tells of a TCP connection to have one certain size",
+        (3, 6),
+        r"Failed to obtain TCP_INFO: (?:No error information|Success)",
+        "soccr/soccr.c",
+    ),
+    _bug(
+        "bug-pid-maximum",
+        "it does not raise the largest process number of this host to that of the tree (sysctl kernel.pid_max)",
+        (2, 5),
+        r"Write \d+ to \S*ns_last_pid: Invalid argument",
+        "criu/cr-restore.c",
+    ),
+)
+"""Each counts only where the log tells an earlier release, or none: then it is the most likely cause."""

@@ -1,0 +1,132 @@
+"""What container engines, the kubelet and LXD refuse by themselves: what they are asked for does not fit. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+REFUSALS = (
+    Cause(
+        "engine-state",
+        "the container does not run, and only a running one can be checkpointed",
+        "start it, or see why it ended: podman logs NAME, docker logs NAME",
+        r"is not running, cannot checkpoint|cannot be checkpointed in|[Cc]annot checkpoint .{0,200}not running"
+        r"|cannot checkpoint (?:a |container in )?(?:state )?(?:stopped|paused|created)|container state improper"
+        r"|only (?:checkpoint )?running containers can be checkpointed|can only checkpoint (?:a )?running",
+        "podman, runc, docker",
+    ),
+    Cause(
+        "engine-removed",
+        "the container was started with --rm: it would be removed together with its checkpoint",
+        "export the checkpoint (podman container checkpoint --export FILE), or start it without --rm",
+        r"cannot checkpoint containers? that (?:have|has) been started with '?--rm",
+        "podman",
+    ),
+    Cause(
+        "engine-other-user",
+        "the container engine knows no such container for this user: root and each other user have containers of"
+        " their own",
+        "start the container as root too (sudo podman run), then list them: sudo podman ps --all",
+        r"no container with (?:name or )?ID .{1,200}no such container|unable to find container .{1,200}"
+        r"no such container",
+        "podman",
+        sure=False,
+    ),
+    Cause(
+        "engine-address",
+        "the container cannot get back its address: its network is another one, or the address is in use",
+        "restore it with a new one: podman container restore --ignore-static-ip --ignore-static-mac",
+        r"cannot set static IP or MAC|[Rr]equested (?:static )?(?:ip|IP)\b.{0,80}(?:not in any subnet|already"
+        r" allocated|not available)|(?:IP|ip) address .{1,60} (?:is )?already (?:in use|allocated|being used)",
+        "podman, docker",
+    ),
+    Cause(
+        "engine-name-taken",
+        "there is a container of that name or ID already",
+        "remove it (podman rm, docker rm, runc delete), or restore under another name: podman container restore"
+        " --import FILE --name NAME",
+        r"[Cc]ontainer (?:name|ID|id) .{1,200} (?:is )?already in use|container with (?:given |that )?(?:ID|id|name)"
+        r" .{0,100}(?:already )?(?:exists|in use)|cannot start an already running container"
+        r"|(?:name|id|ID) .{1,100} is in use: container already exists|error reserving ctr name",
+        "podman, runc, CRI-O",
+    ),
+    Cause(
+        "engine-not-its-own",
+        "what is to be restored is no whole checkpoint of this container engine",
+        "name what the same engine wrote, with all its files (config.json, config.dump, descriptors.json); a"
+        " checkpoint of criu alone is restored by criu",
+        r"does not contain a checkpoint|checkpoint .{1,200} does not exist|(?:config|spec)\.dump\S{0,3}"
+        r" .{0,80}(?:no such file|not found|missing)|open \S{1,300}(?:checkpoints?/\S{1,200}config\.json"
+        r"|descriptors\.json|(?:config|spec)\.dump|network\.status): no such file|ctr: media type not found"
+        r"|has no checkpoint to restore|not a (?:valid )?checkpoint (?:archive|image)"
+        r"|is not a container.s checkpoint",
+        "podman, docker, containerd",
+        sure=False,
+    ),
+    Cause(
+        "engine-unreachable",
+        "the docker client does not reach its daemon, or that has no checkpoints enabled",
+        'start it, and enable them by "experimental": true in /etc/docker/daemon.json; then look as root: docker info',
+        r"Docker daemon is running on \S{0,2}\"\"|Cannot connect to the Docker daemon",
+        "docker",
+        sure=False,
+    ),
+    Cause(
+        "engine-kubelet",
+        "this kubelet, or the container runtime under it, has no checkpoints enabled",
+        "enable the feature gate ContainerCheckpoint (kubelet before 1.30); CRI-O: enable_criu_support = true;"
+        " containerd: 2.0 or newer",
+        r"ContainerCheckpoint (?:feature|is not|disabled)|(?:unknown )?method CheckpointContainer(?: not implemented)?"
+        r"|CheckpointContainer.{0,80}(?:Unimplemented|not implemented)|/checkpoint/\S{1,200}.{0,80}404"
+        r"|enable_criu_support|(?:CRIU|checkpoint/restore) support (?:is )?(?:disabled|not enabled)",
+        "kubelet, CRI-O, containerd",
+    ),
+    Cause(
+        "engine-forbidden",
+        "the kubelet does not let this user make checkpoints",
+        "use a certificate of its administrators: /etc/kubernetes/pki/apiserver-kubelet-client.crt",
+        r"Forbidden \(user=.{0,200}(?:resource=nodes|subresource)|nodes/(?:checkpoint|proxy).{0,80}forbidden",
+        "kubelet",
+    ),
+    Cause(
+        "engine-stateful",
+        "LXD or Incus does not keep the state of this instance",
+        "enable CRIU (snap set lxd criu.enable=true, then restart LXD) and make the container privileged; of a virtual"
+        " machine: migration.stateful=true",
+        r"Unable to use CRIU|criu\.enable|migration\.stateful|[Ss]tateful (?:stop|snapshot|start|migration)\w{0,3}"
+        r" (?:requires|is not|not|isn't)|CRIU (?:isn't|is not) enabled",
+        "LXD, Incus",
+    ),
+    Cause(
+        "engine-network",
+        "the container has a network that its engine cannot checkpoint: {name|see its configuration}",
+        "give it only veth interfaces, or none: lxc.net.0.type = veth",
+        r"[Ff]ound un-?dumpable network: (?P<name>.{1,100})",
+        "LXC",
+    ),
+    Cause(
+        "engine-volumes",
+        "the container has volumes, which its engine does not take along",
+        "make the same volumes first, or leave them out: --ignore-volumes with podman",
+        r"(?:volume|mount) .{1,200}(?:missing|not (?:available|found|exist)).{0,80}(?:checkpoint|restore)"
+        r"|(?:checkpoint|restore).{0,80}(?:container with|missing|external) (?:bind mounts?|volumes?)\b",
+        "podman",
+        sure=False,
+    ),
+    Cause(
+        "engine-library",
+        "the library of CRIU (libcriu) is missing, or too old for the program that calls it",
+        "install the libcriu of a newer CRIU, and see which is loaded: ldconfig -p | grep criu",
+        r"Cannot set CRIU unprivileged mode|undefined symbol: criu_|libcriu\.so\S{0,10}: (?:cannot open|undefined|no)"
+        r"|[Ff]ailed to load libcriu",
+        "crun, OpenJ9",
+    ),
+    Cause(
+        "engine-cgroup",
+        "the container's control group is not there: it was made under the other version of cgroups, or has gone",
+        "restore under the same version as at the dump (stat -fc %T /sys/fs/cgroup), or with"
+        " manage-cgroups ignore in /etc/criu/runc.conf",
+        r"(?:open(?:at2)?|stat|mkdir|freezer not supported:) /sys/fs/cgroup/\S{1,400}: no such file",
+        "runc, crun",
+        sure=False,
+    ),
+)

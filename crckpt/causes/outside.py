@@ -1,0 +1,38 @@
+"""What the kernel and other programs say next to CRIU, which decides whatever else was said. Pure."""
+
+from __future__ import annotations
+
+from crckpt.causes.cause import Cause
+
+OUTSIDE = (
+    Cause(
+        "gpu-timeout",
+        "the GPU took longer to stop than the time that CRIU gives the whole freeze (10 seconds if not told otherwise)",
+        "give it more: criu --timeout SECONDS (for an engine: timeout SECONDS in /etc/criu/runc.conf); end what runs on"
+        " the GPU first",
+        r"Unable to read output of cuda-checkpoint: Interrupted system call",
+        "plugins/cuda/cuda_plugin.c",
+    ),
+    Cause(
+        "selinux-denied",
+        "SELinux denied {what} to {comm}",
+        "update container-selinux; or allow it: ausearch -m avc -ts recent | audit2allow -M criu; to try without:"
+        " setenforce 0",
+        r"avc:\s{1,4}denied\s{1,4}\{ (?P<what>[^}]{1,80}?) \}.{0,200}?comm=\"(?P<comm>[^\"]{1,64})\"",
+        "security/selinux",
+    ),
+    Cause(
+        "apparmor-denied",
+        "AppArmor denied {what} to a program of the profile {profile|(not named)}",
+        "change that profile, or start the program without it (docker: --security-opt apparmor=unconfined)",
+        r"apparmor=\"DENIED\" operation=\"(?P<what>[^\"]{1,64})\"(?:.{0,200}?profile=\"(?P<profile>[^\"]{1,200})\")?",
+        "security/apparmor",
+    ),
+    Cause(
+        "xtables-lock",
+        "iptables cannot open its lock, /run/xtables.lock",
+        "make /run writable where CRIU runs; install CRIU 3.9 or newer: scripts/install-criu",
+        r"[Cc]an't open lock file \S{0,200}xtables\.lock",
+        "iptables",
+    ),
+)

@@ -1,0 +1,132 @@
+"""What the release of CRIU changes in an explanation, and what others say next to CRIU's log."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.causes.cause import LIKELY
+from crckpt.causes.releases import LAST_LINES, find_release
+from crckpt.criu.explain import explain
+
+SLAVE = "(00.03) 7: Error (criu/mount-v2.c:966): mnt-v2: Failed to make mount 476 slave: Invalid argument\n"
+CRASHED = "(00.03) Error (criu/cr-restore.c:1480): 63978 killed by signal 11: Segmentation fault\n"
+UNKNOWN = "(00.03) Error (criu/util.c:1): util: something else\n"
+
+
+def version(release: str) -> str:
+    return f"(00.001) Version: {release} (gitid 0)\n"
+
+
+def key(log: str) -> str | None:
+    finding = explain(log).finding
+    return finding.key if finding else None
+
+
+@pytest.mark.parametrize(
+    ("log", "release"),
+    [
+        ("(00.000060) Version: 3.15\n", (3, 15)),
+        (version("4.1.1"), (4, 1, 1)),
+        ("Version: 3.17.1\nGitID: v3.17.1\n", (3, 17, 1)),
+        ("we use CRIU version 3.6 on CentOS\n", (3, 6)),
+        ("criu-3.14 was installed\n", (3, 14)),
+        ("(00.1) Error (criu/cr-restore.c:2447): Restoring FAILED.\n", (3, 16, 1)),
+        ("(00.1) Error (criu/cr-dump.c:1709): Dumping FAILED.\n", (3, 8, 1)),
+        ("(00.1) Error (criu/cr-dump.c:99999): Dumping FAILED.\n", None),
+        ("podman version\nVersion:      3.3.0\n", None),
+        ("", None),
+    ],
+)
+def test_the_release_is_found(log: str, release: tuple[int, ...] | None) -> None:
+    assert find_release(log) == release
+
+
+def test_each_last_line_is_of_one_release() -> None:
+    assert len(LAST_LINES) > 60
+    assert all((2, 0) <= release < (5, 0) for release in LAST_LINES.values())
+
+
+def test_a_bug_is_told_of_an_earlier_release_surely_and_of_an_unknown_one_as_likely() -> None:
+    earlier, unknown = explain(version("4.1") + SLAVE).finding, explain(SLAVE).finding
+    assert earlier
+    assert unknown
+    assert (earlier.key, earlier.sure) == ("bug-mount-sharing", True)
+    assert "4.1.1" in earlier.remedy
+    assert (unknown.key, unknown.sure) == ("bug-mount-sharing", False)
+    assert unknown.what.startswith(LIKELY)
+
+
+def test_a_bug_is_not_told_of_the_release_that_fixed_it_nor_of_a_later_one() -> None:
+    assert key(version("4.1.1") + SLAVE) != "bug-mount-sharing"
+    assert key(version("4.2") + SLAVE) != "bug-mount-sharing"
+
+
+def test_why_a_process_crashed_depends_on_the_release() -> None:
+    assert key(CRASHED) == "crashed"
+    assert key(version("3.16.1") + CRASHED) == "crashed"
+    assert key(version("4.0") + CRASHED) == "crashed-later"
+
+
+def test_of_an_old_release_an_unknown_complaint_is_most_likely_its_age() -> None:
+    told = explain(version("3.11") + UNKNOWN)
+    assert told.finding
+    assert (told.finding.key, told.finding.sure) == ("old-criu", False)
+    assert "3.11" in told.finding.what
+    assert key(version("4.1") + UNKNOWN) is None
+    assert key(UNKNOWN) is None
+    assert key(version("3.11")) is None
+
+
+def test_of_an_old_release_an_unsure_cause_comes_with_the_advice_to_take_a_newer_one() -> None:
+    unsure = "(00.03) Error (criu/files-reg.c:1): files: something else\n"
+    old, new = explain(version("3.8") + unsure).finding, explain(version("4.2") + unsure).finding
+    assert old
+    assert new
+    assert "newer CRIU than 3.8: scripts/install-criu" in old.remedy
+    assert "newer CRIU" not in new.remedy
+
+
+def test_what_the_kernel_denied_decides_over_what_criu_says_of_it() -> None:
+    denied = (
+        "(00.03) Error (compel/src/lib/infect.c:713): Unable to connect a transport socket: Permission denied\n"
+        'type=AVC msg=audit(1550142323.799:1167): avc:  denied  { connectto } for  pid=23569 comm="top" path=002F\n'
+    )
+    told = explain(denied).finding
+    assert told
+    assert told.what == "SELinux denied connectto to top"
+
+
+def test_a_gpu_that_is_slow_to_stop_is_not_a_thread_that_does_not() -> None:
+    timeout = "(10.0) Error (criu/cr-dump.c:1791): Timeout reached. Try to interrupt: 0\n"
+    slow = "(10.0) Error (cuda_plugin.c:139): Unable to read output of cuda-checkpoint: Interrupted system call\n"
+    assert key(timeout) == "freeze-timeout"
+    assert key(timeout + slow) == "gpu-timeout"
+
+
+def test_a_long_line_of_proc_is_no_damage_of_images() -> None:
+    long = "(00.01) Error (criu/bfd.c:199): bfd: The bfd buffer is too small \n"
+    groups = "(00.01) Error (criu/proc_parse.c:1216): Error parsing proc status file\n"
+    assert key(long) == "long-line"
+    assert key(long + groups) == "groups"
+
+
+def test_the_log_is_named_though_its_path_stands_on_a_line_of_its_own() -> None:
+    told = explain(
+        "OCI runtime restore failed: criu failed: type NOTIFY errno 0\nlog file: /run/a/restore.log: unknown\n"
+    )
+    assert told.finding
+    assert told.finding.remedy.startswith("read it: crckpt explain /run/a/restore.log (")
+
+
+def test_a_quoted_line_end_ends_a_path() -> None:
+    told = explain(
+        'err="CRIU RPC request failed with message:Error (criu/files-reg.c:1815): '
+        "Can't lookup mount=26 for fd=0 path=/dev/shm/x\\n error:0\" id=fb8bc\n"
+    )
+    assert told.finding
+    assert told.finding.what.startswith("/dev/shm/x (fd 0)")
+
+
+def test_what_cannot_be_cleaned_up_is_no_cause() -> None:
+    left = "(00.06) Error (criu/mount.c:3270): mnt: Can't remove the directory /tmp/.criu: Device or resource busy\n"
+    assert key(left + "(00.07) Error (criu/cr-restore.c:2324): Restoring FAILED.\n") is None
