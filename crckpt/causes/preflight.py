@@ -297,6 +297,12 @@ PREFLIGHT = (
         "script -c 'crckpt restore REF --allow-weaker' /dev/null",
     ),
     Cause(
+        "console-of-another",
+        "the tree runs as user {user} and has {path} open, which belongs to user {owner} now: the program could read "
+        "what is typed there, or type itself",
+        "log in there as user {user}, or accept it with --allow-weaker",
+    ),
+    Cause(
         "terminal",
         "the tree was started from a terminal and wants one",
         "restore it from a terminal, without --detach",

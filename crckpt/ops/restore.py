@@ -309,6 +309,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], 
         is_orphan=not subject.sibling,
         sockets=frozenset() if request.detach else _sockets(request.output),
         terminal_owner=None if request.terminal is None or request.allow_weaker else os.fstat(request.terminal).st_uid,
+        may_have_consoles=request.allow_weaker,
     )
     return judge(wanted, survey(wanted, files, subject.context.store))
 

@@ -79,7 +79,9 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
     with suppress(OSError):  # it has gone, or somebody has a lease on it
         now = (elf.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
-    return FileNow(found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked)
+    return FileNow(
+        found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked, found.st_uid
+    )
 
 
 def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +20,7 @@ from crckpt.images.mm import PROT_EXEC
 from crckpt.images.regular import LINKED, RegularFile
 from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.images.special import Fifo, Pipe, Terminal
-from crckpt.images.tree import ImageTree
+from crckpt.images.tree import ImageTree, Process
 from crckpt.model import release
 from crckpt.preflight import needs
 from crckpt.preflight.locks import kept_out
@@ -38,7 +38,7 @@ class FileNow(Struct, frozen=True):
     """A file of this host, as it is now: sizes in bytes.
 
     `written` is when its content changed, `changed` when anything of it did, its name too. `is_linked`: its path leads
-    through a symbolic link.
+    through a symbolic link. `owner` is a user id.
     """
 
     size: int
@@ -47,6 +47,7 @@ class FileNow(Struct, frozen=True):
     changed: datetime
     build_id: str
     is_linked: bool = False
+    owner: int = 0
 
 
 class Now(Struct, frozen=True):
@@ -112,7 +113,8 @@ class Wanted(Struct, frozen=True):
     that dumped it and of the one that is to restore it. `closed_pipes` are inodes of pipes of which nobody had the
     other end; a checkpoint that was imported, or made by an older crckpt, does not name them. `sockets` are those of
     our descriptors for the tree's output, 1 and 2, that are sockets. `terminal_owner` is the user whose terminal the
-    tree gets; None if whose it is does not matter.
+    tree gets; None if whose it is does not matter. `may_have_consoles` is whether that does not matter for consoles
+    that the tree had open itself.
     """
 
     tree: ImageTree
@@ -128,6 +130,7 @@ class Wanted(Struct, frozen=True):
     is_orphan: bool = False
     sockets: frozenset[int] = frozenset()
     terminal_owner: int | None = None
+    may_have_consoles: bool = False
 
 
 def numbers(tree: ImageTree) -> frozenset[int]:
@@ -227,18 +230,45 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
         blockers.append(cause("terminal").told())
     if needs_terminal and wanted.has_terminal:
         blockers.extend(_other_users_terminal(wanted))
+    if not wanted.may_have_consoles:
+        blockers.extend(_other_users_consoles(wanted.tree, now))
     pipes = _outside_pipes(wanted)
     if any((_STDERR if pipe.errors else _STDOUT) in wanted.sockets for pipe in pipes):
         blockers.append(cause("output-socket").told())
     return Verdict(tuple(blockers), tuple(warnings), tuple(rewinds), pipes, needs_terminal, _two_way_pipes(wanted.tree))
 
 
+def _other_users_consoles(tree: ImageTree, now: Now) -> Iterator[Finding]:
+    """Find consoles that CRIU would open as root for a program of another user than the one they belong to now.
+
+    Who has one open reads what is typed there; whose controlling terminal it is can type itself (TIOCSTI).
+    """
+    kinds = {terminal.id: terminal for terminal in tree.terminals}
+    found: dict[str, Finding] = {}
+    for process in tree.processes:
+        for file in {id(held.file): held.file for held in process.descriptors}.values():
+            terminal = kinds.get(file.info_id) if isinstance(file, Terminal) else None
+            there = now.files.get(file.path) if isinstance(file, Terminal) else None
+            if not isinstance(file, Terminal) or terminal is None or there is None:
+                continue
+            others = _users((process,)) - {0, there.owner}
+            is_harmless = file.flags & os.O_ACCMODE == os.O_WRONLY and not terminal.session
+            if others and terminal.kind in _CONSOLES and not is_harmless:
+                told = cause("console-of-another").told(path=file.path, user=min(others), owner=there.owner)
+                found.setdefault(file.path, told)
+    yield from found.values()
+
+
+def _users(processes: Iterable[Process]) -> set[int]:
+    """Who these processes run as."""
+    threads = (thread for process in processes for thread in process.threads)
+    known = (thread.core.credentials for thread in threads)
+    return {user for each in known if each is not None for user in (each.uid, each.euid)}
+
+
 def _other_users_terminal(wanted: Wanted) -> Iterator[Finding]:
     """Who has a terminal can type into it (TIOCSTI), for the shell that reads from it next."""
-    threads = (thread for process in wanted.tree.processes for thread in process.threads)
-    users = {thread.core.credentials.euid for thread in threads if thread.core.credentials is not None}
-    users |= {process.core.credentials.uid for process in wanted.tree.processes if process.core.credentials is not None}
-    others = users - {0, wanted.terminal_owner}
+    others = _users(wanted.tree.processes) - {0, wanted.terminal_owner}
     if wanted.terminal_owner is not None and others:
         yield cause("terminal-of-another").told(user=min(others), owner=wanted.terminal_owner)
 
@@ -253,6 +283,8 @@ def _parent_death(wanted: Wanted) -> Iterator[Finding]:
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
 _STDOUT, _STDERR = 1, 2
+_CONSOLES = ("console", "virtual console", "external", "serial")
+"""Terminals that stay when the program has gone, for whoever logs in there next."""
 _HARMLESS = ("file-written", "log-kept")
 _IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
 _KINDS = {

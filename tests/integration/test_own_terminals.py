@@ -7,10 +7,13 @@ import pytest
 from command import Crckpt
 from remote import Remote, remote
 from stopped import JOB
+from trees import NOBODY
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
 FAILED: Final = 21
+REFUSED: Final = 24
+CONSOLE: Final = "/dev/tty20"
 _STARTS: Final = """
 import fcntl, os, termios
 master, slave = os.openpty()
@@ -74,6 +77,28 @@ def test_a_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
         program.ask(f"import os; console = os.open({name!r}, os.O_WRONLY | os.O_NOCTTY)")
         _again(crckpt, program)
         assert program.ask("answer = os.isatty(console), os.ttyname(console)") == (True, name)
+
+
+@pytest.mark.parametrize("access", ["O_RDWR", "O_WRONLY"])
+def test_a_console_of_another_user_is_given_only_if_told(crckpt: Crckpt, access: str) -> None:
+    """Root may log in there by now: the program would read what root types. To write there does no harm."""
+    try:
+        os.close(os.open(CONSOLE, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError as error:
+        pytest.skip(f"{CONSOLE}: {error.strerror}")
+    with remote() as program:
+        program.ask(
+            f"import os; console = os.open({CONSOLE!r}, os.{access} | os.O_NOCTTY)\n"
+            f"os.chown({str(program.workdir)!r}, {NOBODY}, {NOBODY}); os.setgroups([]);"
+            f"os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})"
+        )
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        if access == "O_RDWR":
+            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"runs as user {NOBODY} and has {CONSOLE} open, which belongs to user 0 now" in said
+        crckpt.run("restore", JOB, "--detach", "--allow-weaker")
+        assert program.ask("answer = os.isatty(console)") is True
 
 
 def test_a_terminal_that_was_hung_up_stays_so(crckpt: Crckpt) -> None:
