@@ -77,6 +77,14 @@ PARTS = (
         sure=False,
     ),
     Cause(
+        "image-write",
+        "CRIU cannot write an image: {why|see the log}",
+        "see the file system of the images: df, dmesg; of shared memory over 2 GiB: a newer CRIU, scripts/install-criu",
+        r"Can't write (?:img file|image|buffer)(?:: (?P<why>.{1,100}))?|Failed to write IPC",
+        "criu/image.c",
+        sure=False,
+    ),
+    Cause(
         "namespace-access",
         "CRIU cannot enter or save a namespace of the tree, or make it again",
         f"run crckpt as root of the host; {_TRY}",

@@ -77,7 +77,7 @@ REFUSALS = (
         " containerd: 2.0 or newer",
         r"ContainerCheckpoint (?:feature|is not|disabled)|(?:unknown )?method CheckpointContainer(?: not implemented)?"
         r"|CheckpointContainer.{0,80}(?:Unimplemented|not implemented)|/checkpoint/\S{1,200}.{0,80}404"
-        r"|enable_criu_support|(?:CRIU|checkpoint/restore) support (?:is )?(?:disabled|not enabled)",
+        r"|404 page not found|enable_criu_support|(?:CRIU|checkpoint/restore) support (?:is )?(?:disabled|not enabled)",
         "kubelet, CRI-O, containerd",
     ),
     Cause(
@@ -125,8 +125,32 @@ REFUSALS = (
         "the container's control group is not there: it was made under the other version of cgroups, or has gone",
         "restore under the same version as at the dump (stat -fc %T /sys/fs/cgroup), or with"
         " manage-cgroups ignore in /etc/criu/runc.conf",
-        r"(?:open(?:at2)?|stat|mkdir|freezer not supported:) /sys/fs/cgroup/\S{1,400}: no such file",
+        r"(?:open(?:at2)?|stat|mkdir|freezer not supported:) /sys/fs/cgroup/\S{1,400}: no such file"
+        r"|unable to apply cgroup configuration",
         "runc, crun",
         sure=False,
+    ),
+    Cause(
+        "engine-mount",
+        "what was mounted into the container is not on this host: {path|see the message}",
+        "make it, or mount it, where it was: mkdir -p {path|DIRECTORY}",
+        r"error mounting .{1,300} to rootfs|statfs (?P<path>/[^\s:]{1,300}): no such file"
+        r"|source path does not exist: \S",
+        "runc, podman, docker",
+        sure=False,
+    ),
+    Cause(
+        "engine-image-missing",
+        "the image of the container is not on this host, and cannot be fetched",
+        "fetch it first, the same version as at the checkpoint: podman pull IMAGE, docker pull IMAGE",
+        r"image not known|pull access denied|manifest unknown|ErrImageNeverPull|ImagePullBackOff",
+        "podman, docker, kubelet",
+    ),
+    Cause(
+        "engine-labels",
+        "podman loses a part of the container's SELinux label on the way through an exported checkpoint",
+        "restore it in place, without --export and --import; or update podman",
+        r"ProcessLabel and Mountlabel must either not be specified or both specified",
+        "podman",
     ),
 )

@@ -29,7 +29,9 @@ STARTS = (
         r"runtime (?:\S{1,100} )?does not support (?:checkpoint/|pod )restore"
         r"|checkpoint/restore support (?:is )?not available"
         r"|checkpoint\S{0,8} is only supported on a Docker daemon with experimental"
-        r"|ContainerCheckpoint feature|(?:checkpoint|restore)(?:/restore)? (?:is )?not (?:supported|implemented)"
+        r"|checkpoint(?:/| and |-)?restore (?:is )?not supported|does not support checkpoint"
+        r"|[Cc]heckpoint\w* .{0,40}not implemented"
+        r"|(?:checkpoint|restore)(?:/restore)? (?:is )?not (?:supported|implemented)"
         r" (?:by|for|in|on|with) (?:this |the )?(?:runtime|rootless|containers?|platform|driver)",
         "podman, docker, CRI-O",
     ),
@@ -61,7 +63,8 @@ STARTS = (
         "this version of docker cannot start a container from a checkpoint",
         "use another (docker 17.12 to 19.03 and 20.10 to 25.0.3 have bugs there), or podman",
         r"failed to retrieve OCI runtime container pid|content (?:digest )?sha256:[0-9a-f]{10,64}: not found"
-        r"|unexpected media type .{0,100} for sha256",
+        r"|unexpected media type .{0,100} for sha256|failed to upload checkpoint"
+        r"|bind-mount /proc/\d{1,10}/ns/net .{0,300}no such file",
         "docker",
         sure=False,
     ),
@@ -108,7 +111,8 @@ OUTER = (
         r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}[^\s\"\\:,]))?"
         r"|CRIU (?:checkpointing|restoring) failed -?\d|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
         r"|criu swrk failed|operation failed \(msg:|Could not (?:dump|restore) the JVM process\w{0,3}, err=-52\b"
-        r"|CWWKE096[1-3]E",
+        r"|CWWKE096[1-3]E|criu_(?:dump|restore)\(?\)? return\w{0,3} (?:-52|-?EBADE)"
+        r"|(?:Checkpointing|Restoring) \S{1,100} failed\.",
         "runc, crun, LXC",
     ),
     Cause(

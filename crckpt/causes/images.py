@@ -57,7 +57,7 @@ IMAGES = (
     Cause(
         "image-unreadable",
         "image {path} cannot be opened",
-        "see its directory, owner and mode: ls -l {path}",
+        "see its directory, owner and mode (on NFS: no_root_squash): ls -l {path}",
         r"Unable to open (?P<path>\S+\.img)(?!: Read-only)",
         "criu/image.c",
     ),

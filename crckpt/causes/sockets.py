@@ -95,7 +95,7 @@ SOCKETS = (
     Cause(
         "tcp-rebuild",
         "a kept TCP connection cannot be rebuilt here",
-        "give its local address to an interface: ip addr add ADDRESS dev lo",
+        "give its local address to an interface: ip addr add ADDRESS dev lo; see that nothing uses its port: ss -tan",
         "Can't connect inet socket back|Can't bind inet socket back: Invalid argument",
         "criu/sk-inet.c",
     ),

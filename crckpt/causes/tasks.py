@@ -39,6 +39,15 @@ TASKS = (
         sure=False,
     ),
     Cause(
+        "code-interrupted",
+        "process {pid} got a signal, or crashed, while CRIU ran its code in it",
+        "try again; if it fails again, install a newer CRIU: scripts/install-criu, and check what else traces or guards"
+        " the process: journalctl -k -n 50",
+        r"Unexpected (?P<pid>\d+) task interruption",
+        "compel/src/lib/infect.c",
+        sure=False,
+    ),
+    Cause(
         "prctl-refused",
         "the kernel does not let CRIU set an attribute of a process (prctl)",
         "restore as root, with CAP_SYS_RESOURCE and CAP_CHECKPOINT_RESTORE, on kernel 5.9 or newer",

@@ -14,12 +14,33 @@ VIRTUAL_MACHINES = (
     ),
     Cause(
         "java-start",
-        "Java could not start CRIU, or lost it at once",
+        "the program (Java, libcriu) could not start CRIU, or lost it at once",
         "see that criu starts as this user (criu check): its file may have capabilities that this container does not"
         " give; try --privileged, or --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add SETPCAP",
         r"Could not (?:dump|restore) the JVM process\w{0,3}, err=-70\b|starting criuengine|[Ff]ailed to exec\w{0,4}"
-        r" criuengine",
-        "OpenJ9, CRaC",
+        r" criuengine|criu_(?:dump|restore)\(?\)? return\w{0,3} (?:-70|-?ECOMM)",
+        "OpenJ9, CRaC, libcriu",
         sure=False,
+    ),
+    Cause(
+        "java-cpu",
+        "the checkpoint was made on a CPU that can do more than this one",
+        "make it again with -XX:CPUFeatures=generic, or with the value that Java names here",
+        r"-XX:CPUFeatures=",
+        "CRaC",
+    ),
+    Cause(
+        "java-directory",
+        "Java was not told where to put a checkpoint, or its build has none",
+        "start it with -XX:CRaCCheckpointTo=DIRECTORY, with a JDK that has CRaC",
+        r"C/R is not configured|CRaC is not supported",
+        "CRaC",
+    ),
+    Cause(
+        "java-blocked",
+        "another thread of the Java program holds something that the checkpoint needs",
+        "make the checkpoint where no other thread works, or move that code out of the checkpoint hooks",
+        r"Blocking operation is not allowed in CRIU",
+        "OpenJ9",
     ),
 )

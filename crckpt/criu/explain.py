@@ -49,7 +49,9 @@ _TELLING = re.compile(
     "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
     "|cannot be entered: |error while loading shared libraries|Can't exec criu swrk"
     "|criu: (?:unrecognized|invalid) option"
-    f"|{'|'.join(f'(?:{pattern})' for pattern in _UNNAMED)}"
+    # CRIU's own lines, of which a log has many, begin with a time, and those of others do not.
+    rf"|^(?!\(\d)[^\n]*?(?:{'|'.join(_UNNAMED)})",
+    re.MULTILINE,
 )
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."

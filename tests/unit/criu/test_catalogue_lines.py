@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.causes.catalogue import BUGS, CATALOGUE, SILENT, SPECIFIC
+from crckpt.causes.catalogue import BUGS, CATALOGUE, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
 from crckpt.criu.explain import Place, explain
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
 OF_A_RELEASE = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
 """What a log says before that line, where the same line has another cause in an older CRIU."""
+OF_OTHERS = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
+"""What others say, who do not begin with a time as CRIU does."""
 WITHOUT_COMPLAINT = {entry.key for entry in SILENT}
 
 DUMP = """\
@@ -64,7 +66,8 @@ def test_there_are_enough_and_each_has_a_line() -> None:
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
 def test_a_line_tells_its_cause(key: str, line: str) -> None:
     failed = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n" if key in WITHOUT_COMPLAINT else ""
-    told = explain(f"{OF_A_RELEASE.get(key, '')}(00.012345) {line}\n{failed}")
+    time = "" if key in OF_OTHERS else "(00.012345) "
+    told = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{failed}")
     assert told.finding is not None
     assert told.finding.key == key
     assert "{" not in str(told.finding)
