@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from crckpt.errors import Interrupted
+from crckpt.errors import HostCannot, Interrupted
 
 # What a command reads (ten thousand manifests) stays until it ends. To look through it again and again for garbage
 # cycles, of which there are next to none, takes longer than the reading.
@@ -55,11 +55,13 @@ def _version() -> int:
 
 def _command() -> int:
     from crckpt.cli import command_in
+    from crckpt.host.address_space import is_out_of_memory, refuse_large_imports
     from crckpt.host.cold_start import read_ahead
     from crckpt.host.signals import interruptible, interrupts_put_off
 
     # Before the imports that take their time: an interruption always ends in a sentence.
     interruptible()
+    refuse_large_imports()
     try:
         # Amid an import it might be swallowed there: some modules try for others, whatever that raises.
         with interrupts_put_off():
@@ -71,6 +73,12 @@ def _command() -> int:
         with suppress(OSError):
             sys.stderr.write(f"crckpt: {error.message}\n")
         return error.exit_code
+    except (ImportError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        with suppress(OSError):
+            sys.stderr.write("crckpt: the host has too little memory to start crckpt\n")
+        return HostCannot.exit_code
 
 
 if __name__ == "__main__":

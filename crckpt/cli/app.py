@@ -16,6 +16,7 @@ from crckpt.cli import command_in
 from crckpt.cli.render import error_document, error_text, nobody_reads
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
+from crckpt.host.address_space import is_out_of_memory
 from crckpt.host.signals import interrupts_put_off
 
 _COMMANDS: Final = {
@@ -106,15 +107,19 @@ def run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # a help text, which typer writes
         nobody_reads(sys.stdout)
         return 0
-    except OSError as error:
+    except Exception as error:
+        return _unexpected(command, error, as_json=as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _unexpected(command: str, error: Exception, *, as_json: bool) -> int:
+    if is_out_of_memory(error):
+        return _failed(command, _no_memory(command), as_json=as_json)
+    if isinstance(error, OSError):
         from crckpt.ops.failures import as_ours
 
         return _failed(command, as_ours(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
-    except MemoryError:
-        return _failed(command, _no_memory(command), as_json=as_json)
-    except Exception:
-        return _bug(command, as_json=as_json)
-    return code if isinstance(code, int) else 0
+    return _bug(command, as_json=as_json)
 
 
 def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:

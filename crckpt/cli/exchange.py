@@ -10,6 +10,8 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.progress import shown
 from crckpt.cli.render import Shown, count, emit, escaped, short, size, summary
+from crckpt.errors import UsageError
+from crckpt.host.run import spelled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +24,12 @@ def export(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` accepts."""
+    """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` accepts. For a stream, run tar on DIR."""
+    if str(directory) == "-":
+        raise UsageError(
+            "crckpt export writes a directory, and no stream (-)",
+            hint=f"crckpt export {spelled([ref])} DIR && tar -C DIR -c .",
+        )
     from crckpt.ops.export import export as perform
 
     with shown("unpacking", as_json=as_json) as progress:

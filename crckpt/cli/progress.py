@@ -21,10 +21,17 @@ def shown(doing: str, *, as_json: bool, before: str | None = None, program_follo
         yield silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    class Bytes(DownloadColumn):
+        """Nothing until it is known how many there are."""
+
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None else super().render(task)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), Bytes(), TimeRemainingColumn())
     bar = Bar(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(before or doing, total=None)
 

@@ -274,8 +274,8 @@ def dumped(result: Dumped, *, verbose: bool) -> Shown:
         numbers = checkpoint.statistics
         yield (
             f"{short(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
-            f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images, "
-            f"{size(numbers.new_bytes)} new, {size(numbers.stored_bytes)} stored\n"
+            f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
+            f"the store grew by {size(numbers.stored_bytes)}\n"
         )
         end = "the tree has ended" if result.stop else _how_it_goes_on(result)
         yield f"{end}; bring it back with: crckpt restore {checkpoint.job}\n"

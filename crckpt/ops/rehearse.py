@@ -17,7 +17,7 @@ from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import held
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import Interrupted, RehearsalFailed
+from crckpt.errors import Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host import as_tree, limited_group
 from crckpt.host.endings import Watch, watched
 from crckpt.host.ends import read_file_ends
@@ -142,6 +142,9 @@ def rehearse(request: Request, context: Context) -> Rehearsed:
         checkpoint = repository.get(repository.resolve(request.ref))
         try:
             return _rehearse(request, context, repository, checkpoint)
+        except RestoreFailed as error:
+            # Raised in the hold, by checks that a restore has, too.
+            raise RehearsalFailed(error.message, hint=error.hint, causes=error.causes) from error
         except (Interrupted, OSError) as error:
             ours = as_ours(error, RehearsalFailed, "the rehearsal")
             raise type(ours)(f"{ours.message}{_NOTHING_LEFT}", hint=ours.hint) from error

@@ -175,9 +175,10 @@ def _check_place(root: Path) -> None:
     # The owner and the mode of the store itself have messages of their own.
     entries = entries[:-1] if above == root else entries
     if intruder := find_intruder(entries, frozenset({os.geteuid()})):
+        who, where = ("root", "--store /var/lib/crckpt") if os.geteuid() == 0 else ("root or you", "--store ~/crckpt")
         raise StoreUnusable(
             f"another user can replace the store {root}: {intruder}",
-            hint="keep the store in a directory that only root can change; the same for each directory above it",
+            hint=f"name a place where only {who} can change each directory above it: {where}",
         )
 
 

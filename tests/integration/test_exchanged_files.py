@@ -43,6 +43,7 @@ def test_a_file_of_roots_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt
         assert f"{LOG}, a file of process {tree.pid}" in said.err
         assert not Path(f"/proc/{tree.pid}").exists()
         assert secret.read_bytes() == before
+        assert f"{LOG}, a file of process" in crckpt.run("rehearse", JOB, status=25).err
         crckpt.run("restore", JOB, "--detach", "--grown", "keep", "--allow-weaker")
 
 

@@ -150,8 +150,9 @@ def test_a_place_where_others_can_exchange_the_store_is_refused(attack: str, tmp
         os.lchown(named, 65534, 65534)
     before = sorted(root.rglob("*"))
     for create in (False, True):
-        with pytest.raises(StoreUnusable, match="another user can replace the store"):
+        with pytest.raises(StoreUnusable, match="another user can replace the store") as refused:
             Repository.open(named, create=create)
+        assert refused.value.hint.endswith(": --store /var/lib/crckpt")
         if attack != "link of theirs":
             with pytest.raises(StoreUnusable, match="another user can replace the store"):
                 Repository.open(place / "more/new", create=create)

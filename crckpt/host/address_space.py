@@ -1,0 +1,52 @@
+"""Say that memory is short before a library that needs much of it ends the process itself.
+
+Under a limit of address space (`ulimit -v`) numpy's library for linear algebra prints a line and exits, or the loader
+fails and Python says ImportError.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Final
+
+_LARGE: Final = "numpy"
+_NEEDED: Final = 80 << 20
+"""Bytes of address space that numpy takes, seen with 2.3 on x86-64, and some to work with."""
+_SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
+
+
+class _RefuseLarge(MetaPathFinder):
+    """Raise MemoryError where a large library is loaded for which there is no room."""
+
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+        """Find nothing: the next finder does."""
+        if fullname == _LARGE and _left() < _NEEDED:
+            raise MemoryError
+
+
+def refuse_large_imports() -> None:
+    """From now on an import that has no room raises MemoryError. Does nothing where address space is not limited."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        sys.meta_path.insert(0, _RefuseLarge())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this, or what led to it, is for want of memory."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno == errno.ENOMEM):
+            return True
+        if isinstance(found, ImportError) and any(words in str(found) for words in _SAID):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _left() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return limit - used

@@ -1,0 +1,36 @@
+"""Too little memory is said to be that, also where a library ends the process or cannot be loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMAGES = Path(__file__).parents[2] / "data/images/tree"
+HOST_CANNOT = 20
+INTEGRITY = 13
+"""These images lack their pages."""
+
+
+@pytest.mark.parametrize("kilobytes", [50_000, 70_000, 100_000, 110_000, 120_000, 130_000, 150_000])
+def test_a_limit_of_address_space(tmp_path: Path, kilobytes: int) -> None:
+    """numpy is loaded, or has no room for its libraries, or none for its own memory."""
+    crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
+    done = subprocess.run(("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False)
+    assert "this is a bug" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "OpenBLAS" not in done.stderr
+    assert done.returncode in (INTEGRITY, HOST_CANNOT), done.stderr
+    if kilobytes <= 100_000:
+        assert "too little memory" in done.stderr
+
+
+def test_export_to_a_stream_is_refused(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "crckpt", "export", "job", "-", "--store", tmp_path / "store")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no stream" in done.stderr
+    assert "tar -C DIR -c ." in done.stderr
+    assert not (tmp_path / "-").exists()
