@@ -100,6 +100,18 @@ PREFLIGHT = (
         "leave out --stop, so that the tree runs on; or end it all the same: --force",
     ),
     Cause(
+        "tcp-keys",
+        "fd {fd} of process {pid} ({comm}) accepts only signed TCP segments (TCP_MD5SIG), and CRIU loses the keys: a "
+        "restore is refused without --allow-weaker",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+    ),
+    Cause(
+        "peer-of-another",
+        "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root: a "
+        "restore is refused without --allow-weaker",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+    ),
+    Cause(
         "outside-pipe",
         "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is the output of "
         "crckpt restore (/dev/null with --detach)",

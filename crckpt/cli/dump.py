@@ -47,7 +47,9 @@ def dump(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="With --stop: end the tree even if no test covers the restore of a resource that it uses."
+            "--force",
+            help="With --stop: end the tree even if no test covers the restore of a resource that it uses, or if a "
+            "restore is refused without --allow-weaker.",
         ),
     ] = False,
     tcp: TcpOption = None,

@@ -26,6 +26,10 @@ _KCMP_FILE: Final = 0
 _SO_GET_FILTER: Final = 26
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
+_SO_MEMINFO: Final = 55
+_OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
+_PEER: Final = struct.Struct("=iII")  # struct ucred
+_NO_USER: Final = (1 << 32) - 1
 _UDP_CORK: Final = 1  # linux/udp.h
 _TCP_ULP: Final = 31  # linux/tcp.h
 _SIOCGSKNS: Final = 0x894C  # linux/sockios.h
@@ -43,7 +47,8 @@ class SocketKind(Struct, frozen=True):
 
     `corked` holds data back (UDP), `has_bpf_filter`: an extended BPF program filters it, `layer` names what the
     kernel runs above TCP (tls), `unsavable_groups` are of netlink, `namespace` is the network namespace in which it
-    was opened, 0 if unknown.
+    was opened, 0 if unknown. `uses_option_memory` if it has memory for options, as for keys of TCP. `peer_user` is the
+    user of the peer of a unix socket that is connected, 0 if there is none.
     """
 
     pid: int
@@ -56,6 +61,8 @@ class SocketKind(Struct, frozen=True):
     layer: str = ""
     unsavable_groups: bool = False
     namespace: int = 0
+    uses_option_memory: bool = False
+    peer_user: int = 0
 
     @property
     def is_tcp(self) -> bool:
@@ -141,6 +148,8 @@ def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
             layer=_layer(found) if protocol == socket.IPPROTO_TCP else "",
             unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
             namespace=_namespace(borrowed),
+            uses_option_memory=protocol == socket.IPPROTO_TCP and _uses_option_memory(found),
+            peer_user=_peer_user(found) if family == socket.AF_UNIX else 0,
         )
     finally:
         found.detach()
@@ -155,6 +164,18 @@ def _namespace(borrowed: int) -> int:
         return os.fstat(namespace).st_ino
     finally:
         os.close(namespace)
+
+
+def _uses_option_memory(found: socket.socket) -> bool:
+    memory = struct.unpack("9I", found.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36).ljust(36, b"\1"))
+    return bool(memory[_OPTION_MEMORY])
+
+
+def _peer_user(found: socket.socket) -> int:
+    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return 0
+    _, user, _ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return 0 if user == _NO_USER else user
 
 
 def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:

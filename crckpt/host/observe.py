@@ -20,6 +20,7 @@ from crckpt.host.signals import start_thread
 from crckpt.host.unix_sockets import UnixSocket, unix_sockets
 from crckpt.host.waits import Wait, interrupted_calls
 from crckpt.host.watches import lost_watches
+from crckpt.host.weak_sockets import WeakSocket, weak_sockets
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
@@ -35,6 +36,7 @@ _OF_ONE_PROCESS: Final = (
     "shared_locks",
     "traced_threads",
     "waits",
+    "weak_sockets",
 )
 """Fields of `Observed` whose entries have the PID by which they were read."""
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
@@ -103,7 +105,7 @@ class Observed(Struct, frozen=True):
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are
-    threads in a call that CRIU alone would interrupt.
+    threads in a call that CRIU alone would interrupt. `weak_sockets` come back with less protection.
     """
 
     tree: proc.Tree
@@ -129,6 +131,7 @@ class Observed(Struct, frozen=True):
     closed_pipes: frozenset[int] = frozenset()
     passing: Passing = Passing()
     waits: tuple[Wait, ...] = ()
+    weak_sockets: tuple[WeakSocket, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -205,6 +208,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         closed_pipes=closed_pipes(descriptors),
         passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
         waits=tuple(found for process in tree.processes for found in interrupted_calls(process.pid, process.threads)),
+        weak_sockets=tuple(_weak(tree, descriptors, sockets)),
         memory=measured(),
     )
 
@@ -235,6 +239,13 @@ def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
         shared=shared,
         waiting=frozenset(parent for _, parent in shared if _waits(parent)),
     )
+
+
+def _weak(
+    tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]
+) -> Iterator[WeakSocket]:
+    inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
+    return weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
 
 
 def _shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:

@@ -76,7 +76,10 @@ def plan(
     told = tcp if _may_connect(seen, tcp, locks_by_nftables=locks_by_nftables) else None
     reasons = tuple(_reasons(seen, told))
     picked = {reason.option for reason in reasons}
-    untested = tuple(cause("untested-kind").told(kind=kind, where=where) for kind, where in find_untested(seen).items())
+    untested = (
+        *(cause("untested-kind").told(kind=kind, where=where) for kind, where in find_untested(seen).items()),
+        *_weak(seen),
+    )
     options = Options(
         tcp=told,
         shell_job="--shell-job" in picked,
@@ -103,6 +106,17 @@ def plan(
         as_user=user_to_run_as(seen),
         untested=untested,
     )
+
+
+def _weak(seen: Observed) -> Iterator[Finding]:
+    """Find sockets for which a restore is refused without --allow-weaker."""
+    comms = {process.pid: process.comm for process in seen.tree.processes}
+    for found in seen.weak_sockets:
+        named: dict[str, object] = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?")}
+        if found.what == "keys":
+            yield cause("tcp-keys").told(**named)
+        else:
+            yield cause("peer-of-another").told(user=found.user, **named)
 
 
 def _may_connect(seen: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:

@@ -196,8 +196,20 @@ def test_who_listens_is_not_taken_for_root(crckpt: Crckpt, how: str) -> None:
             assert _owner(tree) == (1234, 2345)
 
 
+def _stop_only_if_told(crckpt: Crckpt, tree: Tree, why: str) -> None:
+    """Who ends a program hears before that what the restore will refuse."""
+    said = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
+    assert why in said
+    assert "--force" in said
+    tree.wait_growth(tree.counters())
+    assert why in crckpt.run("dump", str(tree.pid), JOB).out
+    crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force")
+    tree.wait_gone()
+
+
 def test_a_peer_that_would_be_taken_for_root_is_refused(crckpt: Crckpt) -> None:
-    with stopped(crckpt, program("unix_owner", "peer")) as tree:
+    with started(program("unix_owner", "peer")) as tree:
+        _stop_only_if_told(crckpt, tree, "has a peer of user 3456, which a restored socket would take for root")
         counters = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
         assert "has a peer of user 3456, which a restored socket would take for root" in said.err
@@ -210,7 +222,8 @@ def test_a_peer_that_would_be_taken_for_root_is_refused(crckpt: Crckpt) -> None:
 
 def test_keys_of_tcp_are_never_lost_silently(crckpt: Crckpt) -> None:
     """A server that took signed segments only would take any."""
-    with stopped(crckpt, program("socket_options", "tcp4-signed")) as tree:
+    with started(program("socket_options", "tcp4-signed")) as tree:
+        _stop_only_if_told(crckpt, tree, "accepts only signed TCP segments")
         counters = tree.counters()
         assert "accepts only signed TCP segments" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
