@@ -144,6 +144,16 @@ PARTS = (
         sure=False,
     ),
     Cause(
+        "memory-unreadable",
+        "CRIU cannot read a part of the program's memory: guard pages (glibc 2.42, Linux 6.13), another kind of memory"
+        " that CRIU before 4.2 does not know, or a device's",
+        "install CRIU 4.2 or newer: scripts/install-criu; see what is mapped there: cat /proc/PID/smaps",
+        r"Can't splice pages to pipe \(-14|process_vm_readv failed: Bad address|vmsplice: Failed to splice .{0,60}-14"
+        r"|Can't read remote iovs \(Bad address",
+        "criu/pie/parasite.c",
+        sure=False,
+    ),
+    Cause(
         "mount-access",
         "CRIU cannot save a mount of the tree, or make it again",
         f"unmount it before the dump (findmnt), or with criu: --external mnt[PATH]:KEY; {_TRY}",
@@ -181,7 +191,7 @@ PARTS = (
         "descriptor-clash",
         "CRIU needs a descriptor number that the program uses",
         "raise the limit of open files: ulimit -n 1048576; else try a newer CRIU: scripts/install-criu",
-        r"fd \d+ already in use|sfd: \S+ busy target \d|Service fd \S+ is being modified in protected",
+        r"fd \d+ already in use|sfd: \S+ busy target \d",
         "criu/servicefd.c",
     ),
     Cause(

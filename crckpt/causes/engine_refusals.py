@@ -46,6 +46,7 @@ REFUSALS = (
         " --import FILE --name NAME",
         r"[Cc]ontainer (?:name|ID|id) .{1,200} (?:is )?already in use|container with (?:given |that )?(?:ID|id|name)"
         r" .{0,100}(?:already )?(?:exists|in use)|cannot start an already running container"
+        r"|is running or paused, cannot restore"
         r"|(?:name|id|ID) .{1,100} is in use: container already exists|error reserving ctr name",
         "podman, runc, CRI-O",
     ),
@@ -54,7 +55,8 @@ REFUSALS = (
         "what is to be restored is no whole checkpoint of this container engine",
         "name what the same engine wrote, with all its files (config.json, config.dump, descriptors.json); a"
         " checkpoint of criu alone is restored by criu",
-        r"does not contain a checkpoint|checkpoint .{1,200} does not exist|(?:config|spec)\.dump\S{0,3}"
+        r"does not contain a checkpoint|complete checkpoint for this container cannot be found"
+        r"|checkpoint .{1,200} does not exist|(?:config|spec)\.dump\S{0,3}"
         r" .{0,80}(?:no such file|not found|missing)|open \S{1,300}(?:checkpoints?/\S{1,200}config\.json"
         r"|descriptors\.json|(?:config|spec)\.dump|network\.status): no such file|ctr: media type not found"
         r"|has no checkpoint to restore|not a (?:valid )?checkpoint (?:archive|image)"
@@ -116,7 +118,8 @@ REFUSALS = (
         "engine-library",
         "the library of CRIU (libcriu) is missing, or too old for the program that calls it",
         "install the libcriu of a newer CRIU, and see which is loaded: ldconfig -p | grep criu",
-        r"Cannot set CRIU unprivileged mode|undefined symbol: criu_|libcriu\.so\S{0,10}: (?:cannot open|undefined|no)"
+        r"Cannot set CRIU unprivileged mode|undefined symbol: criu_|could not find symbol .{0,3}criu_"
+        r"|libcriu\.so\S{0,10}: (?:cannot open|undefined|no)"
         r"|[Ff]ailed to load libcriu",
         "crun, OpenJ9",
     ),
@@ -145,6 +148,13 @@ REFUSALS = (
         "fetch it first, the same version as at the checkpoint: podman pull IMAGE, docker pull IMAGE",
         r"image not known|pull access denied|manifest unknown|ErrImageNeverPull|ImagePullBackOff",
         "podman, docker, kubelet",
+    ),
+    Cause(
+        "engine-tracking",
+        "this kernel does not track which pages are written, which a pre-checkpoint needs",
+        "leave --pre-checkpoint (--pre-dump) out, or boot a kernel with CONFIG_MEM_SOFT_DIRTY",
+        r"memory tracking not supported",
+        "crun",
     ),
     Cause(
         "engine-labels",

@@ -93,10 +93,24 @@ STARTS = (
         "podman, LXC",
     ),
     Cause(
+        "cuda-permission",
+        "cuda-checkpoint may not work on the process",
+        "run it as root of the host, and let the driver stay loaded: nvidia-smi -pm 1",
+        r"process ID \d{1,10}: \"?operation not permitted",
+        "cuda-checkpoint",
+    ),
+    Cause(
+        "cuda-driver",
+        "the NVIDIA driver is too old for cuda-checkpoint",
+        "install driver 570 or newer (575 has fewer bugs); see which there is: nvidia-smi",
+        r"Insufficient driver|CUDA driver version is insufficient",
+        "cuda-checkpoint",
+    ),
+    Cause(
         "cuda-checkpoint",
         "cuda-checkpoint fails: {why|it does not find the thread of CUDA in the process}",
-        "check that the driver is 570 or newer (nvidia-smi) and the PID is the program's; it may not support IPC"
-        " memory, UVM or MIG",
+        "check that the driver is 570 or newer (nvidia-smi) and the PID is the program's; it may not support"
+        " programs with NCCL, IPC memory, UVM or MIG",
         r"[Ee]rror (?:toggling|getting|locking|checkpointing|restoring|unlocking) .{0,60}process ID \d+: (?P<why>.+)"
         r"|Could not find restore thread",
         "cuda-checkpoint",
@@ -118,9 +132,10 @@ OUTER = (
     Cause(
         "java-checkpoint",
         "CRIU, which Java started, failed; mostly it lacks privileges",
-        "read its log, dump4.log in the directory of -XX:CRaCCheckpointTo: crckpt explain dump4.log; make CRIU root's"
+        "read its log (dump4.log where -XX:CRaCCheckpointTo leads): crckpt explain {path|LOG}; make CRIU root's"
         " (chown root:root $JAVA_HOME/lib/criu; chmod u+s $JAVA_HOME/lib/criu), in a container use --privileged",
-        r"invalid info for restore provided|Native checkpoint failed",
+        r"CRIU failed with exit code \d{1,3} - check (?P<path>\S{1,300})"
+        r"|invalid info for restore provided|Native checkpoint failed",
         "CRaC",
         sure=False,
     ),

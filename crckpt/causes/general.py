@@ -41,9 +41,9 @@ GENERAL = (
     ),
     Cause(
         "crashed-later",
-        "a process crashed during the freeze or the restore: this CRIU does not know something that the kernel or the"
-        " CPU has (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU is another than at"
-        " the dump",
+        "a process crashed during the freeze or the restore: this CRIU does not know something that the kernel, the C"
+        " library or the CPU has (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU is"
+        " another than at the dump",
         "scripts/install-criu; restore on a machine like the one of the dump; check the images: crckpt verify REF",
         _CRASHED,
         "criu/cr-restore.c",
@@ -53,7 +53,8 @@ GENERAL = (
         "killed-frozen",
         "process {pid|(not named)} was killed by signal or ended with status {signal|(not said)} while CRIU worked in"
         " it",
-        "see whether memory ran out: journalctl -k -g oom; else try again",
+        "see whether memory ran out: journalctl -k -g oom; else see what stops it (systemd, the container engine), and"
+        " try again",
         r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>\d+) unexpectedly"
         r"|Task (?:exited|signaled|stopped) with \d+",
         "compel/src/lib/infect.c",

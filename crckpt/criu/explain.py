@@ -72,6 +72,7 @@ _CONSEQUENCE = re.compile(
     r"|Namespaces dumping finished|Pre-dumping files failed|Dump \d+ (?:rseq|signals) failed|Couldn't unlink remap"
     r"|Failed to clenaup|Failed to unlink the remap|Unable to (?:remove|umount|clear breakpoints|detach from) "
     r"|Can't (?:remove|umount|unmount|detach|delete) |worker failed: |Unable to restore freezer state"
+    r"|Service fd \S+ is being modified in protected|: stack \d+#\d"
 )
 _LONGEST_BEGIN, _LONGEST_END = 700, 300
 """Characters of the begin and of the end of a line that are looked at: no pattern takes long for so few."""
