@@ -82,6 +82,13 @@ BUGS = (
         "criu/proc_parse.c",
     ),
     _bug(
+        "bug-overlay-removed",
+        "it takes a removed file of a lower layer of overlayfs for one that has another name",
+        (3, 17),
+        r"trim failed: @\S{0,200}link_remap",
+        "criu/files-reg.c",
+    ),
+    _bug(
         "bug-timer-thread",
         "it makes timers that notify a thread (SIGEV_THREAD) without that thread",
         (3, 16),

@@ -93,6 +93,31 @@ STARTS = (
         "podman, LXC",
     ),
     Cause(
+        "client-interrupted",
+        "a signal interrupted the program that calls CRIU (by libcriu) while it waited for the answer",
+        "block signals like SIGCHLD and SIGALRM around criu_dump() and criu_restore(), or install their handlers with"
+        " SA_RESTART",
+        r"Can't (?:read request|recv request|receive response|read swrk pid): Interrupted system call",
+        "libcriu",
+    ),
+    Cause(
+        "request-options",
+        "CRIU refuses the options of its caller (EBADRQC), or cannot make its log or open its directories",
+        "give a log-file without directories, and images and work directories that exist; see that CRIU is not older"
+        " than the caller",
+        r"(?:criu failed: type \S{1,20} errno |RPC request failed with message: .{0,300}error:| err:)56\b",
+        "criu/cr-service.c",
+        sure=False,
+    ),
+    Cause(
+        "request-pid",
+        "a PID of the checkpoint is taken (EEXIST)",
+        "end its owner, wait for it, or restore in a new PID namespace",
+        r"(?:criu failed: type \S{1,20} errno |RPC request failed with message: .{0,300}error:| err:)17\b",
+        "criu/cr-service.c",
+        sure=False,
+    ),
+    Cause(
         "cuda-permission",
         "cuda-checkpoint may not work on the process",
         "run it as root of the host, and let the driver stay loaded: nvidia-smi -pm 1",

@@ -116,6 +116,13 @@ IMAGES = (
         "criu/page-xfer.c",
     ),
     Cause(
+        "page-socket",
+        "the socket to the page server that CRIU was given is no TCP connection",
+        "give it one, not a unix socket or a pair; or install a newer CRIU: scripts/install-criu",
+        r"Unable to restore TCP_(?:CORK|NODELAY)",
+        "criu/util.c",
+    ),
+    Cause(
         "server-port",
         "the {kind} server cannot listen on its port",
         "name a free one: --port PORT",
@@ -183,7 +190,7 @@ IMAGES = (
         "client-gone",
         "the program that started this CRIU (a container engine, a library) has ended or hung up",
         "read that program's log",
-        "Can't (?:read|recv) request: ",
+        "Can't (?:read|recv) request: (?!Interrupted)",
         "criu/cr-service.c",
         sure=False,
     ),
