@@ -103,6 +103,14 @@ GENERAL = (
         "errno EIO",
     ),
     Cause(
+        "netlink-denied",
+        "a security module (SELinux, AppArmor) or seccomp forbids CRIU to ask the kernel about the network (netlink)",
+        "find the denial: ausearch -m avc -ts recent; in a container: --security-opt label=disable, or --privileged",
+        r"Can't send request message: (?:Permission denied|Operation not permitted)",
+        "criu/libnetlink.c",
+        sure=False,
+    ),
+    Cause(
         "not-permitted",
         "the kernel does not permit it",
         "run crckpt as root; in a container: with more capabilities, and without its seccomp profile",

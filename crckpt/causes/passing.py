@@ -60,10 +60,17 @@ PASSING = (
         sure=False,
     ),
     Cause(
+        "netlink-privileges",
+        "CRIU may not change the network (CAP_NET_ADMIN)",
+        "restore as root of the host; in a container: --cap-add NET_ADMIN, or --privileged",
+        r"(?<![-\d])-1 reported by netlink",
+        "criu/libnetlink.c",
+    ),
+    Cause(
         "netlink",
         "the kernel refuses a change to the network of the tree (error {code})",
         "load its modules: modprobe -a veth tun macvlan",
-        r"(?:ERROR )?(?P<code>-\d+) reported by netlink",
+        r"(?:ERROR )?(?P<code>-(?!1 )\d+) reported by netlink",
         "criu/libnetlink.c",
         sure=False,
     ),

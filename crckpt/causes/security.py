@@ -23,7 +23,8 @@ SECURITY = (
     Cause(
         "seccomp-suspend",
         "the seccomp filter of the program cannot be set aside for the dump",
-        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own)",
+        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own), on a kernel"
+        " from 4.3 on; or start the program without a filter: docker run --security-opt seccomp=unconfined",
         "suspending seccomp failed|failed to suspend seccomp|PTRACE_O_SUSPEND_SECCOMP",
         "compel/src/lib/ptrace.c",
     ),
