@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 from command import PROGRAM, Crckpt
-from trees import CASES, PYTHON, Case, Tree, runs, started, wait_for
+from trees import CASES, PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
 JOB: Final = "job"
@@ -66,8 +66,11 @@ def foreground(crckpt: Crckpt, *words: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
+        # A namespace for the tree would outlive a crckpt that is killed.
+        inits = NamespaceInits(process.pid)
         process.kill()
         process.communicate(timeout=20)
+        inits.end()
 
 
 @contextmanager

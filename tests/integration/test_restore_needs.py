@@ -168,7 +168,7 @@ def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
         before = tree.counters()
         if tree.pid < 400:
             pytest.skip("this host was booted a moment ago")
-        apart = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-ec")
+        apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec")
         script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
         said = _said(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
         assert f"process number {tree.pid} is above the limit of this host" in said.err

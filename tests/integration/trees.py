@@ -7,6 +7,7 @@ are asked through their own clients.
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -89,6 +90,7 @@ class Tree:
         )
         self.pid = self._process.pid
         self._all: tuple[int, ...] = (self.pid,)
+        self._inits = NamespaceInits(self.pid)
         self._is_over = threading.Event()
         threading.Thread(target=self._reap, daemon=True).start()
 
@@ -98,7 +100,9 @@ class Tree:
             self.case.settle(self.workdir)
             wait_for(self._is_ready, READY_S, f"{self.case.name} to be ready")
             self._all = self.pids()
+            self._inits = NamespaceInits(self.pid)
         except BaseException:
+            self._inits = NamespaceInits(self.pid)
             self.__exit__()
             raise
         return self
@@ -106,6 +110,7 @@ class Tree:
     def __exit__(self, *_: object) -> None:
         """End the tree, whoever its parent is now."""
         self.end()
+        self._inits.end()
         self._is_over.set()
         self._process.wait()
 
@@ -184,6 +189,41 @@ class Tree:
         assert not self._reaped(), f"{self.case.name} ended with {self._process.returncode}"
         parts = self.sound_parts()
         return bool(parts) and all(part.ready and part.counter > 5 for part in parts.values())
+
+
+class NamespaceInits:
+    """The inits of PID namespaces below a process, held by pidfds: to end one ends all that is in its namespace.
+
+    `unshare --pid --fork` that is killed leaves the namespace behind, with nobody who knows of it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """Look for them now."""
+        self._pidfds: list[int] = []
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(pid).children(recursive=True):
+                # One that has ended meanwhile, and whose number another has, is not below us.
+                with suppress(OSError):
+                    pidfd = os.pidfd_open(child.pid)
+                    self._pidfds.append(pidfd)
+                    if not (child.is_running() and _is_init(child.pid)):
+                        os.close(self._pidfds.pop())
+
+    def end(self) -> None:
+        """End them, and wait until they have ended. Whoever is their parent reaps them."""
+        while self._pidfds:
+            pidfd = self._pidfds.pop()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            ended = select.select([pidfd], [], [], READY_S)[0]
+            os.close(pidfd)
+            assert ended, "the init of a namespace does not end"
+
+
+def _is_init(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    numbers = status.partition("\nNSpid:")[2].partition("\n")[0].split()
+    return len(numbers) > 1 and numbers[-1] == "1"
 
 
 def runs(pid: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import psutil
 import pytest
 from command import PROGRAM
-from trees import PROGRAMS, PYTHON, wait_for
+from trees import PROGRAMS, PYTHON, NamespaceInits, wait_for
 
 from crckpt.criu.command import Paths, dump_command, restore_command
 from crckpt.model import Options
@@ -53,8 +53,10 @@ class Target:
         self._process = subprocess.Popen(
             argv, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session="setsid" not in within
         )
+        self._inits: NamespaceInits | None = None
         try:
             wait_for(self._is_ready, WITHIN_S, f"{kind} to be ready")
+            self._inits = NamespaceInits(self._process.pid)
             self.pid = self._process.pid
             for _ in range(depth):
                 self.pid = psutil.Process(self.pid).children()[0].pid
@@ -85,6 +87,11 @@ class Target:
 
     def end(self) -> None:
         """End all of it, if it runs."""
+        inits = self._inits or NamespaceInits(self._process.pid)
+        self._end_processes()
+        inits.end()
+
+    def _end_processes(self) -> None:
         if self._process.poll() is not None:
             return
         with suppress(psutil.NoSuchProcess):

@@ -1,0 +1,37 @@
+"""Tests leave no PID namespace behind, also where what made it has ended before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from provoked.criu import Target
+from trees import PYTHON, Case, runs, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+APART = ("unshare", "--pid", "--fork", "setsid")
+WITHIN_S = 10
+
+
+def _kill_parent(init: int) -> None:
+    parent = psutil.Process(init).ppid()
+    os.kill(parent, signal.SIGKILL)
+    wait_for(lambda: not runs(parent), WITHIN_S, "the parent to end")
+    assert runs(init)
+
+
+def test_that_of_a_tree() -> None:
+    with started(Case("apart", (*APART, PYTHON, "{programs}/counter.py", "{workdir}"))) as tree:
+        (init,) = psutil.Process(tree.pid).children()
+        _kill_parent(init.pid)
+    assert not runs(init.pid)
+
+
+def test_that_of_a_target(tmp_path: Path) -> None:
+    with Target("nothing", tmp_path, APART, depth=1) as target:
+        _kill_parent(target.pid)
+    assert not runs(target.pid)
