@@ -18,7 +18,8 @@ OUTSIDE = (
         "SELinux denied {what} to {comm}",
         "update container-selinux; or allow it: ausearch -m avc -ts recent | audit2allow -M criu; to try without:"
         " setenforce 0",
-        r"avc:\s{1,4}denied\s{1,4}\{ (?P<what>[^}]{1,80}?) \}.{0,200}?comm=\"(?P<comm>[^\"]{1,64})\"",
+        r"avc:\s{1,4}denied\s{1,4}\{ (?P<what>[^}]{1,80}?) \}.{0,200}?comm=\"(?P<comm>[^\"]{1,64})\""
+        r"(?!.{0,400}permissive=1)",
         "security/selinux",
     ),
     Cause(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from crckpt.causes.cause import Cause
 
@@ -86,16 +87,29 @@ OLD_CRIU = Cause(
 )
 
 _SAID = re.compile(
-    r"^(?:\([\d.]{1,20}\) {0,8})?Version: (\d)\.(\d{1,2})(?:\.(\d{1,2}))?(?: \(gitid|\s*$)"
-    r"|\b[Cc](?:riu|RIU)(?: [Vv]ersion)?[ :=-]{1,3}v?(\d)\.(\d{1,2})(?:\.(\d{1,2}))?\b",
-    re.MULTILINE,
+    r"^(?:\([\d.]{1,20}\) {0,8})?Version: (\d)\.(\d{1,2})(?:\.(\d{1,2}))?(?: \(gitid|\s*$)", re.MULTILINE
 )
+_NAMED = re.compile(r"[Cc](?:riu|RIU)(?: [Vv]ersion)?[ :=-]{1,3}v?(\d)\.(\d{1,2})(?:\.(\d{1,2}))?\b")
+"""What people write."""
+_ASKED_FOR = ("least ", "than ", "before ", "since ", "requires ", "needs ")
+"""What a message asks for has this before it."""
+_MOST_NAMED = 100
 _LAST = re.compile(r"cr-(dump|restore)\.c:(\d{1,5})\): (?:Dumping|Restoring) FAILED")
 
 
 def find_release(log: str) -> tuple[int, ...] | None:
     """The release of the CRIU that wrote this log, the newest if several may have; None if it does not show."""
     if said := _SAID.search(log):
-        return tuple(int(part) for part in said.groups() if part)
-    last = _LAST.search(log)
-    return LAST_LINES.get((last[1], int(last[2]))) if last else None
+        return _numbers(said)
+    if last := _LAST.search(log):
+        return LAST_LINES.get((last[1], int(last[2])))
+    named = (found for found in islice(_NAMED.finditer(log), _MOST_NAMED) if not _is_asked_for(log, found.start()))
+    return max(map(_numbers, named), default=None)
+
+
+def _is_asked_for(log: str, position: int) -> bool:
+    return log[max(0, position - 10) : position].endswith(_ASKED_FOR)
+
+
+def _numbers(found: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(part) for part in found.groups() if part)

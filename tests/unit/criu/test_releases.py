@@ -30,6 +30,8 @@ def key(log: str) -> str | None:
         ("Version: 3.17.1\nGitID: v3.17.1\n", (3, 17, 1)),
         ("we use CRIU version 3.6 on CentOS\n", (3, 6)),
         ("criu-3.14 was installed\n", (3, 14)),
+        ("it failed with criu 3.12 and with criu 3.19 too\n", (3, 19)),
+        ("--lsm-profile requires at least CRIU 3.16\n", None),
         ("(00.1) Error (criu/cr-restore.c:2447): Restoring FAILED.\n", (3, 16, 1)),
         ("(00.1) Error (criu/cr-dump.c:1709): Dumping FAILED.\n", (3, 8, 1)),
         ("(00.1) Error (criu/cr-dump.c:99999): Dumping FAILED.\n", None),
@@ -94,6 +96,13 @@ def test_what_the_kernel_denied_decides_over_what_criu_says_of_it() -> None:
     told = explain(denied).finding
     assert told
     assert told.what == "SELinux denied connectto to top"
+
+
+def test_what_was_allowed_all_the_same_is_no_cause() -> None:
+    allowed = (
+        'type=AVC msg=audit(1.1:1): avc:  denied  { mount } for  pid=1 comm="criu" tclass=filesystem permissive=1\n'
+    )
+    assert key(allowed) is None
 
 
 def test_a_gpu_that_is_slow_to_stop_is_not_a_thread_that_does_not() -> None:
