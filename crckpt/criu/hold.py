@@ -25,11 +25,11 @@ from typing import Final, Literal
 from crckpt.errors import HostCannot
 from crckpt.host.files import remove_tree
 from crckpt.host.signals import start_thread
-from crckpt.host.steps import step
+from crckpt.host.steps import limit, step
 
 Step = Literal["pre-dump", "post-dump", "post-restore"]
 
-PATIENCE_S: Final = 10
+PATIENCE_S: Final = limit("CRCKPT_PATIENCE_S", 10)
 """So long a sign of life is believed, in seconds, by whoever waits at CRIU's end. At most 255."""
 STUCK_S: Final = 300
 """A crckpt that uses next to no processor time for so long in a hold is stuck: a disk or a server does not answer."""

@@ -3,6 +3,8 @@
 With CRCKPT_KILL_AT=NAME[:N] in the environment, the process ends itself by SIGKILL before its N-th (the first) step of
 that name: so tests see what a crash leaves. With CRCKPT_STOP_AT it stops itself there, until it gets SIGCONT. Without
 them a step costs nothing.
+
+Other variables shorten limits, so that tests need not wait for them.
 """
 
 from __future__ import annotations
@@ -42,6 +44,12 @@ def killer(at: str, sent: signal.Signals = signal.SIGKILL) -> Watcher:
             os.kill(os.getpid(), sent)
 
     return kill
+
+
+def limit(variable: str, usual: int) -> int:
+    """Seconds: those that the environment has in `variable`, if they are fewer than the `usual` ones."""
+    given = os.environ.get(variable, "")
+    return min(int(given), usual) if given.isdecimal() and int(given) else usual
 
 
 for _variable, _signal in (("CRCKPT_KILL_AT", signal.SIGKILL), ("CRCKPT_STOP_AT", signal.SIGSTOP)):
