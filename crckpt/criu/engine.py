@@ -1,9 +1,9 @@
 """Run CRIU and follow it to its end, through a hold if there is one.
 
-In a dump CRIU is never killed by us: cut short, it leaves sockets in repair mode and packets dropped. It limits itself
-how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. Where the tree keeps it waiting, as by
-memory in a file system that does not answer, an interruption leaves it alone: once it is answered it ends. A restore
-that makes no progress any more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment.
+In a dump CRIU is killed only if nothing else helps: cut short, it leaves sockets in repair mode and packets dropped. It
+limits itself how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. Where the tree keeps it
+waiting, as by a file system that does not answer, there is a limit (`crckpt.criu.stuck`). A restore that makes no
+progress any more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment.
 It runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
 """
 
@@ -20,10 +20,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.criu.hold import GaveUp, Hold
+from crckpt.criu.stuck import DumpLimit
+from crckpt.errors import DumpFailed
 from crckpt.host import run
 from crckpt.host.ends import read_file_ends
 from crckpt.host.leftovers import continue_with_descendants, end_with_descendants
-from crckpt.host.progress import Progress, work_of
+from crckpt.host.progress import Progress
 from crckpt.host.signals import (
     interrupt_is_waiting,
     interrupts_let_in,
@@ -33,13 +35,13 @@ from crckpt.host.signals import (
 )
 
 _LOOK_S = 1.0
-_PATIENCE_S = 10
 
 
 class Outcome(Struct, frozen=True):
     """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds.
 
-    If it `hung`, crckpt has ended it.
+    If it `hung`, crckpt has ended it. `waited_for` are mount points of file systems that did not answer CRIU: crckpt
+    has disconnected them.
     """
 
     argv: tuple[str, ...]
@@ -48,6 +50,7 @@ class Outcome(Struct, frozen=True):
     started: float
     ended: float
     hung: bool = False
+    waited_for: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -67,8 +70,9 @@ class Running:
         terminal: int | None = None,
         keep: Sequence[int] = (),
         limited: bool = False,
+        tree: int = 0,
     ) -> None:
-        """Start it, to wait at these `holds`. `terminal`, `keep` and `limited` as for `follow`."""
+        """Start it, to wait at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `follow`."""
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
@@ -77,8 +81,6 @@ class Running:
         self._limited = limited
         self._hung = False
         self._failure: BaseException | None = None
-        # Looks without a sign of it since it is to end, and its work by then.
-        self._deaf = self._work = 0
         self._child = run.start(
             argv,
             output=log.with_suffix(".out"),
@@ -88,6 +90,7 @@ class Running:
             environment=environment,
         )
         self.pid = self._child.pid
+        self._dump_limit = DumpLimit(self.pid, tree, log)
 
     def follow(
         self,
@@ -112,32 +115,34 @@ class Running:
         while not self._child.ends_within(_LOOK_S):
             self._look_after(progress)
         status = self._child.wait()
-        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), self._hung)
+        hung, waited_for = self._hung or self._dump_limit.is_killed, self._dump_limit.waited_for
+        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), hung, waited_for)
 
     def _look_after(self, progress: Progress) -> None:
-        """Raises what came, or Interrupted, if CRIU is to end, is not to be killed, and gives no sign."""
+        """Raises what came, Interrupted or DumpFailed if CRIU makes no progress and cannot be killed."""
         if self._limited:
             self._end_if_stuck(progress)
             return
         if self._terminal is None:
             # In a session of its own no ^Z stops it: as the user of the tree it may be stopped by that.
             continue_with_descendants(self._child.pid)
-        self._leave_alone_if_deaf()
+        self._limit_dump()
 
     def _end_if_stuck(self, progress: Progress) -> None:
         if progress.is_stuck():
             self._hung = True
             end_with_descendants(self._child.pid)
 
-    def _leave_alone_if_deaf(self) -> None:
-        if not (self._failure or interrupt_is_waiting()):
-            self._deaf = 0
-            return
-        work = work_of(self.pid)
-        self._deaf, self._work = (self._deaf + 1 if work == self._work else 0), work
-        if self._deaf > _PATIENCE_S:
+    def _limit_dump(self) -> None:
+        is_interrupted = interrupt_is_waiting()
+        self._dump_limit.look(is_to_end=self._failure is not None or is_interrupted)
+        if self._dump_limit.is_lost:
             self._child.let_go()
-            raise self._failure or left_alone(f"CRIU, process {self.pid}, is kept waiting, and was left alone")
+            said = f"CRIU, process {self.pid}, waits in the kernel and cannot be ended"
+            if is_interrupted:
+                raise self._failure or left_alone(said)
+            hint = "end the program that CRIU waits for (a FUSE file system of the tree): then the tree runs on"
+            raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
     def _reaches(self, hold: Hold) -> bool:
         """Wait until it reaches the hold, or ends."""
@@ -173,6 +178,7 @@ def follow(
     keep: Sequence[int] = (),
     meanwhile: Callable[[], None] = lambda: None,
     limited: bool = False,
+    tree: int = 0,
 ) -> Outcome:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
@@ -181,11 +187,12 @@ def follow(
     elsewhere it is put off until CRIU has ended, as a ^Z is. `terminal` is a descriptor that CRIU gets as stdin; CRIU
     then stays in our session, because the tree is to live in it, and ^Z stops it as it does us. `keep` are descriptors
     that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs. If
-    it is `limited`, as every restore is, CRIU and all that it made is ended once it makes no progress.
+    it is `limited`, as every restore is, CRIU and all that it made is ended once it makes no progress. `tree` is the
+    PID of the root of the tree that it dumps.
     """
     with interrupts_put_off(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
-        criu = Running(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited)
+        criu = Running(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
         return criu.follow(hold, in_hold, meanwhile)
 
 

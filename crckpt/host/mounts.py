@@ -55,7 +55,12 @@ def mounted() -> tuple[Mount, ...]:
 
 def every_mount() -> Iterator[Mount]:
     """The mounts of our namespace as the kernel lists them, those too that lie below others."""
-    for line in Path("/proc/self/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
+    return mounts_of("self")
+
+
+def mounts_of(pid: int | str) -> Iterator[Mount]:
+    """Likewise the mounts of the namespace of a process."""
+    for line in Path(f"/proc/{pid}/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
         before, _, after = line.partition(b" - ")
         fields, (kind, _, of_all) = before.split(b" "), after.split(b" ", 2)
         device = os.makedev(*map(int, fields[2].split(b":")))

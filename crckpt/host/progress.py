@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.host import proc, procfs
+from crckpt.host.steps import limit
 
-QUIET_S: Final = 30.0
-"""Seconds without progress after which a restore hangs."""
+QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
+"""Seconds without progress after which CRIU hangs."""
+
+ANSWERED_BY_PROGRAMS: Final = ("request_wait_answer", "handle_userfault")
+"""In these functions of the kernel a task waits for a FUSE file system or a userfaultfd. Source: fs/userfaultfd.c."""
 
 _UNINTERRUPTIBLE: Final = "D"
 
@@ -42,13 +47,26 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
     ours = proc.read_process(os.getpid())
     assert ours is not None
     pids = proc.read_tree(ours).pids
-    if any(_waits_for_a_disk(pid) for pid in pids):
+    if waits_for_a_disk(pids) and not waits_for_a_program(pids):
         return None
     others = [pid for pid in pids if pid != ours.pid]
     size = 0
     with suppress(OSError):
         size = log.stat().st_size
     return frozenset(others), sum(map(_bytes_moved, others)), sum(map(_memory, others)), size
+
+
+def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple[tuple[int, ...], int, int] | None:
+    """Values that change while a dump makes progress, of CRIU's processes and the tree; None if CRIU waits for a disk.
+
+    Here CPU time is a sign: CRIU may move pages for minutes without a read or write that the kernel counts.
+    """
+    if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
+        return None
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    return criu, sum(map(work_of, (*criu, *tree))), size
 
 
 def _bytes_moved(pid: int) -> int:
@@ -64,18 +82,37 @@ def _memory(pid: int) -> int:
     return 0
 
 
-def _waits_for_a_disk(pid: int) -> bool:
+def waits_for_a_disk(pids: Iterable[int]) -> bool:
+    """Whether a thread of these processes waits uninterruptibly."""
+    return any(_state(task) == _UNINTERRUPTIBLE for task in _tasks(pids))
+
+
+def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_BY_PROGRAMS) -> bool:
+    """Whether a thread of these processes waits in one of these functions of the kernel, for another program."""
+    return any(call in stack for task in _tasks(pids) for stack in _stack(task) for call in calls)
+
+
+def _tasks(pids: Iterable[int]) -> Iterator[str]:
+    for pid in pids:
+        with suppress(OSError):
+            yield from map(str, Path(f"/proc/{pid}/task").iterdir())
+
+
+def _state(task: str) -> str:
     with suppress(OSError):
-        for name in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                if procfs.behind_the_name(procfs.text(f"{name}/stat"))[0] == _UNINTERRUPTIBLE:
-                    return True
-    return False
+        return procfs.behind_the_name(procfs.text(f"{task}/stat"))[0]
+    return ""
+
+
+def _stack(task: str) -> Iterator[str]:
+    with suppress(OSError):
+        yield procfs.text(f"{task}/stack")
 
 
 def work_of(pid: int) -> int:
-    """A number that grows while a process works: bytes that it moved, and its CPU time; 0 if it has ended."""
+    """A number that grows while a process works: bytes that it moved, pages from disks, CPU time; 0 if it has ended."""
     with suppress(OSError):
-        user, system = procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))[11:13]
-        return _bytes_moved(pid) + int(user) + int(system)
+        fields = procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))
+        faults, user, system = (int(fields[number]) for number in (9, 11, 12))
+        return _bytes_moved(pid) + faults + user + system
     return 0

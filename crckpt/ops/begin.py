@@ -97,11 +97,11 @@ class Started(Struct, frozen=True):
 
 @contextmanager
 def started(
-    command: Callable[[Paths], tuple[str, ...]], place: Place, *, waits: bool = False, stop: bool = False
+    command: Callable[[Paths], tuple[str, ...]], place: Place, root: int, *, waits: bool = False, stop: bool = False
 ) -> Iterator[Started]:
-    """Start CRIU, with a hold at the end, while the tree is frozen. It has ended when the block does.
+    """Start CRIU for the tree below `root`, with a hold at the end, while the tree is frozen.
 
-    Where no hold is possible there is none, unless CRIU is to `stop` the tree.
+    It has ended when the block does. Where no hold is possible there is none, unless CRIU is to `stop` the tree.
 
     If it `waits` it freezes nothing before it is told to go on. Raises HostCannot.
     """
@@ -118,7 +118,7 @@ def started(
         paths = Paths(place.images, place.work, script)
         words = command(paths)
         with interrupts_put_off():
-            criu = Running(words, place.log, holds=tuple(holds.values()))
+            criu = Running(words, place.log, holds=tuple(holds.values()), tree=root)
             begun = Started(words, paths, criu, holds.get("pre-dump"), holds.get("post-dump"))
             stack.callback(begun.give_up)
         yield begun
@@ -140,7 +140,7 @@ def begun(request: Request, root: proc.Process, context: Context, place: Place) 
         words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
         return (*untracked_words(criu.path), *words)
 
-    with started(command, place, waits=True, stop=request.stop) as waiting:
+    with started(command, place, root.pid, waits=True, stop=request.stop) as waiting:
         yield waiting
 
 

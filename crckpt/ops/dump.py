@@ -12,7 +12,7 @@ from crckpt.host.held import held
 from crckpt.host.signals import interrupts_put_off
 from crckpt.ops.begin import begun, placed
 from crckpt.ops.context import Context, need_root
-from crckpt.ops.failures import untouched_said
+from crckpt.ops.failures import answers_awaited, untouched_said
 from crckpt.ops.request import Request
 from crckpt.store import is_blank
 
@@ -35,6 +35,7 @@ def dump(request: Request, context: Context, running: Callable[[Dumped], None] =
                 _check(request)
                 need_root("to checkpoint a process")
                 target = stack.enter_context(held(request.target))
+                stack.enter_context(answers_awaited(target.pid))
                 root = proc.read_process(target.pid)
                 place = waiting = None
                 # Where there is no store yet, a dump that is refused makes none.

@@ -193,7 +193,7 @@ def _followed(subject: Subject, place: Place, waiting: Started | None, rights: d
 def _going(subject: Subject, place: Place, waiting: Started | None) -> Iterator[Started]:
     """A CRIU that freezes the tree now: the one that is `waiting`, or else another."""
     if waiting is None:
-        with started(subject.command, place, stop=subject.request.stop) as another:
+        with started(subject.command, place, subject.seen.tree.root.pid, stop=subject.request.stop) as another:
             yield another
         return
     subject.check_root()

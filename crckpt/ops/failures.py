@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
+from crckpt.host.fuse import answers_limited
 from crckpt.host.progress import QUIET_S
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
 
 
+def _disconnected(mount: str) -> tuple[str, str]:
+    hint = f"mount it again (fusermount3 -u {shlex.quote(mount)} first), then try again"
+    return f"the file system on {mount} did not answer, and crckpt disconnected it", hint
+
+
+@contextmanager
+def answers_awaited(root: int) -> Iterator[None]:
+    """In this block crckpt waits for no FUSE file system of the tree below `root` without limit: see `answers_limited`.
+
+    If the block fails then, the error names the file system.
+    """
+    with answers_limited(root) as aborted:
+        try:
+            yield
+        except CrckptError as error:
+            if not aborted:
+                raise
+            said, hint = _disconnected(aborted[0])
+            raise type(error)(f"{said}: {error.message}", hint=hint, causes=error.causes) from error
+
+
 @contextmanager
 def untouched_said() -> Iterator[None]:
     """If the block, which does nothing to the tree, is interrupted or the system refuses something: say so."""
@@ -90,7 +113,10 @@ def explained(
     from crckpt.criu.explain import explain
 
     told = explain(outcome.log)
-    if told.finding:
+    if outcome.waited_for:
+        said, hint = _disconnected(outcome.waited_for[0])
+        return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
+    if told.finding and not outcome.hung:
         place = resolved(told)
         where = f" ({place})" if place else ""
         known = _TELLS_LESS.get(told.finding.key, ())

@@ -23,4 +23,4 @@ def gated(
         frozen()
 
     with gate(log.with_suffix(".hold")) as hold:
-        return follow(command, log, hold=hold, in_hold=look, meanwhile=load)
+        return follow(command, log, hold=hold, in_hold=look, meanwhile=load, tree=subject.seen.tree.root.pid)

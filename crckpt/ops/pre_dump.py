@@ -15,7 +15,7 @@ from crckpt.host.signals import interrupts_put_off
 from crckpt.model import JobName
 from crckpt.ops.aftermath import tree_state_said
 from crckpt.ops.context import Context, need_root
-from crckpt.ops.failures import as_ours, untouched_said
+from crckpt.ops.failures import answers_awaited, as_ours, untouched_said
 from crckpt.ops.incremental import Copied, Tracked, way
 from crckpt.ops.request import Request
 from crckpt.ops.rounds import take
@@ -44,7 +44,9 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
         with ExitStack() as stack:
             with untouched_said():
                 need_root("to checkpoint a process")
-                subject = subject_of(request, context, stack.enter_context(held(request.target)))
+                target = stack.enter_context(held(request.target))
+                stack.enter_context(answers_awaited(target.pid))
+                subject = subject_of(request, context, target)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path

@@ -1,0 +1,54 @@
+"""A dump's CRIU that makes no progress: end its wait, then CRIU itself. The kernel lets go of the tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from crckpt.host import fuse
+from crckpt.host.leftovers import end_with_descendants
+from crckpt.host.progress import QUIET_S, dump_signs, waits_for_a_program
+from crckpt.host.steps import limit
+
+PATIENCE_S: Final = limit("CRCKPT_PATIENCE_S", 10)
+"""Seconds without progress after an interruption or a failure, when CRIU is to end."""
+_KILLED_WITHIN_S: Final = 3
+_ABORTS: Final = 3
+
+
+class DumpLimit:
+    """Limits a dump's CRIU, process `pid`, which dumps the tree below `root`.
+
+    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected: CRIU gets an error
+    then, and undoes its work. With `is_killed` it was ended. It cannot be ended if `is_lost`.
+    """
+
+    def __init__(self, pid: int, root: int, log: Path) -> None:
+        self.waited_for: tuple[str, ...] = ()
+        self.is_killed = self.is_lost = False
+        self._pid = pid
+        self._root = root
+        self._log = log
+        self._quiet = self._aborts = 0
+        self._signs: object = None
+
+    def look(self, *, is_to_end: bool) -> None:
+        """Do what is to be done. Call it every second; `is_to_end` after an interruption or a failure."""
+        criu, tree = fuse.tree_of(self._pid), fuse.tree_of(self._root)
+        signs = dump_signs(criu, tree, self._log)
+        # Once CRIU is killed the tree runs on, and gives signs.
+        self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
+        self._signs = signs
+        if self._quiet <= (_KILLED_WITHIN_S if self.is_killed else PATIENCE_S if is_to_end else QUIET_S):
+            return
+        self._quiet = 0
+        if self._aborts < _ABORTS and waits_for_a_program((*criu, *tree)):
+            self._aborts += 1
+            if found := fuse.abort(tree):
+                self.waited_for = tuple(dict.fromkeys((*self.waited_for, *found)))
+                return
+        if self.is_killed:
+            self.is_lost = True
+            return
+        self.is_killed = True
+        end_with_descendants(self._pid)

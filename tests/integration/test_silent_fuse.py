@@ -1,0 +1,142 @@
+"""A file system of a tree's user that stops answering during a dump: the dump ends by itself, and the tree runs on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import psutil
+import pytest
+from command import Crckpt
+from moments import ENDS_WITHIN_S, assert_runs_on, manifests, traced, wait_ended
+from trees import PYTHON, Case, Tree, started, wait_for
+
+CLONE_FS: Final = 0x200
+CLONE_NEWNS: Final = 0x20000
+MS_REC_PRIVATE: Final = 0x44000
+MNT_DETACH: Final = 2
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+WITHIN_S: Final = 40
+FAILED, REFUSED, INTERRUPTED = 21, 24, 130
+QUICKLY: Final = {"CRCKPT_QUIET_S": "4", "CRCKPT_PATIENCE_S": "3"}
+
+
+@pytest.fixture(autouse=True)
+def own_mounts() -> Iterator[None]:
+    """A file system that does not answer would block everybody on this host who looks at all mounts."""
+    host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    _called(LIBC.unshare(CLONE_NEWNS))
+    _called(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None))
+    yield
+    # Threads that were started meanwhile share what this needs for itself.
+    _called(LIBC.unshare(CLONE_FS))
+    _called(LIBC.setns(host, CLONE_NEWNS))
+    os.close(host)
+
+
+def _called(answer: int) -> None:
+    if answer != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextmanager
+def tree_on_fuse(kind: str) -> Iterator[Tree]:
+    """A tree that uses such a file system; its server is ended first, which answers everybody who waits."""
+    with started(Case(kind, (PYTHON, "{programs}/on_silent_fuse.py", "{workdir}", kind))) as tree:
+        try:
+            yield tree
+        finally:
+            server = int((tree.workdir / "server").read_text())
+            with suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+            tree.end()
+            _called(LIBC.umount2(os.fsencode(tree.workdir / "mount"), MNT_DETACH))
+
+
+@contextmanager
+def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A dump that goes on once the file system is silent: it was looked at, and is not frozen yet."""
+    crckpt.run("dump", str(tree.pid), "job")
+    dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit", **QUICKLY)
+    at_work: list[psutil.Process] = []
+    try:
+        wait_for(lambda: bool(_stopped(dump.pid)), ENDS_WITHIN_S, "crckpt to stop")
+        at_work = _stopped(dump.pid)
+        (tree.workdir / "silent").write_text(how)
+        at_work[0].resume()
+        yield dump
+    finally:
+        for process in at_work:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        dump.kill()
+        dump.communicate()
+
+
+def _stopped(pid: int) -> list[psutil.Process]:
+    """With --async it is a child that dumps."""
+    process = psutil.Process(pid)
+    found = (process, *process.children())
+    return [each for each in found if each.status() == psutil.STATUS_STOPPED and "crckpt" in " ".join(each.cmdline())]
+
+
+@pytest.mark.parametrize("words", [(), ("--stop",), ("--async",), ("--pre-copy",)], ids=" ".join)
+@pytest.mark.parametrize("how", ["silent", "deaf"])
+def test_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, how: str, words: tuple[str, ...]) -> None:
+    """Whether or not its program has read the request, so that the kernel lets nobody end CRIU."""
+    with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, how, *words) as dump:
+        criu = running_criu(dump.pid)
+        out, said = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == FAILED, out + said
+        assert re.search(r"file system .*(did|does) not answer", said), said
+        assert re.search(r"hint: .*(fusermount3 -u|umount)", said), said
+        assert "; no checkpoint was made; the tree runs on\n" in said
+        if "--pre-copy" not in words:  # there crckpt may be the first who gets an error
+            assert f"the file system on {tree.workdir}/mount did not answer, and crckpt disconnected it" in said
+        assert_undone(crckpt, tree, criu)
+
+
+@pytest.mark.parametrize("kind", ["opened", "mapped", "directory"])
+def test_a_file_system_that_is_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
+    """Then crckpt itself waits for it when it examines the tree."""
+    with tree_on_fuse(kind) as tree:
+        (tree.workdir / "silent").write_text("silent")
+        dump = crckpt.start("dump", str(tree.pid), "job", **QUICKLY)
+        _, said = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode in (FAILED, REFUSED), said
+        assert re.search(r"(did|does) not answer", said), said
+        assert "hint: " in said
+        assert_runs_on(tree, frozenset())
+
+
+@pytest.mark.parametrize("words", [(), ("--stop",)], ids=" ".join)
+def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+    with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, "silent", *words) as dump:
+        wait_for(lambda: traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
+        criu = running_criu(dump.pid)
+        dump.send_signal(signal.SIGINT)
+        _, said = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == INTERRUPTED, said
+        assert said.startswith("crckpt: interrupted by SIGINT; ")
+        assert "the tree runs on" in said
+        assert_undone(crckpt, tree, criu)
+
+
+def running_criu(pid: int) -> list[int]:
+    """PIDs of the CRIU that this crckpt has started: there may be a keeper, too, which stays with the tree."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [process.pid for process in found if "--images-dir" in process.cmdline()]
+
+
+def assert_undone(crckpt: Crckpt, tree: Tree, criu: list[int]) -> None:
+    """Nothing is left of a dump but the tree."""
+    wait_ended(criu)
+    assert_runs_on(tree, frozenset())
+    assert manifests(crckpt.store) == 1
+    assert not list(crckpt.store.glob("tmp/*"))
