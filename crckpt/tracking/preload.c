@@ -80,7 +80,7 @@ struct scan {
 /*
  * The files that we look after. A number may have come to name another file without our seeing it: the inode says.
  * `pid` is whose page map it is, or whose bits are reset, 0 if it is CRIU's own; `unchanged` are those of its maps that
- * are as they were (frames.c).
+ * are as they were (frames.c), `vdso` the regions of its vDSO.
  */
 static struct file {
     int number;
@@ -88,7 +88,7 @@ static struct file {
     dev_t device;
     ino_t inode;
     int pid;
-    struct bytes unchanged;
+    struct bytes unchanged, vdso;
 } files[64];
 
 /* What was moved from a pipe to a file before CRIU asked for it. */
@@ -191,7 +191,8 @@ static int looked_after(int number, int kind, int pid)
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && identified(number, &status)) {
             let_go(&files[i].unchanged);
-            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, pid, {0}};
+            let_go(&files[i].vdso);
+            files[i] = (struct file){number, kind, status.st_dev, status.st_ino, pid, {0}, {0}};
             return number;
         }
     syscall(SYS_close, number);
@@ -271,6 +272,40 @@ static int opened_smaps(int directory)
     return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
 }
 
+/* Whether a line of maps, from its permissions on, is of the vDSO. The name of a file begins with a slash. */
+static int is_of_vdso(const char *line, const char *end)
+{
+    for (int field = 0; field < 4; field++) {
+        while (line < end && *line != ' ')
+            line++;
+        while (line < end && *line == ' ')
+            line++;
+    }
+    const char *wanted = "[vdso]\n";
+    while (*wanted && line < end && *line == *wanted)
+        line++, wanted++;
+    return !*wanted;
+}
+
+/* As if it was written: CRIU takes no page of a file for written, and asks for all of this (should_dump_entire_vma). */
+static void find_vdso(int list, struct bytes *regions)
+{
+    static struct bytes text;
+    text.length = 0;
+    if (list >= 0 && all_read(list, &text)) {
+        const char *end = text.at + text.length;
+        for (const char *line = text.at; line < end; line = line_after(line, end)) {
+            struct region one = {.categories = PRESENT | WRITTEN};
+            one.start = address(&line);
+            line++;
+            one.end = address(&line);
+            if (is_of_vdso(++line, end))
+                added(regions, (const char *)&one, (const char *)(&one + 1));
+        }
+    }
+    syscall(SYS_close, list);
+}
+
 /* Of a process. Its bits go to CRIU as they are only where nothing can be kept beside them, as in a self-test. */
 static int opened_pagemap(int number, int directory, const char *path, const char *last)
 {
@@ -279,12 +314,12 @@ static int opened_pagemap(int number, int directory, const char *path, const cha
     if (!is_of_proc(number) || (is_passed && !are_frames_wanted()))
         return number;
     number = looked_after(number, PAGEMAP, pid_beside(directory, path, last));
-    if (number >= 0 && is_passed) {
-        struct file *file = known(number);
-        int has_name = beside(name, path, last, "maps");
-        int maps = has_name ? syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0) : -1;
-        keep_maps(file->pid, maps, &file->unchanged);
-    }
+    struct file *file = number >= 0 ? known(number) : NULL;
+    int has_name = file && beside(name, path, last, "maps");
+    if (has_name && is_passed)
+        keep_maps(file->pid, syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0), &file->unchanged);
+    if (has_name && file->pid > 0)
+        find_vdso(syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0), &file->vdso);
     return number;
 }
 
@@ -400,6 +435,37 @@ static struct taken *taken_of(int pid)
     return NULL;
 }
 
+static int add_part(struct bytes *into, const struct region *of, uint64_t start, uint64_t end)
+{
+    const struct region part = {MAX(start, of->start), MIN(end, of->end), of->categories};
+    return part.start >= part.end || added(into, (const char *)&part, (const char *)(&part + 1));
+}
+
+/*
+ * These regions, and in their place, where they say something of the same pages, those `over` them. CRIU asks for every
+ * page of the vDSO: of one that it is not told of it would take what the dump before has there. If the program has moved
+ * its vDSO meanwhile, that is other memory.
+ */
+static int lay_over(struct bytes *regions, const struct bytes *over)
+{
+    const struct region *one = (const void *)over->at, *end = one + over->length / sizeof *one;
+    for (; one < end; one++) {
+        struct bytes all = {0}, before = *regions;
+        const struct region *first = (const void *)before.at, *last = first + before.length / sizeof *first;
+        int is_done = 1;
+        for (const struct region *region = first; region < last; region++)
+            is_done = is_done && add_part(&all, region, 0, one->start);
+        is_done = is_done && add_part(&all, one, 0, ~0ull);
+        for (const struct region *region = first; region < last; region++)
+            is_done = is_done && add_part(&all, region, one->end, ~0ull);
+        *regions = all;
+        let_go(&before);
+        if (!is_done)
+            return 0;
+    }
+    return 1;
+}
+
 /*
  * CRIU scans a process, copies, and resets. What somebody outside of the tree writes (process_vm_writev, /proc/PID/mem)
  * between the first and the last would be in no dump. So all that is registered is looked at once, what was written is
@@ -417,7 +483,7 @@ static const struct bytes *registered(int number, uint64_t told)
     if (before)
         return &before->regions;
     one.pid = file->pid;
-    if (!let_through() || !walked(number, WP_MATCHING, told, &one.regions) ||
+    if (!let_through() || !walked(number, WP_MATCHING, told, &one.regions) || !lay_over(&one.regions, &file->vdso) ||
         !added(&all_taken, (const char *)&one, (const char *)(&one + 1)))
         return NULL;
     return &taken_of(one.pid)->regions;
@@ -425,7 +491,7 @@ static const struct bytes *registered(int number, uint64_t told)
 
 /*
  * What CRIU is told, in the order of addresses, as far as there is room: what was `kept` of registered memory, and the
- * `others` that the kernel has found, up to `end`, of which all is dirty. Somebody who has died since had registered
+ * `others` that the kernel has found, up to `end`. Somebody who has died since had registered
  * what is in both.
  */
 static long told(struct scan *asked, uint64_t end, long others, const struct bytes *kept)
@@ -455,7 +521,7 @@ static long told(struct scan *asked, uint64_t end, long others, const struct byt
             break;
         }
         until = MIN(end, is_registered ? one->end : MIN(other->end, next));
-        int is_dirty = !is_registered || region->categories & WRITTEN;
+        int is_dirty = (region->categories & (is_registered ? WRITTEN : SOFT_DIRTY)) != 0;
         *into++ = (struct region){at, until, (region->categories & ~OURS) | (is_dirty ? SOFT_DIRTY : 0)};
     }
     return into - (struct region *)(uintptr_t)asked->vec;
@@ -481,6 +547,8 @@ static long scanned(int number, struct scan *asked)
     other.inverted |= WPALLOWED;
     other.mask |= WPALLOWED;
     long others = syscall(SYS_ioctl, number, SCAN, &other);
+    for (long i = 0; i < others; i++)
+        ((struct region *)(uintptr_t)asked->vec)[i].categories |= SOFT_DIRTY;
     return others < 0 ? others : told(asked, other.walk_end, others, kept);
 }
 
@@ -491,7 +559,7 @@ static long scanned_bits(int number, struct scan *asked)
     struct file *file = known(number);
     struct region *region = (struct region *)(uintptr_t)asked->vec;
     long found = syscall(SYS_ioctl, number, SCAN, asked), size = sysconf(_SC_PAGESIZE);
-    if (found <= 0 || !file || !(asked->told & SOFT_DIRTY))
+    if (found < 0 || !file || !(asked->told & SOFT_DIRTY))
         return found;
     for (long i = 0; i < found; i++, region++)
         for (uint64_t page = region->start / size, end = region->end / size, count; page < end; page += count) {
@@ -501,7 +569,7 @@ static long scanned_bits(int number, struct scan *asked)
                 moved_are_dirty(file->pid, &file->unchanged, page, entries, count))
                 region->categories |= SOFT_DIRTY;
         }
-    return found;
+    return file->vdso.length ? told(asked, asked->walk_end, found, &file->vdso) : found;
 }
 
 #define PREAD(name, ...)                                                                 \

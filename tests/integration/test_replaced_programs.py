@@ -1,4 +1,7 @@
-"""Programs of a tracked tree that are replaced (exec), before a dump or when it has begun: the checkpoint is right."""
+"""Programs of a tracked tree that are replaced (exec), before a dump or when it has begun: the checkpoint is right.
+
+So it is if CRIU misses pages in what it counts from.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +57,11 @@ class Family:
         with suppress(ChildProcessError):  # its parent was faster, before it ended itself
             os.waitpid(self.child, 0)
 
-    def is_restored(self, crckpt: Crckpt) -> None:
+    def is_restored(self, crckpt: Crckpt, comm: str = "sleep") -> None:
+        """The child is there again, as this program."""
         self.end()
         crckpt.run("restore", "job", "--detach")
-        assert Path(f"/proc/{self.child}/comm").read_text() == "sleep\n"
+        assert Path(f"/proc/{self.child}/comm").read_text().startswith(comm)
 
 
 @pytest.fixture
@@ -70,7 +74,6 @@ def family() -> Iterator[Family]:
 
 
 def test_a_child_that_was_replaced_is_dumped_whole(crckpt: Crckpt, family: Family) -> None:
-    """CRIU would leave its vdso to the base, where that of another program lies."""
     results = [family.dumped(crckpt)]
     os.kill(family.child, signal.SIGUSR1)
     wait_for(lambda: Path(f"/proc/{family.child}/comm").read_text() == "sleep\n", 20, "the exec")
@@ -84,29 +87,44 @@ def test_a_child_that_was_replaced_is_dumped_whole(crckpt: Crckpt, family: Famil
     family.is_restored(crckpt)
 
 
+def once(family: Family, tmp_path: Path, before: str) -> Path:
+    """A CRIU before which this is done when it does to the tree what the file `when` names."""
+    when = tmp_path / "when"
+    asked = f'[ "$1 $2 $3" != "$(cat {when} 2>/dev/null) --tree {family.pid}" ]'
+    return wrapper(tmp_path, f"{asked} || {{ rm {when}; {before}; }}")
+
+
 @pytest.fixture
 def replacing(family: Family, tmp_path: Path) -> Path:
-    """A CRIU that lets the child be replaced before it does to the tree what the file `when` names, once."""
-    when = tmp_path / "when"
+    """A CRIU that lets the child be replaced."""
     replaced = f"kill -USR1 {family.child}; until grep -qx sleep /proc/{family.child}/comm; do :; done"
-    asked = f'[ "$1 $2 $3" != "$(cat {when} 2>/dev/null) --tree {family.pid}" ]'
-    return wrapper(tmp_path, f"{asked} || {{ rm {when}; {replaced}; }}")
+    return once(family, tmp_path, replaced)
+
+
+@pytest.fixture
+def missing(family: Family, tmp_path: Path) -> Path:
+    """A CRIU that finds no page of the child in its base: there is but the head of the page map."""
+    words = (
+        "for word; do case $last in --images-dir) at=$word ;; --prev-images-dir) base=$word ;; esac; last=$word; done"
+    )
+    cut = f'(cd "$at" && truncate -s 14 "$base/pagemap-{family.child}.img")'
+    return once(family, tmp_path, f'{words}; [ -z "$base" ] || {cut}')
 
 
 MISFIT = "did not fit what was copied before: the parent of this incremental checkpoint is missing, damaged, or another"
+STOP = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
 
 
-@pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
+@STOP
 def test_an_exec_after_the_dump_has_begun(
     crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     criu = ("--criu", str(replacing))
-    family.dumped(crckpt, *criu)
+    first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("dump")
     second = family.dumped(crckpt, *criu, *words)
-    assert second["tracked"]["base"] is None
-    why = second["tracked"]["why_full"]
-    assert why.startswith(f"what CRIU found of process {family.child} (sleep) {MISFIT}"), why
+    assert not (tmp_path / "when").exists(), "it was replaced"
+    assert second["tracked"]["base"] == first["checkpoint"]["id"]
     if not words:
         assert family.dumped(crckpt, *criu)["tracked"]["base"] == second["checkpoint"]["id"]
     family.is_restored(crckpt)
@@ -114,23 +132,50 @@ def test_an_exec_after_the_dump_has_begun(
 
 def test_an_exec_after_a_round_has_begun(crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path) -> None:
     criu = ("--criu", str(replacing))
-    family.dumped(crckpt, *criu)
+    first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
     result = family.dumped(crckpt, *criu, "--pre-copy")
     assert not (tmp_path / "when").exists(), "it was replaced"
-    assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, "")
+    assert result["tracked"]["base"] == first["checkpoint"]["id"]
     assert result["tracked"]["rounds"] == len(result["copying"]["rounds"]) > 0
     family.is_restored(crckpt)
 
 
-def test_an_exec_after_a_dump_that_must_be_short_has_begun(
-    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path
+@STOP
+def test_a_dump_that_does_not_fit_its_base(
+    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    criu = ("--criu", str(missing))
+    family.dumped(crckpt, *criu)
+    (tmp_path / "when").write_text("dump")
+    second = family.dumped(crckpt, *criu, *words)
+    assert second["tracked"]["base"] is None
+    why = second["tracked"]["why_full"]
+    assert why.startswith(f"what CRIU found of process {family.child} (python"), why
+    assert MISFIT in why
+    if not words:
+        assert family.dumped(crckpt, *criu)["tracked"]["base"] == second["checkpoint"]["id"]
+    family.is_restored(crckpt, "python")
+
+
+def test_a_round_that_does_not_fit_its_base(crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path) -> None:
+    criu = ("--criu", str(missing))
+    family.dumped(crckpt, *criu)
+    (tmp_path / "when").write_text("pre-dump")
+    result = family.dumped(crckpt, *criu, "--pre-copy")
+    assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, "")
+    assert result["tracked"]["rounds"] == len(result["copying"]["rounds"]) > 0
+    family.is_restored(crckpt, "python")
+
+
+def test_a_dump_that_must_be_short_and_does_not_fit_its_base(
+    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "when").write_text("dump")
-    words = ("--criu", str(replacing), "--pre-copy", "--max-freeze", "60s", "--abort-over")
+    words = ("--criu", str(missing), "--pre-copy", "--max-freeze", "60s", "--abort-over")
     said = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
     message = said.document["error"]["message"]
     assert message.startswith("the dump failed: the parent of this incremental checkpoint is missing"), message
     assert message.endswith("; no checkpoint was made; the tree runs on"), message
-    family.dumped(crckpt, "--criu", str(replacing))
-    family.is_restored(crckpt)
+    family.dumped(crckpt, "--criu", str(missing))
+    family.is_restored(crckpt, "python")

@@ -1,0 +1,104 @@
+"""Memory that changes in unusual ways between dumps is restored as it was: tests/programs/tricks.c lists the ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from incremental import NO_TRACKER
+from oracle import compiled
+from trees import READY_S, wait_for
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+
+class Tricks:
+    """The program, running; restored under the same PID it is still this."""
+
+    def __init__(self, program: Path, work: Path, left_out: str) -> None:
+        self._work = work
+        null = subprocess.DEVNULL
+        # System V shared memory is saved with its namespace alone.
+        words = ["unshare", "--ipc", str(program), str(work), left_out]
+        self._process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+        self.pid = self._process.pid
+        self._number = 0
+
+    def sums(self) -> dict[str, str]:
+        """The checksum of each trick's memory, as the program said last; without what the host lacks."""
+        path = self._work / f"sum-{self._number}"
+        wait_for(path.exists, READY_S, path.name)
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {name: checksum for name, checksum in pairs if checksum != "-"}
+
+    def step(self, number: signal.Signals = signal.SIGUSR1) -> dict[str, str]:
+        """Let it make the next step; with SIGUSR2 it only looks."""
+        self._number += 1
+        (self._work / f"sum-{self._number}").unlink(missing_ok=True)
+        os.kill(self.pid, number)
+        return self.sums()
+
+    def restored(self, crckpt: Crckpt, checkpoint: str, number: int) -> dict[str, str]:
+        """What it has after a restore; it had been sent this many signals before that dump."""
+        self.end()
+        crckpt.run("restore", checkpoint, "--detach")
+        self._number = number
+        return self.step(signal.SIGUSR2)
+
+    def end(self) -> None:
+        """Kill it and its children, and reap all: the PIDs are free then."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self.pid, 0)
+        self._process.returncode = -signal.SIGKILL
+
+
+@pytest.fixture
+def tricks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tricks]:
+    """Without the one that the parameter names, if there is one."""
+    (tmp_path / "work").mkdir()
+    running = Tricks(compiled(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
+    running.sums()
+    yield running
+    running.end()
+
+
+def dumped(crckpt: Crckpt, tricks: Tricks) -> dict[str, Any]:
+    """The result of an incremental dump, after which the program has what it had before."""
+    before = tricks.step(signal.SIGUSR2)
+    result: dict[str, Any] = crckpt.run("dump", str(tricks.pid), "job", "--incremental", "--json").document["result"]
+    assert tricks.step(signal.SIGUSR2) == before, "it lives on"
+    return result
+
+
+def test_memory_that_changed_in_unusual_ways_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
+    made, had = [], []
+    for number in range(3):
+        had.append(tricks.step() if number else tricks.sums())
+        assert len(had[-1]) > 10, "this host can do most of them"
+        result = dumped(crckpt, tricks)
+        assert bool(result["tracked"]["base"]) == bool(number), result["tracked"]
+        made.append(result["checkpoint"]["id"])
+    for number in (2, 1):
+        assert tricks.restored(crckpt, made[number], 3 * number + 1) == had[number]
+
+
+# A round copies nothing that nobody may read, and the dump after it is full if that may be read again.
+@pytest.mark.parametrize("tricks", ["shut"], indirect=True)
+def test_memory_that_changes_in_unusual_ways_between_rounds_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
+    first = dumped(crckpt, tricks)
+    tricks.step()
+    crckpt.run("pre-dump", str(tricks.pid), "job")
+    had = tricks.step()
+    result = dumped(crckpt, tricks)
+    assert (result["tracked"]["base"], result["tracked"]["rounds"]) == (first["checkpoint"]["id"], 1)
+    assert tricks.restored(crckpt, result["checkpoint"]["id"], 5) == had
