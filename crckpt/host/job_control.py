@@ -18,28 +18,36 @@ from crckpt.host import proc
 _LOOK_S: Final = 0.1
 
 
-def wait_on_terminal(child: int, terminal: int) -> int:
+def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> int:
     """Wait until this child of ours, a program on our terminal, has ended; its wait status. Stop whenever it stops.
 
     Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
     goes on at once, if the terminal is its own.
+
+    `inside` is the program if that is no child of ours: it has PIDs of its own, and `child` ends with it.
     """
-    in_background = False
+    job = child if inside is None else inside
+    was_stopped = in_background = False
     while True:
-        # No event tells that a shell has brought a running job to the foreground.
-        pid, status = os.waitpid(-1, os.WUNTRACED | (os.WNOHANG if in_background else 0))
+        # No event tells that a shell has brought a running job to the foreground, nor that `inside` has stopped.
+        looks = in_background or inside is not None
+        pid, status = os.waitpid(-1, os.WUNTRACED | (os.WNOHANG if looks else 0))
         if pid == child and not os.WIFSTOPPED(status):
             return status
-        if pid == child and _is_stopped(child):
-            # `fg` may have come before the child was stopped because it read in the background.
-            was_continued = not _is_terminal_ours_alone(child, terminal) and _stop()
-            in_background = not _hand_on(child, terminal)
+        has_stopped = pid == child if inside is None else not was_stopped
+        was_stopped = _is_stopped(job)
+        if has_stopped and was_stopped:
+            # `fg` may have come before the job was stopped because it read in the background.
+            was_continued = not _is_terminal_ours_alone(job, terminal) and _stop()
+            in_background = not _hand_on(job, terminal)
             if was_continued or not in_background:
-                _continue(child)
-        elif in_background:
-            if pid == 0:
-                time.sleep(_LOOK_S)
-            in_background = not _hand_on(child, terminal)
+                _continue(job)
+                was_stopped = False
+            continue
+        if in_background:
+            in_background = not _hand_on(job, terminal)
+        if looks and pid == 0:
+            time.sleep(_LOOK_S)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -23,18 +23,22 @@ class PidNamespace(Struct, frozen=True):
 
 
 @contextmanager
-def pid_namespace(root: int, work: Path, owner: Path) -> Iterator[PidNamespace]:
+def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = True) -> Iterator[PidNamespace]:
     """A new pid namespace, whose init waits for the process that will be `root` in it; ended if the block fails.
 
-    `work` is a private directory, `owner` a file that we hold locked until the tree is there. Raises HostCannot.
+    `work` is a private directory, `owner` a file that we hold locked until the tree is there. A tree on our terminal
+    needs its parent, the init, in our session: without a parent there the kernel does not stop it (^Z). Raises
+    HostCannot.
     """
-    with begun(("unshare",), root, work, owner) as (child, init):
+    with begun(("unshare",), root, work, owner, own_session=own_session) as (child, init):
         yield PidNamespace(init, child.pid)
         child.let_go()
 
 
 @contextmanager
-def begun(unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str) -> Iterator[tuple[run.Child, int]]:
+def begun(
+    unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str, own_session: bool = True
+) -> Iterator[tuple[run.Child, int]]:
     """The child that makes a pid namespace, and that namespace's init; ended if the block fails.
 
     `unshare` are the words that begin the command; `more` are further arguments of the init. Raises HostCannot.
@@ -45,7 +49,12 @@ def begun(unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: s
     init = (sys.executable, "-P", "-m", "crckpt.host.namespace_init", str(root), str(ready), str(owner), *more)
     # --kill-child: whoever ends the parent ends the whole namespace.
     new = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
-    child = run.start((*unshare, *new, *init), output=work / "namespace.out", python_path=Path(__file__).parents[2])
+    child = run.start(
+        (*unshare, *new, *init),
+        output=work / "namespace.out",
+        own_session=own_session,
+        python_path=Path(__file__).parents[2],
+    )
     try:
         yield child, _init_of(child, listening, work / "namespace.out")
     except BaseException:

@@ -75,7 +75,8 @@ class Request(Struct, frozen=True):
 class Restored(Struct, frozen=True):
     """What became of it. `pid` is the root as we see it, `waits_for` our child to wait for in the foreground.
 
-    `terminal` is our descriptor of the terminal that the tree has from us, if any.
+    `terminal` is our descriptor of the terminal that the tree has from us, if any; `inside` is our PID of a root that
+    lives there in PIDs of its own.
     `passed_over` are (id, reason) of newer checkpoints that could not be restored.
     """
 
@@ -86,6 +87,7 @@ class Restored(Struct, frozen=True):
     pid: int | None = None
     waits_for: int | None = None
     terminal: int | None = None
+    inside: int | None = None
     restore_ms: float = 0.0
     passed_over: tuple[tuple[str, str], ...] = ()
 
@@ -148,7 +150,7 @@ def wait(restored: Restored) -> int:
     """
     assert restored.waits_for is not None
     if restored.terminal is not None:
-        status = wait_on_terminal(restored.waits_for, restored.terminal)
+        status = wait_on_terminal(restored.waits_for, restored.terminal, restored.inside)
     else:
         pid = status = 0
         # Others may be ours as well: whoever lost its parent while the tree was built.
@@ -276,7 +278,8 @@ def _begun(subject: _Subject, outside: _Outside, tree: ImageTree | None) -> Iter
         (hold,) = stack.enter_context(held(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace and tree is not None:
-            new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner))
+            own_session = outside.terminal is None
+            new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session))
         output = None if request.detach else request.output
         kept = stack.enter_context(outside_ends(outside.pipes, output, outside.contents))
         command = (
@@ -379,7 +382,8 @@ def _run(
         subject.criu,
         pid=pid,
         waits_for=None if subject.request.detach else new.parent if new else root,
-        terminal=subject.request.terminal if verdict.needs_terminal and not new else None,
+        terminal=subject.request.terminal if verdict.needs_terminal else None,
+        inside=proc.seen_from_here((root,), new.init).get(root) if new and verdict.needs_terminal else None,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
 

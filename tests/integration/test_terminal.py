@@ -249,6 +249,38 @@ def test_in_pids_of_its_own_it_has_the_terminal_too(crckpt: Crckpt, stopped_job:
         assert not runs(stopped_job)
 
 
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
+@pytest.mark.parametrize("words", [b"fg\n", b"bg; fg\n"], ids=["fg", "bg-fg"])
+@pytest.mark.parametrize("how", ["typed", "by itself"])
+def test_in_pids_of_its_own_a_stop_gives_the_shell_the_terminal(
+    crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes, how: str
+) -> None:
+    """By ^Z, or by a SIGSTOP as programs send it to themselves that catch ^Z."""
+    before = _said(workdir).counter
+    environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
+    with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
+        terminal.type(f"{PROGRAM} restore {JOB} --new-pid-namespace\n".encode())
+        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        below = psutil.Process(terminal.process.pid).children(recursive=True)
+        (program,) = (found for found in below if "talker.py" in " ".join(found.cmdline()))
+        assert program.pid != stopped_job
+        if how == "typed":
+            terminal.type(STOP)
+        else:
+            program.send_signal(signal.SIGSTOP)
+        wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
+        assert program.status() == psutil.STATUS_STOPPED
+        at = _said(workdir).counter
+        terminal.type(words)
+        wait_for(lambda: _said(workdir).counter > at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        terminal.type(b"hello\n")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}")
+        terminal.type(INTERRUPT)
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        program.terminate()
+        wait_for(lambda: not runs(program.pid), WITHIN_S, "the program to be gone")
+
+
 @contextmanager
 def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
     """The PID of a program that a shell runs on a terminal, in the foreground; `line` is what is typed around it."""
