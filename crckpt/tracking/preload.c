@@ -420,8 +420,16 @@ static int walked(int number, uint64_t flags, uint64_t told, struct bytes *into)
             return 0;
         if (found > 0)
             into->length += found * sizeof *regions;
-        if (found >= 0)
-            scan.start = end_of(&scan, regions, found);
+        if (found < 0)
+            continue;
+        /* Some kernels stop at a huge page of 1 GiB (pagemap_scan_hugetlb_entry). */
+        uint64_t reached = end_of(&scan, regions, found);
+        if (reached <= scan.start) {
+            say("crckpt's preload: the kernel does not get on with its scan\n");
+            errno = EIO;
+            return 0;
+        }
+        scan.start = reached;
     } while (found < 0 || scan.start < scan.end);
     return 1;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS
+from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
@@ -224,6 +225,28 @@ def test_without_a_commit_it_resets_nothing(library: Path, tmp_path: Path, track
     assert told["resets of another"] == ["ECANCELED", "ECANCELED"]
     assert NOT_LET in said
     assert told["reset"] == 2, "its own, as in a self-test"
+
+
+RESETS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+number = libc.openat64(os.open("/proc/self", os.O_RDONLY), b"clear_refs", os.O_RDWR)
+print(libc.write(number, b"4", 2), ctypes.get_errno())
+"""
+
+
+def test_a_scan_that_does_not_get_on_is_an_error(tmp_path: Path) -> None:
+    """As on kernels that do not get past a huge page of 1 GiB, which another userfaultfd may have registered."""
+    if NO_WRITE_PROTECTION:
+        pytest.skip(NO_WRITE_PROTECTION)
+    text = preload.LIBRARY.with_name("preload.c").read_text()
+    call = "found = syscall(SYS_ioctl, number, SCAN, &scan);"
+    assert text.count(call) == 1
+    stuck = preload_library(tmp_path, text.replace(call, f"{call} found = 0, scan.walk_end = scan.start;"))
+    words = ["/usr/bin/python3", "-S", "-c", RESETS]
+    done = subprocess.run(words, env=environment(stuck), capture_output=True, text=True, timeout=SOON, check=True)
+    assert done.stdout == f"-1 {errno.EIO}\n"
+    assert "does not get on" in done.stderr
 
 
 def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path) -> None:
