@@ -315,6 +315,12 @@ PREFLIGHT = (
         "log in there as user {user}, or accept it with --allow-weaker",
     ),
     Cause(
+        "terminal-group-outside",
+        "the first process of the tree is on a terminal and leads no process group, which CRIU cannot restore in a new "
+        "PID namespace",
+        "restore it without --new-pid-namespace",
+    ),
+    Cause(
         "terminal",
         "the tree was started from a terminal and wants one",
         "restore it from a terminal, without --detach",

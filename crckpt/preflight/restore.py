@@ -230,6 +230,8 @@ def judge(wanted: Wanted, now: Now) -> Verdict:
         blockers.append(cause("terminal").told())
     if needs_terminal and wanted.has_terminal:
         blockers.extend(_other_users_terminal(wanted))
+    if needs_terminal and wanted.has_terminal and wanted.new_pid_namespace and _has_outer_group(wanted.tree):
+        blockers.append(cause("terminal-group-outside").told())
     if not wanted.may_have_consoles:
         blockers.extend(_other_users_consoles(wanted.tree, now))
     pipes = _outside_pipes(wanted)
@@ -490,6 +492,11 @@ def _outside_pipes(wanted: Wanted) -> tuple[OutsidePipe, ...]:
 def _two_way_pipes(tree: ImageTree) -> frozenset[int]:
     pipes = (file for file in tree.files if isinstance(file, Pipe))
     return frozenset(pipe.pipe_id for pipe in pipes if pipe.flags & os.O_ACCMODE == os.O_RDWR)
+
+
+def _has_outer_group(tree: ImageTree) -> bool:
+    """Whether the root is in the group of whoever started it: CRIU takes its own, which a new namespace has not."""
+    return tree.root.pgid != tree.root.pid
 
 
 def _needs_terminal(tree: ImageTree) -> bool:

@@ -249,6 +249,18 @@ def test_in_pids_of_its_own_it_has_the_terminal_too(crckpt: Crckpt, stopped_job:
         assert not runs(stopped_job)
 
 
+@pytest.mark.parametrize("stopped_job", ["bash -c '{}; true'"], indirect=True, ids=["child-of-job"])
+def test_a_group_of_the_host_is_not_wanted_in_pids_of_its_own(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+    """CRIU fails there: the group of whoever restores has no number inside."""
+    before = _said(workdir).counter
+    argv = (str(PROGRAM), "restore", JOB)
+    with Terminal(*argv, "--new-pid-namespace", environment=crckpt.environment) as terminal:
+        assert terminal.process.wait(WITHIN_S) == REFUSED
+        wait_for(lambda: "restore it without --new-pid-namespace" in terminal.shown, WITHIN_S, "the remedy")
+    with Terminal(*argv, environment=crckpt.environment) as terminal:
+        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+
+
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 @pytest.mark.parametrize("words", [b"fg\n", b"bg; fg\n"], ids=["fg", "bg-fg"])
 @pytest.mark.parametrize("how", ["typed", "by itself"])
