@@ -1,0 +1,76 @@
+"""Images from elsewhere of which one is cut short: the import refuses them, or the restore ends, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from command import Crckpt, Said, network_locks
+from oracle import found_criu
+from stopped import BY_NAME, staging
+from trees import Tree, started
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+ACCEPTED, REFUSALS = 0, (2, 13, 20, 23, 24)
+HARMLESS = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})
+"""What no restore needs: statistics, and what says only that there is nothing."""
+
+
+def test_a_restore_of_truncated_images_ends(crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRCKPT_QUIET_S", "8")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with started(BY_NAME["threads"]) as tree:
+        words = ("dump", "-t", str(tree.pid), "-D", str(whole))
+        subprocess.run([found_criu(), *words], check=True, stdin=subprocess.DEVNULL)
+        tree.wait_gone()
+        before = tree.counters()
+        accepted = set()
+        for image in sorted(path for path in whole.iterdir() if path.suffix == ".img" and path.stat().st_size):
+            for length in (0, image.stat().st_size // 2):
+                if restored(crckpt, tree, whole, image.name, length):
+                    accepted.add((image.name, length))
+        assert {name for name, _ in accepted} <= HARMLESS, accepted
+        crckpt.run("import", str(whole), "whole")
+        crckpt.run("restore", "whole", "--detach")
+        tree.wait_growth(before)
+
+
+def restored(crckpt: Crckpt, tree: Tree, whole: Path, name: str, length: int) -> bool:
+    """Whether the tree was restored from a copy in which that image has this length. If not, nothing is left."""
+    job = f"{name}-{length}"
+    images = whole.parent / job
+    shutil.copytree(whole, images)
+    os.truncate(images / name, length)
+    said = ended(crckpt, "import", str(images), job)
+    if said.status == ACCEPTED:
+        said = ended(crckpt, "restore", job, "--detach")
+    shutil.rmtree(images)
+    if said.status == ACCEPTED:
+        tree.end()
+    else:
+        assert said.status in REFUSALS, (job, said)
+        assert said.err.startswith("crckpt: "), (job, said)
+        assert "Traceback" not in said.err
+    tree.wait_gone()
+    assert not (crckpt.store / "tmp").exists() or staging(crckpt) == ()
+    assert not network_locks()
+    left = [process.info for process in psutil.process_iter(["pid", "cmdline"]) if _is_of(process, whole.parent)]
+    assert not left, (job, left)
+    return said.status == ACCEPTED
+
+
+def _is_of(process: psutil.Process, directory: Path) -> bool:
+    return any(word.startswith(str(directory)) for word in process.info["cmdline"] or ())
+
+
+def ended(crckpt: Crckpt, *words: str) -> Said:
+    """How a command ended."""
+    done = crckpt.start(*words)
+    out, err = done.communicate(timeout=60)
+    return Said(done.returncode, out, err)
