@@ -13,6 +13,7 @@ from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host.fuse import answers_limited
+from crckpt.host.proc import effective_capabilities
 from crckpt.host.progress import QUIET_S
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ _FULL = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file grew too large",
 }
+
+_CAPABILITIES = {
+    8: "CAP_SETPCAP",
+    12: "CAP_NET_ADMIN",
+    19: "CAP_SYS_PTRACE",
+    21: "CAP_SYS_ADMIN",
+    24: "CAP_SYS_RESOURCE",
+    40: "CAP_CHECKPOINT_RESTORE",
+}
+"""linux/capability.h: what a dump or restore may need of root."""
 
 _TELLS_LESS = {
     "device": ("bpf-map",),
@@ -52,6 +63,14 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
         hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
+
+
+def _with_missing_capabilities(remedy: str) -> str:
+    """The remedy; if it is a capability, followed by those that crckpt lacks."""
+    lacking = [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]
+    if not lacking or ("CAP_" not in remedy and "capabilit" not in remedy):
+        return remedy
+    return f"{remedy}; crckpt runs without {', '.join(lacking)}"
 
 
 def _disconnected(mount: str) -> tuple[str, str]:
@@ -116,12 +135,13 @@ def explained(
     if outcome.waited_for:
         said, hint = _disconnected(outcome.waited_for[0])
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
-    if told.finding and not outcome.hung:
+    if told.finding:
         place = resolved(told)
         where = f" ({place})" if place else ""
         known = _TELLS_LESS.get(told.finding.key, ())
         finding = next((found for found in seen if found.key in known), told.finding)
-        return kind(f"{what} failed: {finding.what}{where}{state}", hint=finding.remedy, causes=told.lines)
+        hint = _with_missing_capabilities(finding.remedy)
+        return kind(f"{what} failed: {finding.what}{where}{state}", hint=hint, causes=told.lines)
     if outcome.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed meanwhile, try again"

@@ -114,6 +114,11 @@ class Tree:
         self._is_over.set()
         self._process.wait()
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        """The PIDs that the tree had when it was ready, root first."""
+        return self._all
+
     def parts(self) -> Mapping[str, Part]:
         """What each process says now; the root's part is the empty name."""
         return self.case.observe(self.workdir)
