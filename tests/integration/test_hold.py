@@ -20,10 +20,11 @@ from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.find import find
-from crckpt.criu.hold import PATIENCE_S, held
+from crckpt.criu.hold import held
 from crckpt.errors import StoreUnusable
 from crckpt.model import Options
 
+PATIENCE_S: Final = 4
 DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}", "--mib", "16"), tcp="keep")
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 
@@ -101,7 +102,7 @@ def test_a_crckpt_that_stands_still_in_a_hold_keeps_no_tree_frozen(
         words = ("--stop", *tcp)
         # Where there is no store, CRIU is not started before the tree was looked at.
         crckpt.run("dump", str(tree.pid), "job", *tcp)
-        dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT=at)
+        dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT=at, CRCKPT_PATIENCE_S=str(PATIENCE_S))
         stopped = psutil.STATUS_STOPPED
         wait_for(lambda: psutil.Process(dump.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to stop")
         with halted(dump.pid, how):
@@ -146,7 +147,8 @@ def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) 
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
         tree.wait_gone()
         locks, before = network_locks(), tree.counters()
-        restore = crckpt.start("restore", "job", "--detach", CRCKPT_STOP_AT="hold.commit")
+        at_commit = {"CRCKPT_STOP_AT": "hold.commit", "CRCKPT_PATIENCE_S": str(PATIENCE_S)}
+        restore = crckpt.start("restore", "job", "--detach", **at_commit)
         stopped = psutil.STATUS_STOPPED
         wait_for(lambda: psutil.Process(restore.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to stop")
         wait_for(lambda: _has_ended_criu(restore.pid), 2 * PATIENCE_S + ENDS_WITHIN_S, "CRIU to give up")

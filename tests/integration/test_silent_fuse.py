@@ -128,6 +128,18 @@ def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, 
         assert_undone(crckpt, tree, criu)
 
 
+@pytest.mark.parametrize("words", [(), ("--stop",), ("--pre-copy",)], ids=" ".join)
+def test_memory_that_nobody_serves(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+    """A userfaultfd outside the tree, of pages that were never used."""
+    kind = "unserved_memory"
+    with started(Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))) as tree:
+        dump = crckpt.start("dump", str(tree.pid), "job", "--no-preflight", "--force", *words, **QUICKLY)
+        out, said = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == 0, out + said
+        if "--stop" not in words:
+            assert_runs_on(tree, frozenset())
+
+
 def running_criu(pid: int) -> list[int]:
     """PIDs of the CRIU that this crckpt has started: there may be a keeper, too, which stays with the tree."""
     found = psutil.Process(pid).children(recursive=True)

@@ -48,6 +48,10 @@ PTRACE_SEIZE: Final = 0x4206
 SOL_NETLINK: Final = 270
 TUNSETIFF: Final = 0x400454CA
 IFF_TUN: Final = 0x1001  # with IFF_NO_PI
+# linux/userfaultfd.h
+USERFAULTFD: Final = {"x86_64": 323, "aarch64": 282}[os.uname().machine]
+UFFDIO_API: Final = 0xC018AA3F
+UFFDIO_REGISTER: Final = 0xC020AA00
 UDP_CORK: Final = 1
 
 
@@ -400,6 +404,18 @@ def unix_nameless(workdir: Path) -> socket.socket:
     return one
 
 
+def unserved_memory(workdir: Path) -> int:
+    """Memory of which a program outside is to give each page when it is used (userfaultfd), and never does."""
+    fd = called(USERFAULTFD, os.O_CLOEXEC)
+    fcntl.ioctl(fd, UFFDIO_API, bytearray(struct.pack("<QQQ", 0xAA, 0, 0)))
+    address = mapped(-1, 4 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # UFFDIO_REGISTER_MODE_MISSING
+    fcntl.ioctl(fd, UFFDIO_REGISTER, bytearray(struct.pack("<QQQQ", address, 4 * PAGE, 1, 0)))
+    outside(workdir, lambda: fd)
+    os.close(fd)
+    return address
+
+
 def vfork(_: Path) -> int:
     """A child that waits for its own to start a program, which it never does."""
     told, tell = os.pipe()
@@ -447,7 +463,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
             time_namespace,
             trapped,
         ),
-        *(tunnel, unaccepted, unix_nameless, vfork, watch),
+        *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch),
     )
 } | {
     "nested_cgroup": nested(CLONE_NEWCGROUP),
