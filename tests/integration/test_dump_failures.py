@@ -136,10 +136,13 @@ def test_an_interruption_does_not_wait_for_a_criu_that_is_kept_waiting(crckpt: C
                     os.kill(pid, signal.SIGKILL)
             for debugger in debuggers:
                 debugger.join()
-        assert dump.returncode == 130
         assert said.startswith("crckpt: interrupted by SIGINT; ")
         assert criu
         wait_ended(criu)
+        if dump.returncode == 22:  # it was just then inside a call that CRIU made it do
+            assert f"no checkpoint was made; processes of the tree are gone: {tree.pid}" in said
+            return
+        assert dump.returncode == 130
         assert_runs_on(tree, frozenset())
         assert checkpoints(crckpt) == ()
 
