@@ -20,7 +20,7 @@ PARTS = (
         "CRIU cannot read a control group of the tree, or set it up again",
         "check that /sys/fs/cgroup is mounted and writable; with criu: --manage-cgroups=ignore",
         r"cg: (?:controller \S+ not found|failed (?:walking|statting)|(?:read from|write to) cgroup\.subtree_control"
-        r"|dumping (?:known|global) properties|cgroupd: (?!Can't move)|failed to start cgroupd|couldn't scan oom"
+        r"|dumping (?:known|global) properties|cgroupd: (?![Cc]an't move)|failed to start cgroupd|couldn't scan oom"
         r"|Failed scanning"
         r"|No cg_controller_entry|No set \d)|from cgroupd -?\d",
         "criu/cgroup.c",
@@ -266,7 +266,7 @@ PARTS = (
         "run it as root outside of any container; boot a kernel with CONFIG_CHECKPOINT_RESTORE and the socket"
         " diagnostics (CONFIG_*_DIAG)",
         r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"
-        r"|One needs CAP|/proc/<pid>/timers|.{0,200}(?:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
+        r"|One needs CAP|/proc/<pid>/timers|.{0,200}(?i:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
         r"|sock diag infrastructure is incomplete",
         "criu/cr-check.c",
     ),

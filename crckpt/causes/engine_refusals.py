@@ -68,7 +68,7 @@ REFUSALS = (
         "engine-unreachable",
         "the docker client does not reach its daemon, or that has no checkpoints enabled",
         'start it, and enable them by "experimental": true in /etc/docker/daemon.json; then look as root: docker info',
-        r"Docker daemon is running on \S{0,2}\"\"|Cannot connect to the Docker daemon",
+        r"Docker daemon is running on ?(?:\S{0,2}\"\"|$)|Cannot connect to the Docker daemon",
         "docker",
         sure=False,
     ),

@@ -199,7 +199,7 @@ IMAGES = (
         "criu's service refuses a request: {why|see the log}",
         "check the version of the client (a container engine, a library), and that the directory of the images exists",
         r"Neither images_dir_fd nor images_dir|images-dir or work-dir is required|No subdirs are allowed in log_file"
-        r"|(?:inherit_fd|rst_sibling) is not allowed|Can't chdir to work_dir: (?P<why>.+)|RPC error: "
+        r"|(?:inherit_fd|rst_sibling) is not allowed|Can't chdir to work_dir: (?P<why>.+)|(?-i:RPC error: )"
         r"|Can't (?:initialize service socket|listen for socket connections)|Failed unpacking request",
         "criu/cr-service.c",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from crckpt.causes.catalogue import (
     WIDE_AREAS,
 )
 from crckpt.causes.releases import OLD, OLD_CRIU, find_release
+from crckpt.criu.retyped import loosened, tidied, unquoted, whole_lines
 
 # Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
 # socket is met.
@@ -55,8 +56,17 @@ _TELLING = re.compile(
 )
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."
-_LOG_NAMED = re.compile(r"\n(?=log file: )")
+_LOG_NAMED = re.compile(r"\n\n?(?=log file: )")
 """runc tells the path of CRIU's log on a line of its own."""
+_ENGINE = re.compile("|".join(_UNNAMED))
+_PLAIN = re.compile(r"^(?!\(\d)[^\n]+|^[^\n]{0,60}\b[Ee]rror(?:: |[ \t]{1,4}\()[^\n]*", re.MULTILINE)
+"""Lines without what CRIU puts before its own: people leave it out."""
+_MOST_PLAIN = 100
+"""Of them, the last different ones that are looked up."""
+_LONGEST_RETYPED = 400
+"""Characters of such a line that are looked at."""
+_MOST_BROKEN = 50
+"""Complaints whose next lines may go on with them."""
 _NO_IPTABLES = 'execvp("iptables-restore"'
 _NEAR = 400
 # What CRIU says after another complaint: it is a cause only where nothing else was complained of.
@@ -150,16 +160,25 @@ class Explanation(Struct, frozen=True):
 
 
 class _Line(NamedTuple):
-    """A line of a log, shortened, and where in the log it begins and ends."""
+    """A line of a log, shortened, and where in the log it begins and ends.
+
+    `forms` are the texts by which it is looked up: with the next lines if these seem to go on with it, and alone.
+    """
 
     text: str
     begin: int
     end: int
+    forms: tuple[str, ...] = ()
+    retyped: bool = False
 
 
 def is_log(text: str) -> bool:
-    """Whether any line begins with a time, as CRIU's do, or is one of those that it has before its log is open."""
-    return bool(_TIME.search(text) or _TELLING.search(text))
+    """Whether any line is one of CRIU's: begins with a time, or tells a cause."""
+    return bool(
+        _TIME.search(text)
+        or _TELLING.search(text)
+        or any(_known((*OUTSIDE, *SPECIFIC), line) for line in _Retyped(unquoted(text), ()))
+    )
 
 
 def explain(log: str) -> Explanation:
@@ -167,12 +186,12 @@ def explain(log: str) -> Explanation:
 
     Takes time and memory in proportion to the log's length at most, whatever is in it.
     """
-    log = _LOG_NAMED.sub(" ", log)
+    log = _LOG_NAMED.sub(" ", unquoted(log))
     log = _WRAPPED.sub(r"\1 ", _WRAPPED.sub(r"\1 ", _CUT.sub("", log)))
-    telling = tuple(islice(_telling(log), _MOST_LINES))
+    telling = tuple(_with_forms(log, islice(_telling(log), _MOST_LINES)))
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
-    for line, finding in _findings(telling, release):
+    for line, finding in _findings(log, telling, release):
         told = finding if finding.sure else _with_age(finding, release)
         return Explanation(told, shown, line.text, _place(log, line), _outside_end(log, line))
     is_silent = _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling)
@@ -194,27 +213,80 @@ def _written(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))
 
 
-def _findings(telling: tuple[_Line, ...], release: tuple[int, ...] | None) -> Iterator[tuple[_Line, Finding]]:
+def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | None) -> Iterator[tuple[_Line, Finding]]:
     """What the lines tell, what is surest first."""
     general = tuple(cause for cause in GENERAL if not _is_fixed(cause, release))
-    tiers: tuple[tuple[Iterable[_Line], Callable[[str], Finding | None]], ...] = (
+    bugs = tuple(msgspec.structs.replace(bug, sure=bool(release)) for bug in BUGS if not _is_fixed(bug, release))
+    specific = partial(_known, (*bugs, *SPECIFIC))
+    # Looked for only where the lines as they are tell nothing.
+    retyped = _Retyped(log, telling)
+    whole = tuple(_whole(telling))
+    tiers: tuple[tuple[Iterable[_Line], Callable[[_Line], Finding | None]], ...] = (
         (telling, partial(_known, OUTSIDE)),
-        (telling, lambda line: _bug(release, line) or _known(SPECIFIC, line)),
-        (telling, partial(_known, PASSING)),
+        (whole, specific),
+        (whole, partial(_known, PASSING)),
+        (retyped.whole(), lambda line: _known(OUTSIDE, line) or specific(line)),
         (_before_unknown(telling), lambda line: _known(general, _in_words(line))),
-        (telling, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
+        (telling, specific),
+        (whole, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
         (telling, partial(_known, ENGINES)),
-        (telling, lambda line: None if _CONSEQUENCE.search(line) else _known(VAGUE, _in_words(line))),
+        (_before_unknown(retyped.complaints()), partial(_known, (*PASSING, *ENGINES, *general, *UNSURE_PARTS))),
+        (retyped.complaints(), partial(_of_area, AREAS)),
+        (telling, lambda line: None if _is_consequence(line) else _known(VAGUE, _in_words(line))),
         (telling, partial(_of_area, WIDE_AREAS)),
         (telling, lambda line: _known(UNFIT, _in_words(line))),
         (telling, partial(_of_step, STEPS[:-1])),
         (telling, partial(_of_step, STEPS[-1:])),
+        (_before_unknown(retyped), partial(_known, (*PASSING, *ENGINES, *general, *WARNED, *UNSURE_PARTS))),
         (telling, partial(_known, OUTER)),
+        (retyped, partial(_known, OUTER)),
+        (retyped, lambda line: None if _is_consequence(line) else _known((*VAGUE, *UNFIT), line)),
+        (retyped, partial(_of_step, STEPS)),
+        (retyped.complaints(), partial(_of_area, WIDE_AREAS)),
     )
     for lines, look_up in tiers:
         for line in lines:
-            if finding := look_up(line.text):
+            finding = look_up(line)
+            if finding and not finding.sure:
+                yield from _surer_before(retyped, line)
+            if finding:
                 yield line, finding
+
+
+def _surer_before(retyped: Iterable[_Line], line: _Line) -> Iterator[tuple[_Line, Finding]]:
+    """What an earlier line, which lacks what CRIU puts before its own, tells for sure."""
+    for earlier in retyped:
+        if earlier.begin >= line.begin:
+            return
+        alone = earlier._replace(forms=earlier.forms[-1:])
+        if (finding := _known(SPECIFIC, alone)) and finding.sure:
+            yield earlier, finding
+
+
+class _Retyped:
+    """The lines once more, and those without what CRIU puts before its own, as they are looked up without care."""
+
+    def __init__(self, log: str, telling: tuple[_Line, ...]) -> None:
+        self._log, self._telling = log, telling
+
+    def __iter__(self) -> Iterator[_Line]:
+        return iter(self._lines)
+
+    def whole(self) -> Iterator[_Line]:
+        """Each with those that go on with it."""
+        yield from _whole(self)
+
+    def complaints(self) -> Iterator[_Line]:
+        """Those that look like CRIU's."""
+        known = {line.begin for line in self._telling}
+        yield from (line for line in self if line.begin in known)
+
+    @cached_property
+    def _lines(self) -> tuple[_Line, ...]:
+        known = {line.begin for line in self._telling}
+        plain = [line for line in _plain(self._log) if line.begin not in known]
+        lines = sorted((*self._telling[:_MOST_BROKEN], *_with_forms(self._log, plain)), key=lambda line: line.begin)
+        return tuple(line._replace(forms=_tidied(line.forms), retyped=True) for line in lines)
 
 
 def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
@@ -225,14 +297,61 @@ def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
     return Explanation(None, shown)
 
 
+def _tidied(forms: tuple[str, ...]) -> tuple[str, ...]:
+    short = tuple(form for form in forms if len(form) <= _LONGEST_RETYPED)
+    return tuple(map(tidied, short or (forms[-1][:_LONGEST_RETYPED],)))
+
+
 def _before_unknown(telling: Iterable[_Line]) -> Iterator[_Line]:
     """The lines, without the consequences of a complaint that no cause fits: that is the cause, and is not known."""
     unknown = False
     for line in telling:
-        is_consequence = _CONSEQUENCE.search(line.text)
+        is_consequence = _is_consequence(line)
         if not (is_consequence and unknown):
             yield line
-        unknown = unknown or not (is_consequence or "Warn " in line.text)
+        unknown = unknown or not (is_consequence or "Warn " in line.text or _is_of_others(line))
+
+
+def _is_of_others(line: _Line) -> bool:
+    """That an engine says that CRIU failed is no complaint of CRIU's, nor is what people write."""
+    return not _TELLING.search(line.text) or ("Error" not in line.text and bool(_ENGINE.search(line.text)))
+
+
+def _is_consequence(line: _Line) -> bool:
+    return any(_CONSEQUENCE.search(form) for form in line.forms)
+
+
+def _whole(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """The lines, each to be looked up only with those that go on with it."""
+    return (line._replace(forms=line.forms[:1]) for line in lines)
+
+
+def _with_forms(log: str, lines: Iterable[_Line]) -> Iterator[_Line]:
+    """The lines, with those that go on with them."""
+    for number, line in enumerate(lines):
+        following = _next_lines(log, line.end) if number < _MOST_BROKEN else iter(())
+        yield line._replace(forms=whole_lines(line.text, following))
+
+
+def _next_lines(log: str, end: int) -> Iterator[str]:
+    while end < len(log):
+        line = _line_at(log, end + 1, end + 1)
+        yield line.text
+        end = line.end
+
+
+def _plain(log: str) -> list[_Line]:
+    """The last different lines without what CRIU puts before its own."""
+    found: dict[str, _Line] = {}
+    for match in _PLAIN.finditer(log):
+        line = _line_at(log, match.start(), match.start())
+        if "Warn " in line.text or _is_harmless(log, line):
+            continue
+        found.pop(line.text, None)
+        found[line.text] = line
+        if len(found) > _MOST_PLAIN:
+            del found[next(iter(found))]
+    return list(found.values())
 
 
 def _telling(log: str) -> Iterator[_Line]:
@@ -268,38 +387,36 @@ def _line_at(log: str, position: int, earliest: int) -> _Line:
     return _Line(f"{log[begin : begin + _LONGEST_BEGIN]}...{log[end - _LONGEST_END : end]}", begin, end)
 
 
-def _known(causes: Iterable[Cause], line: str) -> Finding | None:
-    for cause in causes:
-        if found := re.search(cause.pattern, line):
-            # Engines quote the line ends of CRIU.
-            return cause.told(**{name: text.split("\\n", 1)[0] for name, text in found.groupdict().items() if text})
+def _known(causes: Iterable[Cause], line: _Line) -> Finding | None:
+    for form in line.forms:
+        for cause in causes:
+            if found := _search(cause.pattern, form, retyped=line.retyped):
+                # Engines quote the line ends of CRIU.
+                return cause.told(**{name: text.split("\\n", 1)[0] for name, text in found.groupdict().items() if text})
     return None
 
 
-def _bug(release: tuple[int, ...] | None, line: str) -> Finding | None:
-    """The bug of a CRIU of that release which this line shows; without a release the most likely cause."""
-    for cause in BUGS:
-        if not _is_fixed(cause, release) and (found := re.search(cause.pattern, line)):
-            known = msgspec.structs.replace(cause, sure=cause.sure and release is not None)
-            return known.told(**found.groupdict())
-    return None
+def _search(pattern: str, text: str, *, retyped: bool) -> re.Match[str] | None:
+    return loosened(pattern).search(text) if retyped else re.search(pattern, text)
 
 
 def _is_fixed(cause: Cause, release: tuple[int, ...] | None) -> bool:
     return bool(cause.fixed and release and release >= cause.fixed)
 
 
-def _in_words(line: str) -> str:
+def _in_words(line: _Line) -> _Line:
     """The line, with what the kernel answered said in words."""
-    answered = _ANSWERED.search(line)
-    words = _WORDS.get(answered[1]) if answered else None
-    return f"{line}: {words}" if words else line
+    for form in line.forms:
+        answered = _ANSWERED.search(form)
+        if answered and (words := _WORDS.get(answered[1])):
+            return line._replace(forms=(f"{form}: {words}",))
+    return line
 
 
-def _of_area(areas: Iterable[tuple[str, str]], line: str) -> Finding | None:
+def _of_area(areas: Iterable[tuple[str, str]], line: _Line) -> Finding | None:
     """What a complaint is about by the file of CRIU that made it: most likely, but not sure."""
-    written = _SOURCE.search(line)
-    if not written or _CONSEQUENCE.search(line):
+    written = _search(_SOURCE.pattern, line.forms[-1], retyped=line.retyped)
+    if not written or _is_consequence(line):
         return None
     # Before CRIU 2.0 its files had no directory.
     file = written[1].removeprefix("criu/")
@@ -307,9 +424,11 @@ def _of_area(areas: Iterable[tuple[str, str]], line: str) -> Finding | None:
     return _unsure(key)
 
 
-def _of_step(steps: Iterable[tuple[str, str]], line: str) -> Finding | None:
+def _of_step(steps: Iterable[tuple[str, str]], line: _Line) -> Finding | None:
     """What CRIU was doing when it failed, by a line that it writes after another complaint."""
-    return _unsure(next((key for pattern, key in steps if re.search(pattern, line)), None))
+    return _unsure(
+        next((key for pattern, key in steps if _search(pattern, line.forms[-1], retyped=line.retyped)), None)
+    )
 
 
 def _unsure(key: str | None) -> Finding | None:

@@ -1,0 +1,75 @@
+"""What people and programs make of CRIU's lines when they pass them on: wrapped, quoted, retyped. Pure."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from functools import cache
+
+_QUOTED = re.compile(r"^(?!\(\d)[^\n]{0,20000}\\[nt\"/u][^\n]*", re.MULTILINE)
+"""A line of JSON, or of an engine that quotes another's; CRIU's own begin with a time, and may have such in a path."""
+_ESCAPED = re.compile(r"\\{1,3}(n|t|r|\"|/|u(?:00)[23][0-9a-fA-F]|u201[89cdCD])")
+_MEANT = {"n": "\n\n", "t": "\t", "r": "", '"': '"', "/": "/"}
+_ENTITY = re.compile(r"&(?:#\d{1,3}|#x[0-9a-f]{1,2}|quot|apos|gt|lt|amp);")
+_TYPOGRAPHIC = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "`": "'", "\u00a0": " "})
+_BLANKS = re.compile(r"[ \t]{2,}")
+_NEW = re.compile(
+    r"\s*(?:b['\"]|['\"][\s,}\]]|line \d|\(\d[\d.]*\) |\[\d{1,6}[.:-]|\d{1,10}: |\d{4}-\d\d|\d\d?:\d\d|[$#>] "
+    r"|[-=#+*`|]{2}|time=|level=|\.{3}"
+    r"|(?:Error|Warn|Debug|pie|criu|tar|ip6?tables(?:-restore)?|iptables-save)\b(?:\s{1,2}\(|: ))"
+)
+"""How a line begins that does not go on with the one before."""
+_TIMED = re.compile(r"\(\d[\d.]{1,20}\)")
+_NAMED = re.compile(r"[\w-]\.[ch]:\d{1,6}\): ")
+"""What only a new line has: the place in CRIU's source."""
+_LONGEST_FORM = 1000
+_MOST_GONE_ON = 3
+_WIDTHS = (79, 80, 100, 120, 132)
+_NOT = re.compile(r"(?:^|(?<=[ :]))([Cc]a|[Dd]oes|[Ii]s|[Cc]ould|[Dd]id|[Dd]o)nt (?=[a-z])")
+_QUOTE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|['\"]", re.DOTALL)
+
+
+def unquoted(text: str) -> str:
+    """The text, with the lines that a program quoted (as JSON does) as they were, and an empty one after each."""
+    return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), text) if "\\" in text else text
+
+
+def _meant(escaped: re.Match[str]) -> str:
+    code = escaped[1]
+    return _MEANT.get(code) or ("" if code == "r" else chr(int(code[1:], 16)))
+
+
+def whole_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
+    """A line with those that go on with it, the longest first; then it alone.
+
+    It may be broken between words or, at the width of a terminal, anywhere.
+    """
+    forms: list[str] = [first]
+    between, anywhere = first.rstrip(), first
+    cut = len(first) in _WIDTHS
+    for _, line in zip(range(_MOST_GONE_ON), following, strict=False):
+        is_new = _NAMED.search(line) or _TIMED.match(line) or (not cut and _NEW.match(line))
+        if is_new or not line.strip() or len(between) + len(line) > _LONGEST_FORM:
+            break
+        between = f"{between} {line.strip()}"
+        anywhere += line if cut else line.strip()
+        forms += (between, anywhere) if cut else (anywhere, between)
+    return tuple(_NOT.sub(r"\1n't ", form) for form in dict.fromkeys(reversed(forms)))
+
+
+def tidied(line: str) -> str:
+    """The line with plain quotes and single blanks, without what quotes it."""
+    if "&" in line:
+        line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line)
+    return _BLANKS.sub(" ", line.translate(_TYPOGRAPHIC)).strip(" '\"`,;}\\\t\r")
+
+
+@cache
+def loosened(pattern: str) -> re.Pattern[str]:
+    """The pattern, for lines that are retyped: with any case, and with or without quotes."""
+    return re.compile(_QUOTE.sub(lambda piece: _optional(piece[0]), pattern), re.IGNORECASE)
+
+
+def _optional(piece: str) -> str:
+    return f"{piece}?" if piece in {"'", '"', "\\'", '\\"'} else piece

@@ -1,0 +1,157 @@
+"""Each line of tests/data/logs/lines.tsv as people and programs pass it on: it still tells its cause."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crckpt.causes.catalogue import ENGINES, OUTER, OUTSIDE, SILENT
+from crckpt.criu.explain import explain, is_log
+from crckpt.criu.retyped import unquoted
+
+LOGS = Path(__file__).parents[2] / "data" / "logs"
+LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
+MARK = re.compile(r"^(?:pie: \d+: )?(?:Error|Warn ) \([^)]*\): ")
+TIME = "(00.012345) "
+OF_A_RELEASE = {"crashed-later": "Version: 4.1 (gitid 0)\n"}
+UNTIMED = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
+SILENT_KEYS = {entry.key for entry in SILENT}
+OF_A_FILE = {
+    "no-loopback",
+    "file-access",
+    "plugin-file",
+    "network-access",
+    "sysctl",
+    "check-lacks",
+    "out-of-memory",
+    "lazy-page",
+    "mount-access",
+    "unix-access",
+    "not-permitted",
+    "kernel-lacks",
+}
+"""Some of their lines tell the cause only by the file of CRIU that the mark names."""
+FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
+
+
+def without_mark(line: str) -> str:
+    return MARK.sub("", line)
+
+
+def as_said(line: str, key: str) -> str:
+    return line if key in UNTIMED or not MARK.match(line) else TIME + line
+
+
+def between_words(line: str) -> str:
+    return "\n".join(textwrap.wrap(line, 76, break_long_words=False, break_on_hyphens=False))
+
+
+def at_the_width(line: str) -> str:
+    return "\n".join(line[begin : begin + 80] for begin in range(0, len(line), 80))
+
+
+def in_json(line: str) -> str:
+    return json.dumps({"level": "error", "message": f"{line}\n", "code": 1})
+
+
+def without_quotes(line: str) -> str:
+    return line.replace("'", "").replace('"', "")
+
+
+def of_publishers(line: str) -> str:
+    return line.replace("'", "\u2019").replace(" ", "  ")
+
+
+FORMS: dict[str, Callable[[str, str], str]] = {
+    "without its time": lambda line, _: line,
+    "without its mark": lambda line, _: without_mark(line),
+    "without quotes": lambda line, key: without_quotes(as_said(line, key)),
+    "with other quotes": lambda line, key: of_publishers(as_said(line, key)),
+    "in lower case": lambda line, key: as_said(line, key).lower(),
+    "wrapped between words": lambda line, key: between_words(as_said(line, key)),
+    "wrapped at the width": lambda line, key: at_the_width(as_said(line, key)),
+    "in JSON": lambda line, key: in_json(as_said(line, key)),
+    "with Error alone": lambda line, _: MARK.sub("Error: ", line),
+}
+NOT_SO = {
+    "without its mark": OF_A_FILE,
+    "with Error alone": OF_A_FILE,
+    # This line had no mark before.
+    "without quotes": {"page-server"},
+    "with other quotes": {"page-server", "engine-log", "no-socket-diag"},
+    # A line that quotes another, which is harmless in itself.
+    "in lower case": {"page-server", "engine-log", "no-socket-diag"},
+    "wrapped at the width": {"engine-log"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_line_tells_its_cause(form: str) -> None:
+    other = []
+    for key, line in LINES:
+        text = FORMS[form](line, key)
+        failed = FAILED if key in SILENT_KEYS else ""
+        told = explain(f"{OF_A_RELEASE.get(key, '')}{text}\n{failed}").finding
+        if (told.key if told else None) != key and key not in NOT_SO.get(form, ()):
+            other.append((key, told and told.key, text))
+    assert other == []
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("File out/log has bad size 17042 (expect 15267)", "bad-size"),
+        ("we saw: Can't open file dev/shm/x on restore: No such file or directory\n", "open-failed"),
+        (
+            "Error (criu/files-reg.c:2353): Can't open file tmp/x.log on\nrestore: No such file or directory",
+            "open-failed",
+        ),
+        (
+            "Error (criu/mount.c:1088): mnt: Mount 16 ./sys/fs/cgroup/memory\n    (master_id: 27 shared_id: 710)"
+            " has unreachable sharing.\n    Try --enable-external-masters.",
+            "mount-sharing",
+        ),
+        ("x 2.269)Error (criu/sk-inet.c:191): inet: Connected Tcp socket, consider using it", "tcp-established"),
+        ("(00.01)  3367: Error: tty: Don't have tty to inherit session from,\naborting\n", "no-terminal"),
+    ],
+)
+def test_what_people_wrote(text: str, key: str) -> None:
+    told = explain(text)
+    assert told.finding is not None
+    assert told.finding.key == key
+    assert is_log(text)
+
+
+def test_an_earlier_line_without_its_mark_is_the_cause() -> None:
+    told = explain(
+        "Can't unshare net-namespace: Operation not permitted\n"
+        "(00.005) Error (criu/cr-restore.c:2080): Can't attach to init: Operation not permitted\n"
+    )
+    assert told.finding is not None
+    assert told.finding.key == "new-namespace"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "All is well\nNothing to be said\n",
+        # CRIU's own lines that are no errors begin with a time.
+        "(00.01) File srv/log has bad size 12 (expect 10)\n",
+        "Warn  (criu/files-reg.c:1): File srv/log has bad size 12 (expect 10)\n",
+    ],
+)
+def test_what_is_no_complaint_tells_nothing(text: str) -> None:
+    assert explain(text).finding is None
+
+
+def test_a_line_of_a_log_is_never_unquoted() -> None:
+    # A path may have such in it.
+    log = '(00.01) Dumping path for 3 fd via self 17 [/srv/a\\nb\\"]\n'
+    assert unquoted(log) == log
+    assert unquoted('{"a": "x\\ny \\"z\\" \\u003e"}') == '{"a": "x\n\ny "z" >"}'
