@@ -11,7 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _NO_COMPILER = 20
-_BUILT = ("crckpt/tracking/libpreload.so", "crckpt/criu/hold-action", "crckpt/tracking/librestore.so")
+_BUILT = ("crckpt/tracking/preload/libpreload.so", "crckpt/criu/hold-action", "crckpt/tracking/preload/librestore.so")
 
 
 class BuildHook(BuildHookInterface[Any]):

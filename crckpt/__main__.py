@@ -55,9 +55,9 @@ def _version() -> int:
 
 def _command() -> int:
     from crckpt.cli import command_in
-    from crckpt.host.address_space import is_out_of_memory, refuse_large_imports
     from crckpt.host.cold_start import read_ahead
-    from crckpt.host.signals import interruptible, interrupts_put_off
+    from crckpt.host.process.address_space import is_out_of_memory, refuse_large_imports
+    from crckpt.host.process.signals import interruptible, interrupts_put_off
 
     # Before the imports that take their time: an interruption always ends in a sentence.
     interruptible()

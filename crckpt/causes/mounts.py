@@ -17,7 +17,7 @@ MOUNTS = (
         "CRIU did not enter the mounts of the tree: {why}",
         "try again; if the program is changing its namespaces, wait until it has done so",
         r"crckpt's preload: the mounts of the tree cannot be entered: (?P<why>.+)",
-        "crckpt/tracking/enter.c",
+        "crckpt/tracking/preload/enter.c",
     ),
     Cause(
         "mount-sharing",

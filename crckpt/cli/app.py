@@ -16,8 +16,8 @@ from crckpt.cli import command_in
 from crckpt.cli.render import error_document, error_text, nobody_reads
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
-from crckpt.host.address_space import is_out_of_memory
-from crckpt.host.signals import interrupts_put_off
+from crckpt.host.process.address_space import is_out_of_memory
+from crckpt.host.process.signals import interrupts_put_off
 
 _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),

@@ -31,7 +31,7 @@ def core(
 
     The calls of a Python program: py-spy dump --core FILE, or gdb's py-bt where python3-dbg is installed.
     """
-    from crckpt.ops.core import core as perform
+    from crckpt.ops.inspect.core import core as perform
 
     with shown("writing", as_json=as_json) as progress:
         context = options.context(store, config=config, progress=progress)

@@ -12,8 +12,8 @@ from crckpt.cli.render import Shown, aligned, count, emit, moment, short, size, 
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from crckpt.ops.diff import Difference, Opened, ProcessChange
-    from crckpt.ops.page_changes import MapChange, PageCounts
+    from crckpt.ops.inspect.diff import Difference, Opened, ProcessChange
+    from crckpt.ops.inspect.page_changes import MapChange, PageCounts
     from crckpt.store import Checkpoint
 
 _COUNTS = ("changed", "new", "gone")
@@ -31,7 +31,7 @@ def diff(
     `+` is what B has and A lacks, `-` what A has and B lacks. A process is the same in both if it has the same PID and
     runs the same program, started once: restored ones are the same still, another program under a PID is not.
     """
-    from crckpt.ops.diff import diff as perform
+    from crckpt.ops.inspect.diff import diff as perform
 
     result = perform(options.context(store, config=config), first, second)
     document = {

@@ -59,9 +59,9 @@ def doctor(
 
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
-    from crckpt.ops.predict import predict
-    from crckpt.ops.request import Request
-    from crckpt.ops.subject import examine
+    from crckpt.ops.dump.examine import examine
+    from crckpt.ops.dump.predict import predict
+    from crckpt.ops.dump.request import Request
 
     if fix:
         raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")

@@ -15,8 +15,8 @@ from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.ops.dumping import Dumped
-    from crckpt.ops.request import PreCopy
+    from crckpt.ops.dump.commit import Dumped
+    from crckpt.ops.dump.request import PreCopy
 
 _ROUNDS: Final = 8
 
@@ -126,13 +126,13 @@ def dump(
     """
     from contextlib import suppress
 
-    from crckpt.host.background import continued_in_background
+    from crckpt.host.process.background import continued_in_background
 
     # Before much is loaded: of what the child changes, if it is only a count of references, the kernel copies the page.
     let_go = continued_in_background() if asynchronous and not dry_run else None
 
-    from crckpt.ops.dump import dump as perform
-    from crckpt.ops.request import Request
+    from crckpt.ops.dump.dump import dump as perform
+    from crckpt.ops.dump.request import Request
 
     request = Request(
         target,
@@ -172,7 +172,7 @@ def dump(
 
 
 def _rounds(wanted: bool, most: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
-    from crckpt.ops.request import PreCopy
+    from crckpt.ops.dump.request import PreCopy
 
     if not wanted and (most is not None or max_freeze is not None or abort_over):
         words = "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"

@@ -11,7 +11,7 @@ from crckpt.cli import options
 from crckpt.cli.progress import shown
 from crckpt.cli.render import Shown, count, emit, escaped, short, size, summary
 from crckpt.errors import UsageError
-from crckpt.host.run import spelled
+from crckpt.host.process.run import spelled
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ def explain(
 
     crckpt explain /tmp/images/dump.log · criu restore -D images -v4 2>&1 | crckpt explain -
     """
-    from crckpt.ops.explain import explain as perform
+    from crckpt.ops.inspect.explain import explain as perform
 
     told = perform(log)
     finding = told.finding

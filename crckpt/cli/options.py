@@ -11,8 +11,8 @@ import typer
 
 from crckpt.config import Config, parse
 from crckpt.errors import IntegrityError, UsageError
-from crckpt.host.checked_files import read_checked
-from crckpt.host.files import user_directory
+from crckpt.host.disk.checked_files import read_checked
+from crckpt.host.disk.files import user_directory
 from crckpt.ops.context import Context, Progress, silent
 
 Store = Annotated[

@@ -28,8 +28,8 @@ def pre_dump(
 
     `crckpt pre-dump 812 trainer` · `crckpt dump 812 trainer` · in one step: `crckpt dump 812 trainer --pre-copy`
     """
-    from crckpt.ops.pre_dump import pre_dump as perform
-    from crckpt.ops.request import Request
+    from crckpt.ops.dump.pre_dump import pre_dump as perform
+    from crckpt.ops.dump.request import Request
 
     # Connections are none of a round's business.
     request = Request(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)

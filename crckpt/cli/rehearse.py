@@ -15,7 +15,7 @@ from crckpt.cli.render import Shown, count, duration, emit, moment, noted, short
 from crckpt.errors import RehearsalFailed, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.ops.rehearse import Ended, Rehearsed
+    from crckpt.ops.restore.rehearse import Ended, Rehearsed
 
 _LONGEST_S = 24 * 3600
 
@@ -49,8 +49,8 @@ def rehearse(
 
     `crckpt rehearse trainer` · `crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1:8080/'`
     """
-    from crckpt.ops.rehearse import Request
-    from crckpt.ops.rehearse import rehearse as perform
+    from crckpt.ops.restore.rehearse import Request
+    from crckpt.ops.restore.rehearse import rehearse as perform
 
     # Written so that it refuses what is no number (nan), too.
     if not 0 <= seconds <= _LONGEST_S:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from crckpt.causes import Finding
     from crckpt.host.probes import Fact
     from crckpt.ops.doctor import Diagnosis
-    from crckpt.ops.dumping import Dumped
-    from crckpt.ops.incremental import Copied, Tracked
-    from crckpt.ops.predict import Foreseen
-    from crckpt.ops.restore import Restored
-    from crckpt.ops.subject import Copying, Examined
+    from crckpt.ops.dump.commit import Dumped
+    from crckpt.ops.dump.examine import Copying, Examined
+    from crckpt.ops.dump.lineage import Copied, Tracked
+    from crckpt.ops.dump.predict import Foreseen
+    from crckpt.ops.restore.restore import Restored
     from crckpt.store import Checkpoint
 
 SCHEMA = 1

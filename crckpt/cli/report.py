@@ -61,7 +61,7 @@ def _log(subject: str | None) -> Callable[[], bytes] | None:
 
 
 def _read_log(log: Path) -> bytes:
-    from crckpt.ops.explain import read_log
+    from crckpt.ops.inspect.explain import read_log
 
     return read_log(log)
 

@@ -73,8 +73,8 @@ def restore(
 
     `crckpt restore trainer --detach` · `crckpt restore trainer~1` · `crckpt restore trainer:before-upgrade`
     """
-    from crckpt.ops.restore import Request, wait
-    from crckpt.ops.restore import restore as perform
+    from crckpt.ops.restore.restore import Request, wait
+    from crckpt.ops.restore.restore import restore as perform
 
     request = Request(
         ref=ref,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crckpt.cli.render import aligned, moment, short, size
 
 if TYPE_CHECKING:
-    from crckpt.ops.sections import (
+    from crckpt.ops.inspect.sections import (
         Environment,
         FileSection,
         MapSection,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         Sections,
         SocketSection,
     )
-    from crckpt.ops.strings import Match
+    from crckpt.ops.inspect.strings import Match
 
 
 def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from crckpt.ops.context import Context
-    from crckpt.ops.show import Detail, ProcessDetail
+    from crckpt.ops.inspect.show import Detail, ProcessDetail
 
 
 def show(
@@ -52,7 +52,7 @@ def show(
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
         _sections(options.context(store, config=config), ref, wanted, strings, as_json=as_json)
         return
-    from crckpt.ops.show import show as perform
+    from crckpt.ops.inspect.show import show as perform
 
     detail = perform(options.context(store, config=config), ref)
     checkpoint = detail.checkpoint
@@ -70,8 +70,8 @@ def show(
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
     from crckpt.cli.sections import lines
-    from crckpt.ops.sections import sections
-    from crckpt.ops.strings import strings
+    from crckpt.ops.inspect.sections import sections
+    from crckpt.ops.inspect.strings import strings
 
     found = sections(context, ref, **wanted)
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)

@@ -22,11 +22,11 @@ from msgspec import Struct
 from crckpt.criu.hold import GaveUp, Hold
 from crckpt.criu.stuck import DumpLimit
 from crckpt.errors import DumpFailed
-from crckpt.host import run
-from crckpt.host.ends import read_file_ends
-from crckpt.host.leftovers import continue_with_descendants, end_with_descendants
-from crckpt.host.progress import Progress
-from crckpt.host.signals import (
+from crckpt.host.disk.log_ends import read_file_ends
+from crckpt.host.process import run
+from crckpt.host.process.orphans import continue_with_descendants, end_with_descendants
+from crckpt.host.process.progress import Progress
+from crckpt.host.process.signals import (
     interrupt_is_waiting,
     interrupts_let_in,
     interrupts_put_off,

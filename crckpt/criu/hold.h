@@ -1,5 +1,5 @@
 /*
- * CRIU's end of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload.c).
+ * CRIU's end of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload/preload.c).
  *
  * `alive` is a pipe. Each byte in it is a sign of life of crckpt, and says for how many seconds it is valid; end of file
  * means that crckpt has answered, or died. The answer is a name: either side renames `undecided`, crckpt to `commit` and

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from crckpt.errors import HostCannot
-from crckpt.host.files import remove_tree
-from crckpt.host.signals import start_thread
-from crckpt.host.steps import limit, step
+from crckpt.host.disk.files import remove_tree
+from crckpt.host.disk.steps import limit, step
+from crckpt.host.process.signals import start_thread
 
 Step = Literal["pre-dump", "post-dump", "post-restore"]
 

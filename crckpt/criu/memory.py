@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from crckpt.host.own import make_own_directories, read_own
+from crckpt.host.disk.own_files import make_own_directories, read_own
 
 PREFIX = Path("/usr/local/lib/crckpt/criu")
 """Where scripts/install-criu puts a CRIU of its own."""
@@ -61,7 +61,7 @@ def recall(path: Path, memory: Path | None = None) -> Facts | None:
 
 def remember(path: Path, facts: Facts, memory: Path | None = None) -> None:
     """Remember what was found of a CRIU that works."""
-    from crckpt.host.files import write_durably
+    from crckpt.host.disk.files import write_durably
 
     place = memory or _memory()
     if place is None:
@@ -96,7 +96,7 @@ def _of_user() -> Path | None:
 
 def _below_home(variable: str, below: str, name: str) -> Path | None:
     # Not for root, and not light.
-    from crckpt.host.files import user_directory
+    from crckpt.host.disk.files import user_directory
 
     found = user_directory(variable, below)
     return found / name if found is not None else None

@@ -16,7 +16,7 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import follow
 from crckpt.criu.explain import explain
 from crckpt.errors import HostCannot
-from crckpt.host import run
+from crckpt.host.process import run
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import Options
 

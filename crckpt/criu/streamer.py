@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from crckpt.host.pipes import Lender
-from crckpt.host.signals import interrupt_is_waiting
+from crckpt.host.disk.pipes import Lender
+from crckpt.host.process.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 
 Images = Callable[[str], Iterator[memoryview] | None]

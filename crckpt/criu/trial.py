@@ -13,7 +13,8 @@ from pathlib import Path
 from crckpt.criu.command import Paths, dump_command, restore_command
 from crckpt.criu.engine import Outcome, follow
 from crckpt.criu.explain import explain
-from crckpt.host import proc, run
+from crckpt.host import proc
+from crckpt.host.process import run
 from crckpt.model import Options
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the trial has one of each common kind.

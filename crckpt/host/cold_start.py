@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crckpt import __version__
-from crckpt.host.own import open_own, read_own, write_private
+from crckpt.host.disk.own_files import open_own, read_own, write_private
 
 _PLACE = Path(__file__).parents[1] / "__pycache__"
 

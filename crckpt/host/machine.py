@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import platform
 
-from crckpt.host.kernel import cpu_features
+from crckpt.host.probes.kernel import cpu_features
 from crckpt.model import Host
 
 

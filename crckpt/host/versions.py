@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from crckpt.errors import HostCannot
-from crckpt.host import run
+from crckpt.host.process import run
 
 
 def version_of(criu: Path) -> str:

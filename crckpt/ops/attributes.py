@@ -22,8 +22,13 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
-from crckpt.host import attributes, cgroups, keyrings, proc, procfs, socket_options
-from crckpt.host.borrowed import borrow_each
+from crckpt.host import proc
+from crckpt.host.attributes import sockets as socket_options
+from crckpt.host.attributes import tasks
+from crckpt.host.proc import procfs
+from crckpt.host.process import cgroups
+from crckpt.host.syscalls import keyctl
+from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images.sockets import UnixSocket
 from crckpt.preflight.attributes import (
     ATTRIBUTES,
@@ -44,7 +49,7 @@ from crckpt.preflight.attributes import (
 )
 
 if TYPE_CHECKING:
-    from crckpt.host.inside import Order
+    from crckpt.host.attributes.remote_calls import Order
     from crckpt.images.tree import ImageTree
 
 Asked = dict[int, dict[str, Value]]
@@ -68,7 +73,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]
     asked: Asked = {each.pid: {} for each in tree.processes}
     if not living:
         return asked, ()
-    from crckpt.host.inside import Order, enter
+    from crckpt.host.attributes.remote_calls import Order, enter
 
     findings: dict[str, Finding] = {}
     answers = enter([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
@@ -104,7 +109,7 @@ def record(root: proc.Process, asked: Asked) -> object:
                 held.extend(its)
                 known = numbers
     found = Record(
-        cpus=tuple(sorted(attributes.cpus())),
+        cpus=tuple(sorted(tasks.cpus())),
         processes=tuple(processes),
         groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
         asked=tuple(were_asked),
@@ -119,7 +124,7 @@ def _process(process: proc.Process, asked: dict[str, Value], groups: dict[Member
     return ProcessRecord(
         pid=process.ns_pids[-1],
         threads=dict(_threads(process)),
-        values=dict(_read(attributes.OF_PROCESS.items(), pid)) | asked,
+        values=dict(_read(tasks.OF_PROCESS.items(), pid)) | asked,
         groups=groups.setdefault(members, len(groups)),
         labels=dict(_labels(pid)),
         has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
@@ -130,7 +135,7 @@ def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, Value]]]:
     for tid in process.threads:
         with suppress(OSError):
             inside = tid if len(process.ns_pids) == 1 else _inner(process.pid, tid)
-            yield inside, dict(_read(attributes.OF_THREAD.items(), tid))
+            yield inside, dict(_read(tasks.OF_THREAD.items(), tid))
 
 
 def _inner(pid: int, tid: int) -> int:
@@ -139,7 +144,7 @@ def _inner(pid: int, tid: int) -> int:
     return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
 
 
-def _read(readers: Iterable[tuple[str, attributes.Reader]], number: int) -> Iterator[tuple[str, Value]]:
+def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, Value]]:
     """What a kernel does not know is left out."""
     for name, reader in readers:
         with suppress(OSError, ValueError):
@@ -182,7 +187,7 @@ class PutBack(Struct, frozen=True):
     def enter_session(self) -> None:
         """Leave our session keyring, if the tree is not to have it. Raises OSError."""
         if self.needs_session:
-            keyrings.join_new()
+            keyctl.join_new()
 
     def __call__(self, init: int | None) -> tuple[Finding, ...]:
         """Do it; what could not be done. The tree is in our PID namespace, or in that of the process `init`.
@@ -204,7 +209,7 @@ class PutBack(Struct, frozen=True):
 
 def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False) -> PutBack:
     """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
-    session = keyrings.own_session()
+    session = keyctl.own_session()
     if record is None:
         judgement = Judgement(is_in_session=shares_session(None, tree, session))
         return PutBack(None, tree, Landing(frozenset()), judgement, allow_weaker)
@@ -212,7 +217,7 @@ def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_se
         record = msgspec.structs.replace(record, groups=())
     restricting = {group.place for members in record.groups for group in members if group.restricts}
     landing = Landing(
-        cpus=attributes.cpus(),
+        cpus=tasks.cpus(),
         session=session,
         restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
         now={place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None},
@@ -313,7 +318,7 @@ def _listen_again(here: int, found: Socket) -> Order:
 def _listened(listening: list[tuple[Socket, Order]]) -> Iterator[Finding]:
     if not listening:
         return
-    from crckpt.host.inside import enter
+    from crckpt.host.attributes.remote_calls import enter
 
     for (found, _), answer in zip(listening, enter([order for _, order in listening]), strict=True):
         for why in (answer.why, *(why for _, why in answer.failed)):
@@ -336,7 +341,7 @@ def _by_process(wanted: tuple[Wish, ...]) -> dict[int, list[Wish]]:
 
 def _has(name: str, tid: int, value: Value) -> bool:
     """Whether that is so already. What cannot be read is set, unless it was nothing."""
-    reader = attributes.OF_THREAD.get(name) or attributes.OF_PROCESS.get(name)
+    reader = tasks.OF_THREAD.get(name) or tasks.OF_PROCESS.get(name)
     if reader is None:
         return not any(value)
     with suppress(OSError, ValueError):
@@ -346,13 +351,13 @@ def _has(name: str, tid: int, value: Value) -> bool:
 
 def _set(name: str, tid: int, value: Value, wish: Wish) -> Iterator[Finding]:
     try:
-        attributes.SETTERS[name](tid, value)
+        tasks.SETTERS[name](tid, value)
     except _REFUSED as error:
         yield _lost(name, wish, str(getattr(error, "strerror", None) or error))
 
 
 def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
-    from crckpt.host.inside import Order
+    from crckpt.host.attributes.remote_calls import Order
 
     return Order(pid, tid, "set", tuple(values), is_lent=True)
 
@@ -360,7 +365,7 @@ def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
 def _entered(orders: list[tuple[Wish, Order]]) -> Iterator[Finding]:
     if not orders:
         return
-    from crckpt.host.inside import enter
+    from crckpt.host.attributes.remote_calls import enter
 
     for (wish, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
         if answer.why:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.errors import HostCannot, UsageError
-from crckpt.host.path_trust import find_intruder_on
+from crckpt.host.disk.path_trust import find_intruder_on
 
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu

@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.errors import UsageError
-from crckpt.host.files import ensure_directories, sync_content, sync_directory
-from crckpt.host.run import spelled
+from crckpt.host.disk.files import ensure_directories, sync_content, sync_directory
+from crckpt.host.process.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
-from crckpt.ops.images import unpack
+from crckpt.ops.inspect.images import unpack
 
 _EMPTY: Final = "give a directory that is empty or does not exist"
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 from crckpt.causes import Finding
 from crckpt.criu.engine import Outcome
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
-from crckpt.host.fuse import answers_limited
+from crckpt.host.disk.fuse import answers_limited
 from crckpt.host.proc import effective_capabilities
-from crckpt.host.progress import QUIET_S
+from crckpt.host.process.progress import QUIET_S
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation, Place

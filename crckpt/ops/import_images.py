@@ -18,7 +18,7 @@ from crckpt.images.tree import ImageTree, read_tree
 from crckpt.model import JobName, Options, Task, moment
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
-from crckpt.store.image_files import read_image_file
+from crckpt.store.write.image_files import read_image_file
 
 _UNKNOWN = "unknown"
 

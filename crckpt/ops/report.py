@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, Interrupted, UsageError
-from crckpt.host.checked_files import is_directory, open_checked
-from crckpt.host.ends import read_stream_ends
-from crckpt.host.files import open_private, removed_on_failure
+from crckpt.host.disk.checked_files import is_directory, open_checked
+from crckpt.host.disk.files import open_private, removed_on_failure
+from crckpt.host.disk.log_ends import read_stream_ends
 from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
 
@@ -230,7 +230,7 @@ def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
 
 
 def _contents(context: Context, ref: str) -> _Files:
-    from crckpt.ops.sections import sections
+    from crckpt.ops.inspect.sections import sections
 
     found = sections(context, ref, ps=True, files=True, sockets=True)
     yield "checkpoint/processes.json", msgspec.to_builtins(found.ps)
@@ -239,7 +239,7 @@ def _contents(context: Context, ref: str) -> _Files:
 
 
 def _command_lines(context: Context, ref: str) -> _Files:
-    from crckpt.ops.show import show
+    from crckpt.ops.inspect.show import show
 
     lines = {str(process.pid): process.command_line for process in show(context, ref).processes}
     yield "checkpoint/command-lines.json", lines

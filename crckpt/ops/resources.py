@@ -8,8 +8,10 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from crckpt.criu.explain import Explanation, Place
-from crckpt.host import network, proc, unix_sockets
-from crckpt.host.observe import Observed
+from crckpt.host import proc
+from crckpt.host.namespaces import network
+from crckpt.host.observe import unix_sockets
+from crckpt.host.observe.tree import Observed
 from crckpt.images.regular import RegularFile
 from crckpt.images.tree import ImageTree
 

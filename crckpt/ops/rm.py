@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.errors import CrckptError
-from crckpt.host import network
+from crckpt.host.namespaces import network
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Repository

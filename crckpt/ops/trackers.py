@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.errors import UsageError
-from crckpt.host import targets
+from crckpt.host.target import resolve
 from crckpt.ops.context import need_root
-from crckpt.tracking.keeper import Keeper
-from crckpt.tracking.kept import Unanswered, forget, keepers
+from crckpt.tracking.keeper.client import Unanswered, forget, keepers
+from crckpt.tracking.keeper.server import Keeper
 
 
 class Trackers(Struct, frozen=True):
@@ -26,7 +26,7 @@ def trackers(end: str | None = None) -> Trackers:
     `targets.resolve` raises.
     """
     need_root("to see what is tracked")
-    root = targets.resolve(end) if end not in (None, "all") else None
+    root = resolve.resolve(end) if end not in (None, "all") else None
     found: list[Keeper] = []
     late: list[Unanswered] = []
     for one in keepers(root):

@@ -21,8 +21,8 @@ from msgspec import Meta, Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import IntegrityError
-from crckpt.host.keyrings import SessionKeyring
-from crckpt.host.socket_options import SocketRecord
+from crckpt.host.attributes.sockets import SocketRecord
+from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
 

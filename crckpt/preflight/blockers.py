@@ -9,10 +9,10 @@ import stat
 from collections.abc import Container, Iterable, Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.host.maps import Mapping
-from crckpt.host.observe import Observed
-from crckpt.host.pipe_ends import pipes, reads
+from crckpt.host.observe.pipes import pipes, reads
+from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process
+from crckpt.host.proc.maps import Mapping
 
 _NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h

@@ -9,10 +9,10 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.host.observe import Observed
-from crckpt.host.pipe_ends import pipes, reads, writes
+from crckpt.host.observe.pipes import pipes, reads, writes
+from crckpt.host.observe.tree import Observed
+from crckpt.host.observe.waits import RESTARTED
 from crckpt.host.proc import Descriptor, Process
-from crckpt.host.waits import RESTARTED
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import blockers, outside_terminals, shares, user_to_run_as
 from crckpt.preflight.kinds import find_untested

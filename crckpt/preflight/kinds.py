@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from crckpt.host.observe import Observed
+from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process
 
 _TREES: Final = "tests/integration/test_trees.py::test_a_stopped_tree_comes_back"

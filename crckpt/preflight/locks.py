@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from crckpt.causes import Finding, cause
-from crckpt.host.locks import Held
+from crckpt.host.proc.locks import Held
 from crckpt.images.locks import FileLock
 
 

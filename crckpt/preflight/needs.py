@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause, mebibytes
-from crckpt.host.cgroups import TasksLeft
+from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.special import OtherFile

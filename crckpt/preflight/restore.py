@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.host.locks import Held
-from crckpt.host.network import Binding
+from crckpt.host.namespaces.network import Binding
 from crckpt.host.proc import Owner
+from crckpt.host.proc.locks import Held
 from crckpt.images.files import OpenFile
 from crckpt.images.locks import FileLock
 from crckpt.images.mm import PROT_EXEC
@@ -27,8 +27,8 @@ from crckpt.preflight.locks import kept_out
 from crckpt.preflight.needs import Here
 
 if TYPE_CHECKING:
-    from crckpt.host.packages import Package
-    from crckpt.host.writers import Writer
+    from crckpt.host.disk.packages import Package
+    from crckpt.host.proc.writers import Writer
 
 Grown = Literal["refuse", "keep", "rewind"]
 """What to do with files that only grew since the checkpoint."""

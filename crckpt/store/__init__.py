@@ -92,18 +92,18 @@ manifest, is removed by gc, which refuses to remove anything as long as a manife
 manifest may be replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
 """
 
-from crckpt.store.ingest import NewCheckpoint, ingest, load
+from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
+from crckpt.store.format.names import check_name
 from crckpt.store.layout import is_blank
-from crckpt.store.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
-from crckpt.store.names import check_name
 from crckpt.store.pending import Pending
+from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
 from crckpt.store.refs import Tag
-from crckpt.store.repair import Repaired, Unmended, repair
 from crckpt.store.repository import Repository
-from crckpt.store.retention import Collected, Unreadable
 from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
-from crckpt.store.verify import Damage, Verified, verify
+from crckpt.store.upkeep.gc import Collected, Unreadable
+from crckpt.store.upkeep.repair import Repaired, Unmended, repair
+from crckpt.store.upkeep.verify import Damage, Verified, verify
+from crckpt.store.write.ingest import NewCheckpoint, ingest, load
 
 __all__ = [
     "STAGING",

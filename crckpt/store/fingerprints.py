@@ -20,13 +20,13 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from crckpt.errors import IntegrityError
-from crckpt.host.checked_files import open_checked, read_checked
-from crckpt.host.files import rename, write_durably, write_new
+from crckpt.host.disk.checked_files import open_checked, read_checked
+from crckpt.host.disk.files import rename, write_durably, write_new
 from crckpt.model import PAGE_SIZE
-from crckpt.store.extents import Bytes, Numbers, Places
+from crckpt.store.format.extents import Bytes, Numbers, Places
+from crckpt.store.format.pack import Pack
+from crckpt.store.format.pack_writer import Written
 from crckpt.store.layout import Layout
-from crckpt.store.pack import Pack
-from crckpt.store.pack_writer import Written
 
 SIZE: Final = 16
 _KEY: Final = 32

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.host.checked_files import check_directory, open_directory, read_checked
-from crckpt.host.files import (
+from crckpt.host.disk.checked_files import check_directory, open_directory, read_checked
+from crckpt.host.disk.files import (
     PRIVATE_DIRECTORY,
     ensure_directories,
     ensure_private_directory,
@@ -26,10 +26,10 @@ from crckpt.host.files import (
     sync_directory,
     write_durably,
 )
-from crckpt.host.path_trust import find_intruder, open_path
-from crckpt.store.documents import decode
-from crckpt.store.manifest import MOST_BYTES
-from crckpt.store.names import checked_id
+from crckpt.host.disk.path_trust import find_intruder, open_path
+from crckpt.store.format.documents import decode
+from crckpt.store.format.manifest import MOST_BYTES
+from crckpt.store.format.names import checked_id
 
 FORMAT: Final = 1
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
-from crckpt.host.checked_files import open_checked
-from crckpt.host.files import is_named, open_lock, own_name, remove
+from crckpt.host.disk.checked_files import open_checked
+from crckpt.host.disk.files import is_named, open_lock, own_name, remove
 from crckpt.model import moment
 from crckpt.store.owner import Owner, read_owner, write_owner
 

@@ -14,10 +14,10 @@ from msgspec.structs import asdict
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host import proc
-from crckpt.host.checked_files import read_checked
-from crckpt.host.files import open_private, write
+from crckpt.host.disk.checked_files import read_checked
+from crckpt.host.disk.files import open_private, write
 from crckpt.model import Count, Pid
-from crckpt.store.documents import decode
+from crckpt.store.format.documents import decode
 
 MOST_BYTES: Final = 4 << 20
 """The size of the largest record of an owner: it has the command line, which has no limit but this (execve(2))."""

@@ -15,10 +15,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from crckpt.errors import CrckptError, IntegrityError
-from crckpt.host.checked_files import is_directory, read_checked
-from crckpt.host.files import ensure_private_directory, own_name, remove, write_durably
+from crckpt.host.disk.checked_files import is_directory, read_checked
+from crckpt.host.disk.files import ensure_private_directory, own_name, remove, write_durably
 from crckpt.model import JobName, RunId
-from crckpt.store.documents import decode
+from crckpt.store.format.documents import decode
 from crckpt.store.layout import Layout
 from crckpt.store.owner import MOST_BYTES, Owner, owner_of
 

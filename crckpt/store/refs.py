@@ -12,8 +12,8 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
-from crckpt.host.checked_files import check_directory, is_directory, read_checked
-from crckpt.host.files import (
+from crckpt.host.disk.checked_files import check_directory, is_directory, read_checked
+from crckpt.host.disk.files import (
     ensure_private_directory,
     is_named,
     losses_passed_over,
@@ -22,7 +22,7 @@ from crckpt.host.files import (
     write_durably,
 )
 from crckpt.model import CheckpointId, JobName
-from crckpt.store.names import ID, NAME, SHORT, check_name
+from crckpt.store.format.names import ID, NAME, SHORT, check_name
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
-from crckpt.host.checked_files import check_directory
-from crckpt.host.files import (
+from crckpt.host.disk.checked_files import check_directory
+from crckpt.host.disk.files import (
     LOST,
     add_private_directory,
     is_named,
@@ -28,17 +28,17 @@ from crckpt.host.files import (
     write_new,
 )
 from crckpt.model import CheckpointId, JobName
+from crckpt.store.format.manifest import Checkpoint, job_named_in, next_sequence, seal, unseal
+from crckpt.store.format.names import ID, SHORT
 from crckpt.store.layout import Facts, Layout, open_layout
 from crckpt.store.lock import TIMEOUT_S, StoreLock, taking_turns
-from crckpt.store.manifest import Checkpoint, job_named_in, next_sequence, seal, unseal
-from crckpt.store.names import ID, SHORT
 from crckpt.store.pending import Pending, announced, read_pending
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
-from crckpt.store.retention import Collected, Unreadable, collect, remove_checkpoints
 from crckpt.store.transaction import Transaction, transaction
+from crckpt.store.upkeep.gc import Collected, Unreadable, collect, remove_checkpoints
 
 if TYPE_CHECKING:
-    from crckpt.store.contents import Contents
+    from crckpt.store.read.contents import Contents
 
 
 class Repository:
@@ -197,7 +197,7 @@ class Repository:
 
     def contents(self, checkpoint: Checkpoint) -> Contents:
         """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
-        from crckpt.store.contents import Contents
+        from crckpt.store.read.contents import Contents
 
         if self._contents is None or self._contents.checkpoint != checkpoint:
             self._contents = Contents(self.layout, checkpoint)

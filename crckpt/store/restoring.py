@@ -15,11 +15,11 @@ from typing import Final
 
 from crckpt.errors import StoreLocked
 from crckpt.host import proc
-from crckpt.host.files import open_lock, remove, resize, write
+from crckpt.host.disk.files import open_lock, remove, resize, write
 from crckpt.model import JobName
+from crckpt.store.format.names import check_name
 from crckpt.store.layout import Layout
 from crckpt.store.lock import TIMEOUT_S
-from crckpt.store.names import check_name
 
 _RETRY_S: Final = 0.05
 _COMMAND: Final = 100

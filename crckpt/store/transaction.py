@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host.checked_files import is_directory
-from crckpt.host.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
-from crckpt.host.signals import interrupts_put_off
+from crckpt.host.disk.checked_files import is_directory
+from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
+from crckpt.host.process.signals import interrupts_put_off
 from crckpt.store.owner import read_owner, write_owner
 
 STAGING = "staging"

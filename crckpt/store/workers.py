@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from crckpt.host.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_put_off
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.files import runtime_directory
-from crckpt.host.runtime import make_for
+from crckpt.host.disk.files import runtime_directory
+from crckpt.host.disk.runtime_directory import make_for
 
 _PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are centuries of clock ticks
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid

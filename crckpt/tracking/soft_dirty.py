@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crckpt.host import pagemap, proc
-from crckpt.tracking import preload
+from crckpt.host import proc
+from crckpt.host.syscalls import pagemap
+from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,7 @@ class SoftDirty:
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library, which stops it before its first reset, and sees what has no bit (frames.c)."""
         joined = {} if pagemap.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
-        return {**preload.environment(criu, NAME), **joined}
+        return {**library.environment(criu, NAME), **joined}
 
     def is_left_in(self, _pid: int) -> bool:
         """Nothing of ours is in any process."""

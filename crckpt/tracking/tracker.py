@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap, proc
+from crckpt.host import proc
+from crckpt.host.syscalls import pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.tracking import preload, unseen
+from crckpt.tracking import unseen
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.preload import library
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -290,8 +292,8 @@ def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
     if pagemap.soft_dirty_misses_joined():
         why = "this kernel's soft-dirty bits miss what is written where maps have joined"
         yield *_write_protection(criu, why), False
-    refusal = preload.refusal(criu, SoftDirty.name)
-    method = None if refusal else SoftDirty(misses_huge=(preload.release_of(criu) or _UNKNOWN) < _COPIES_HUGE)
+    refusal = library.refusal(criu, SoftDirty.name)
+    method = None if refusal else SoftDirty(misses_huge=(library.release_of(criu) or _UNKNOWN) < _COPIES_HUGE)
     yield method, refusal or "the kernel has soft-dirty bits", True
 
 
@@ -303,7 +305,7 @@ def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
         return None, f"{why}, and {error.message}"
     if not works:
         return None, f"{why}, and its write protection does not tell what was written"
-    refusal = preload.refusal(criu, UffdWp.name)
+    refusal = library.refusal(criu, UffdWp.name)
     return (None, refusal) if refusal else (UffdWp(), why)
 
 

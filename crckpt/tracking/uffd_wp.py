@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
-from crckpt.host.injector import Taken, close_in, userfaultfds
-from crckpt.tracking import preload, unseen
+from crckpt.host.process.userfaultfd import Taken, close_in, userfaultfds
+from crckpt.host.syscalls import pagemap
+from crckpt.tracking import unseen
+from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +75,7 @@ class UffdWp:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library."""
-        return preload.environment(criu, NAME)
+        return library.environment(criu, NAME)
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.written`."""

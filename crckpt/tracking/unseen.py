@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host import procfs
+from crckpt.host.proc import procfs
 
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 FOREIGN_USERFAULTFD: Final = (
     "its memory is managed by another process's userfaultfd; a tracker that crckpt trackers does not show may be it: "
-    "pgrep -af crckpt.tracking.keeper"
+    "pgrep -af crckpt.tracking.keeper.server"
 )
 
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")

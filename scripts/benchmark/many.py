@@ -15,7 +15,7 @@ from benchmark.setting import WRITTEN_BETWEEN, Setting
 from benchmark.targets import started
 from crckpt.model import JobName
 from crckpt.store import Repository
-from crckpt.store.manifest import seal
+from crckpt.store.format.manifest import seal
 
 CHECKPOINTS = 10_000
 JOBS = 20

@@ -13,11 +13,11 @@ from rounds import PAGE, PAGES, Target
 
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
+from crckpt.host.syscalls import pagemap
 from crckpt.images.pagemap import read_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, read_file
-from crckpt.tracking import preload
+from crckpt.tracking.preload import library
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -28,10 +28,10 @@ def untracked() -> str:
     """Why this kernel tracks in no way, or nothing."""
     try:
         if pagemap.tracks_by_soft_dirty():
-            return preload.refusal(find(None, None).path, SoftDirty.name)
+            return library.refusal(find(None, None).path, SoftDirty.name)
         if not pagemap.tracks_by_write_protection():
             return "a written page is not told"
-        return preload.refusal(find(None, None).path, UffdWp.name)
+        return library.refusal(find(None, None).path, UffdWp.name)
     except HostCannot as error:
         return error.message
 

@@ -17,8 +17,8 @@ from trees import PYTHON, Case, Tree, open_workdir, runs, wait_for
 
 from crckpt.causes import cause
 from crckpt.ops.context import Context
-from crckpt.ops.request import Request
-from crckpt.ops.subject import examine
+from crckpt.ops.dump.examine import examine
+from crckpt.ops.dump.request import Request
 
 REFUSED: Final = 24
 FAILED: Final = 21

@@ -10,8 +10,8 @@ from stopped import BY_NAME
 from trees import CASES, PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
-from crckpt.ops.request import Request
-from crckpt.ops.subject import examine
+from crckpt.ops.dump.examine import examine
+from crckpt.ops.dump.request import Request
 
 REFUSED = 24
 

@@ -14,7 +14,7 @@ from stopped import BY_NAME, JOB, program
 from trees import NOBODY, started, wait_for
 
 from crckpt.criu.hold import PROGRAM
-from crckpt.host.rights import rights_below
+from crckpt.host.attributes.credentials import rights_below
 from crckpt.images import magics
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.rights import read_rights, surplus

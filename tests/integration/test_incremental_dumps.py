@@ -38,8 +38,8 @@ from trees import runs, started, wait_for
 from crckpt.criu.find import find
 from crckpt.host import proc
 from crckpt.store import Repository, verify
-from crckpt.store.pack import FRAME_PAGES, open_pack
-from crckpt.tracking.kept import ENDED, session
+from crckpt.store.format.pack import FRAME_PAGES, open_pack
+from crckpt.tracking.keeper.client import ENDED, session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "no dump of this tree has been tracked yet"

@@ -25,7 +25,8 @@ from entering import FREEZERS, compiled, frozen, running, state, tracer, wait_fo
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
 
-from crckpt.host import pagemap, room
+from crckpt.host.disk import space
+from crckpt.host.syscalls import pagemap
 from crckpt.images.mm import MAP_HUGETLB
 from crckpt.tracking.soft_dirty import SoftDirty, Watched
 
@@ -274,7 +275,7 @@ def test_huge_pages_of_which_the_bits_are_lost(program: Path, tmp_path: Path) ->
 
 
 def every_free_huge_page() -> mmap.mmap:
-    size = room.free_huge_pages(2 * MIB) * 2 * MIB
+    size = space.free_huge_pages(2 * MIB) * 2 * MIB
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
 
 
@@ -307,7 +308,7 @@ def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:
         crckpt.run("dump", str(target.pid), "job")
         target.end()
         filler = crckpt.store / "filler"
-        filler.write_bytes(bytes(room.free_disk(crckpt.store) - 16 * MIB))
+        filler.write_bytes(bytes(space.free_disk(crckpt.store) - 16 * MIB))
         try:
             for words in (("restore", "job", "--detach"), ("rehearse", "job")):
                 said = crckpt.run(*words, "--json", status=24)

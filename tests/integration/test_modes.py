@@ -15,7 +15,7 @@ from incremental import keeper
 from rounds import Target
 
 import crckpt as package
-from crckpt.host.own import is_own
+from crckpt.host.disk.own_files import is_own
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

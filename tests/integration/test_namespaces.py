@@ -20,7 +20,7 @@ from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.model import Options
-from crckpt.tracking.preload import untracked_words
+from crckpt.tracking.preload.library import untracked_words
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

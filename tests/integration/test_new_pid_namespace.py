@@ -208,7 +208,7 @@ def _init(crckpt: Crckpt) -> int:
 
 def _makers(crckpt: Crckpt) -> tuple[int, ...]:
     """PIDs of all that make a namespace for a restore from this test's store: its init, and the init's parent."""
-    marks = (str(crckpt.store), "crckpt.host.namespace_init")
+    marks = (str(crckpt.store), "crckpt.host.namespaces.init")
     return tuple(
         process.pid
         for process in psutil.process_iter(["cmdline"])

@@ -18,7 +18,7 @@ from moments import ENDS_WITHIN_S, manifests
 from trees import wait_for
 
 from crckpt.host import proc
-from crckpt.host.held import HeldProcess
+from crckpt.host.target.hold import HeldProcess
 
 _SYS_CLONE3 = 435
 SLEEP = ("/bin/sleep", "1000")

@@ -14,7 +14,7 @@ from command import Crckpt
 from stopped import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree
 
-from crckpt.tracking.preload import RESTORE_LIBRARY
+from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
 pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was no C compiler")
 

@@ -28,10 +28,10 @@ from crckpt.criu.find import find
 from crckpt.errors import PreflightRefused
 from crckpt.host.proc import read_process
 from crckpt.ops.context import Context
-from crckpt.ops.dump import dump
-from crckpt.ops.request import PreCopy, Request
-from crckpt.tracking.kept import ENDED, running
-from crckpt.tracking.places import place_of_keeper
+from crckpt.ops.dump.dump import dump
+from crckpt.ops.dump.request import PreCopy, Request
+from crckpt.tracking.keeper.client import ENDED, running
+from crckpt.tracking.keeper.places import place_of_keeper
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -180,7 +180,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was copied is lost when the rounds are over and their freeze was foreseen."""
-    dumping = importlib.import_module("crckpt.ops.dumping")
+    dumping = importlib.import_module("crckpt.ops.dump.commit")
     copies = dumping.pre_copy
 
     def lost_after(*subject_and_places: Any) -> Any:

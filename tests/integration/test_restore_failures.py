@@ -16,7 +16,7 @@ from command import Crckpt, network_locks
 from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped, taken
 from trees import Tree, runs, started, wait_for
 
-from crckpt.store.pack import open_pack
+from crckpt.store.format.pack import open_pack
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

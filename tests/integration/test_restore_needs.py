@@ -19,7 +19,7 @@ from incremental import wrapper
 from stopped import BY_NAME, JOB, program, stopped
 from trees import open_workdir
 
-from crckpt.host.kernel import has_guard_pages
+from crckpt.host.probes.kernel import has_guard_pages
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

@@ -15,7 +15,7 @@ from command import Crckpt
 from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
 from trees import Tree, started, wait_for
 
-from crckpt.host.socket_options import OPTIONS
+from crckpt.host.attributes.sockets import OPTIONS
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

@@ -17,11 +17,13 @@ import pytest
 from entering import preload_library, reset
 from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compiled
 
-from crckpt.host import pagemap, proc
-from crckpt.host.injector import userfaultfds
-from crckpt.host.pagemap import WriteProtection
-from crckpt.tracking import preload, unseen
+from crckpt.host import proc
+from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls.pagemap import WriteProtection
+from crckpt.tracking import unseen
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.preload import library
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Tracker
 from crckpt.tracking.uffd_wp import UffdWp
@@ -63,7 +65,7 @@ def is_caught(oracle: Oracle) -> None:
 @pytest.fixture(params=["holes are marked", "what is not registered is clean"])
 def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A preload library that lacks one guard."""
-    text = preload.LIBRARY.with_name("preload.c").read_text()
+    text = library.LIBRARY.with_name("preload.c").read_text()
     old, new = {
         # The mark is taken for a page that was swapped out, and dropped pages come back.
         "holes are marked": ("scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;", ""),
@@ -76,7 +78,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_preload_library_without_a_guard(
     by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preload, "LIBRARY", changed)
+    monkeypatch.setattr(library, "LIBRARY", changed)
     is_caught(by_write_protection)
 
 

@@ -8,8 +8,8 @@ from command import Crckpt
 from trees import CASES, TRAINING, Case, Tree, started
 
 from crckpt.ops.context import Context
-from crckpt.ops.request import Request
-from crckpt.ops.subject import examine
+from crckpt.ops.dump.examine import examine
+from crckpt.ops.dump.request import Request
 from crckpt.preflight.kinds import TESTED, find_kinds
 from crckpt.store import Repository
 

@@ -20,9 +20,9 @@ from trees import READY_S, wait_for
 from crckpt.criu.command import Paths, dump_command
 from crckpt.model import Options
 from crckpt.ops.context import Context
-from crckpt.ops.dump import dump
-from crckpt.ops.request import Request
-from crckpt.tracking import preload
+from crckpt.ops.dump.dump import dump
+from crckpt.ops.dump.request import Request
+from crckpt.tracking.preload import library
 
 PROGRAMS: Final = Path(__file__).parent.parent / "programs"
 FOR_EVER_MS: Final = 1_000_000
@@ -280,7 +280,7 @@ def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
         (tmp_path / "images").mkdir()
         paths = Paths(tmp_path / "images", tmp_path, script)
         words = dump_command(criu, running.pid, paths, Options(), leave_running=True)
-        subprocess.run([*preload.untracked_words(criu), *words], check=True)
+        subprocess.run([*library.untracked_words(criu), *words], check=True)
         wait_for(lambda: running.lines()[1:] != [], READY_S, "the call to return")
         assert running.lines()[1:] == [["interrupted", "1"]]
         (running.directory / "go").touch()
@@ -380,7 +380,7 @@ def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
 ) -> None:
     """As where crckpt was installed without a C compiler."""
-    monkeypatch.setattr(preload, "LIBRARY", tmp_path / "none")
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
         done = dump(Request(target=str(running.pid), job="job"), Context(store=crckpt.store))
         threads = {name: tid for name, (tid, _) in running.calls().items()}

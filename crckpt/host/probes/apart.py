@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from crckpt.host.probes.fact import Outcome, limited
-from crckpt.host.signals import interrupts_let_in, interrupts_put_off
+from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
 
 WITHIN_S = 10
 """A probe that takes longer is ended. Programs that probes start get less, so that they are ended before."""

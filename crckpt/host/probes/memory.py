@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
 from crckpt.host.probes.fact import Outcome, missing, ok
+from crckpt.host.syscalls import pagemap
 
 _WRITTEN = "a written page is seen as written, one that was not is not"
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")

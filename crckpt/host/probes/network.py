@@ -9,10 +9,11 @@ import socket
 import struct
 from pathlib import Path
 
-from crckpt.host import network, run
+from crckpt.host.namespaces import network
 from crckpt.host.probes import calls
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
-from crckpt.host.sock_diag import answers
+from crckpt.host.process import run
+from crckpt.host.syscalls.sock_diag import answers
 
 # linux/tcp.h
 _TCP_REPAIR = 19

@@ -8,9 +8,10 @@ import stat
 import tempfile
 from pathlib import Path
 
-from crckpt.host import room, run
-from crckpt.host.mounts import mounted
+from crckpt.host.disk import space
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.proc.mountinfo import mounted
+from crckpt.host.process import run
 from crckpt.model import MEBIBYTE
 
 _GIBIBYTE = 1 << 30
@@ -40,7 +41,7 @@ def store(path: Path) -> Outcome:
         prefix, refused = "", _refused(path)
     if refused:
         return refused
-    if room.is_read_only(there):
+    if space.is_read_only(there):
         return missing(f"{there} lies on a read-only mount", "nothing can be stored", _ANOTHER)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
@@ -94,7 +95,7 @@ def _refused(path: Path) -> Outcome | None:
 
 def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
     found = prefix + _room(path)
-    if room.free_disk(path) < _GIBIBYTE:
+    if space.free_disk(path) < _GIBIBYTE:
         return limited(found, "a dump of a large tree does not fit", more)
     return ok(found)
 

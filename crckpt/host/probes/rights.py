@@ -7,8 +7,9 @@ import os
 import struct
 from pathlib import Path
 
-from crckpt.host import proc, run
+from crckpt.host import proc
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.process import run
 
 # Numbers of linux/capability.h, and what goes without them.
 _NEEDED = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}

@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-from crckpt.host import run
 from crckpt.host.probes.fact import Outcome, missing, ok
+from crckpt.host.process import run
 
 _NEEDED = ("flock", "unshare", "nsenter")
 _PROGRAM_S = 3

@@ -136,7 +136,7 @@ from pathlib import Path
 from crckpt.criu.engine import follow
 from crckpt.criu.hold import held
 from crckpt.errors import Interrupted
-from crckpt.host.signals import interruptible
+from crckpt.host.process.signals import interruptible
 
 criu, work = sys.argv[1], Path(sys.argv[2])
 log = work / "dump.log"

@@ -20,7 +20,7 @@ from entering import halted
 from crckpt.criu import hold as hold_module
 from crckpt.criu.hold import GaveUp, Hold, Step, gate, held
 from crckpt.errors import HostCannot, StoreUnusable
-from crckpt.host import run
+from crckpt.host.process import run
 
 SOON = 20.0
 OWNER = """

@@ -15,7 +15,7 @@ import pytest
 
 from crckpt.criu.streamer import Images, Streamer, serving
 from crckpt.errors import IntegrityError, Interrupted
-from crckpt.host.signals import interruptible, interrupts_put_off
+from crckpt.host.process.signals import interruptible, interrupts_put_off
 
 LARGE = os.urandom(5 << 20)
 # Parts are of 100,000 bytes: one that fits into a pipe, several, and one that does not.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
+from crckpt.host.syscalls import pagemap
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from crckpt.host.borrowed import SocketKind, socket_kinds, unread_bytes
+from crckpt.host.syscalls.pidfd_getfd import SocketKind, socket_kinds, unread_bytes
 
 
 def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import cgroups, room
+from crckpt.host.disk import space
+from crckpt.host.process import cgroups
 
 BOTH = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
 TWO = "0::/outer/inner\n"
@@ -43,19 +44,19 @@ def limit_memory(group: Path, most: str, used: str) -> None:
 def test_without_limits(inner: Path) -> None:
     assert list(cgroups.memory_left()) == []
     assert cgroups.tasks_left() is None
-    assert room.free_memory() > 1 << 20
+    assert space.free_memory() > 1 << 20
 
 
 def test_memory_and_what_is_held_of_files(inner: Path) -> None:
     limit_memory(inner, "2000", "1900")
     assert list(cgroups.memory_left()) == [900]
-    assert room.free_memory() == 900
+    assert space.free_memory() == 900
 
 
 def test_the_tightest_group_counts(inner: Path) -> None:
     limit_memory(inner, "9000", "1900")
     limit_memory(inner.parent, "3000", "2900")
-    assert room.free_memory() == 900
+    assert space.free_memory() == 900
 
 
 def test_a_group_gets_the_swap_that_it_may_use(inner: Path) -> None:

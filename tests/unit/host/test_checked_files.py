@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host import elf
-from crckpt.host.checked_files import check_directory, open_checked, open_directory, read_checked
-from crckpt.host.ends import read_file_ends
-from crckpt.host.files import open_lock, remove_tree
+from crckpt.host.disk import build_id
+from crckpt.host.disk.checked_files import check_directory, open_checked, open_directory, read_checked
+from crckpt.host.disk.files import open_lock, remove_tree
+from crckpt.host.disk.log_ends import read_file_ends
 
 NOBODY = 65534
 MOST = 1 << 20
@@ -144,7 +144,7 @@ def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("read", [elf.build_id, read_file_ends])
+@pytest.mark.parametrize("read", [build_id.build_id, read_file_ends])
 def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
     """A device may act when it is opened (a watchdog, a tape). A FIFO lets go on who waits at it, as is seen here."""
     fifo = tmp_path / "fifo"

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from entering import state, wait_for
 
-from crckpt.host.cores import left_to
+from crckpt.host.process.cpu_time import left_to
 
 OURS = os.sched_getaffinity(0)
 

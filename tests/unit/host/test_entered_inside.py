@@ -14,9 +14,11 @@ import pytest
 from entering import compiled, running
 
 from crckpt.errors import HostCannot
-from crckpt.host import attributes, cgroups, inside, proc
-from crckpt.host.domains import has_landlock_domain, kernel_has_landlock
-from crckpt.host.inside import LOCKED_AT_ONCE, Order, enter
+from crckpt.host import proc
+from crckpt.host.attributes import remote_calls, tasks
+from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
+from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, enter
+from crckpt.host.process import cgroups
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
 
@@ -52,7 +54,7 @@ for line in sys.stdin:
     ],
 )
 def test_memory_policies(line: str, value: tuple[int, ...]) -> None:
-    assert attributes.parse_memory_policy(line) == value
+    assert tasks.parse_memory_policy(line) == value
 
 
 @pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
@@ -120,7 +122,7 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
 @needs_root
 def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a file system of the program's own, in which its memory lies: not even a SIGKILL would end it."""
-    monkeypatch.setattr(inside, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(remote_calls, "_PATIENCE_S", 1.0)
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process, ThreadPoolExecutor(1) as pool:
         entered = pool.submit(enter, [Order(process.pid, process.pid, "ask")] * 50)
         while not (found := _helpers()):
@@ -140,7 +142,7 @@ def _helpers() -> list[int]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "crckpt.host.inside" in child.cmdline():
+            if "crckpt.host.attributes.remote_calls" in child.cmdline():
                 found.append(child.pid)
     return found
 

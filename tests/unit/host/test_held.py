@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import DumpFailed, UsageError
-from crckpt.host import run
-from crckpt.host.held import HeldProcess, held
+from crckpt.host.process import run
+from crckpt.host.target.hold import HeldProcess, held
 
 _ANSWERS = """#!/bin/sh
 {start}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.locks import held_locks
+from crckpt.host.proc.locks import held_locks
 
 MANY: Final = 2000
 TAKES: Final = f"""

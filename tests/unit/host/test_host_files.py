@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import files
+from crckpt.host.disk import files
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
 
-from crckpt.host.injector import Taken, userfaultfds
+from crckpt.host.process.userfaultfd import Taken, userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not get to run: its control group is frozen, or leaves it next to no CPU time"
@@ -122,7 +122,7 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
     with running(sys.executable, "-c", FILTERED) as process:
-        asks = f"from crckpt.host.injector import userfaultfds; print(userfaultfds([{process.pid}])[0].why)"
+        asks = f"from crckpt.host.process.userfaultfd import userfaultfds; print(userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
@@ -200,7 +200,7 @@ def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
 
 
 def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
-    asks = "import sys; from crckpt.host.injector import userfaultfds\nprint('ready', flush=True)\n"
+    asks = "import sys; from crckpt.host.process.userfaultfd import userfaultfds\nprint('ready', flush=True)\n"
     asks += "while True: userfaultfds([int(sys.argv[1])])"
     with running(program, "read") as process:
         for moment in range(6):

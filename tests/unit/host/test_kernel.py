@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import kernel
+from crckpt.host.probes import kernel
 
 
 def test_address_families() -> None:

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from crckpt.host import leftovers, proc
+from crckpt.host import proc
+from crckpt.host.process import orphans
 
 TWO = "sleep 60 & echo $!; wait"
 
@@ -36,7 +37,7 @@ def grandchild(shell: subprocess.Popen[str]) -> int:
 
 
 def failed(*pids: int) -> None:
-    with pytest.raises(ValueError, match="x"), leftovers.ended_on_failure(pids):
+    with pytest.raises(ValueError, match="x"), orphans.ended_on_failure(pids):
         raise ValueError("x")
 
 
@@ -47,7 +48,7 @@ def test_what_descends_from_us_is_ended_and_reaped(shell: subprocess.Popen[str],
 
 def test_what_has_ended_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
     """By CRIU itself, when it failed: until then its PID is not free."""
-    with suppress(ValueError), leftovers.ended_on_failure((shell.pid, grandchild)):
+    with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
         raise ValueError
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
@@ -63,7 +64,7 @@ def test_anothers_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
 
 
 def test_without_a_failure_all_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
-    with leftovers.ended_on_failure((shell.pid, grandchild)):
+    with orphans.ended_on_failure((shell.pid, grandchild)):
         pass
     assert shell.poll() is None
 

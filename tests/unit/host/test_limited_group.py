@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
-from crckpt.host import limited_group
+from crckpt.host.namespaces import memory_limit
 
 LIMIT = 64 << 20
 GREEDY = "a = []\nwhile True: a.append(bytes(b'x' * (1 << 20)))"
 
 
 @pytest.fixture
-def group() -> Iterator[limited_group.Group]:
-    with limited_group.limited(LIMIT) as found:
+def group() -> Iterator[memory_limit.Group]:
+    with memory_limit.limited(LIMIT) as found:
         if found is None:
             pytest.skip("this host lets us make no control group")
         yield found
 
 
-def test_what_takes_more_is_ended(group: limited_group.Group) -> None:
+def test_what_takes_more_is_ended(group: memory_limit.Group) -> None:
     assert not group.ran_out
     done = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
     assert done.returncode < 0
     assert group.ran_out
 
 
-def test_a_command_keeps_its_words_and_its_status(group: limited_group.Group) -> None:
+def test_a_command_keeps_its_words_and_its_status(group: memory_limit.Group) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
     done = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -39,36 +39,36 @@ def test_a_command_keeps_its_words_and_its_status(group: limited_group.Group) ->
     assert group.path.name in done.stdout
 
 
-def test_it_is_gone_after_the_block(group: limited_group.Group) -> None:
-    with limited_group.limited(LIMIT) as other:
+def test_it_is_gone_after_the_block(group: memory_limit.Group) -> None:
+    with memory_limit.limited(LIMIT) as other:
         assert other is not None
         assert other.path.is_dir()
     assert not other.path.exists()
     assert group.path.is_dir(), "that of another one who lives was removed"
 
 
-def test_what_a_dead_one_left_is_removed(group: limited_group.Group) -> None:
+def test_what_a_dead_one_left_is_removed(group: memory_limit.Group) -> None:
     left = group.path.with_name("crckpt-rehearsal-left")
     left.mkdir()
-    with limited_group.limited(LIMIT):
+    with memory_limit.limited(LIMIT):
         assert not left.exists()
 
 
-def test_what_one_left_who_ran_in_another_group_is_removed(group: limited_group.Group) -> None:
+def test_what_one_left_who_ran_in_another_group_is_removed(group: memory_limit.Group) -> None:
     left = group.path / "crckpt-rehearsal-left"
     left.mkdir()
-    with limited_group.limited(LIMIT):
+    with memory_limit.limited(LIMIT):
         assert not left.exists()
 
 
 def test_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(limited_group, "groups", lambda _: (tmp_path,))
-    with limited_group.limited(LIMIT) as found:
+    monkeypatch.setattr(memory_limit, "groups", lambda _: (tmp_path,))
+    with memory_limit.limited(LIMIT) as found:
         assert found is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_somebody_removes_meanwhile(group: limited_group.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_somebody_removes_meanwhile(group: memory_limit.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     going, left = group.path / "going", group.path / "crckpt-rehearsal-left"
     going.mkdir()
     left.mkdir()
@@ -80,7 +80,7 @@ def test_a_group_that_somebody_removes_meanwhile(group: limited_group.Group, mon
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    with limited_group.limited(LIMIT) as other:
+    with memory_limit.limited(LIMIT) as other:
         assert other is not None
         assert not left.exists()
     assert not going.exists()

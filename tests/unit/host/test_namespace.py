@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host import namespace, proc, run
+from crckpt.host import proc
+from crckpt.host.namespaces import pid as namespace
+from crckpt.host.process import run
 
 ROOT = 3
 """In a new namespace: 1 is its init, 2 the shell that `nsenter` starts, 3 what the shell leaves behind."""

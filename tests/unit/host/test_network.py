@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import network, proc, run
+from crckpt.host import proc
+from crckpt.host.namespaces import network
+from crckpt.host.process import run
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from crckpt.host import network, proc
-from crckpt.host.observe import Observed, observe
+from crckpt.host import proc
+from crckpt.host.namespaces import network
+from crckpt.host.observe.tree import Observed, observe
 
 FAMILY = """
 import os, mmap, socket, sys, tempfile

@@ -11,7 +11,7 @@ import pytest
 
 from crckpt.criu.memory import Facts, recall, remember
 from crckpt.host import cold_start
-from crckpt.host.own import read_own, write_private
+from crckpt.host.disk.own_files import read_own, write_private
 
 NOBODY = 65534
 

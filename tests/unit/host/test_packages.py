@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import packages
+from crckpt.host.disk import packages
 
 LOG = """2026-01-02 03:04:05 startup archives unpack
 2026-01-02 03:04:05 upgrade libc6:amd64 2.41-4 2.41-5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap
+from crckpt.host.syscalls import pagemap
 
 
 def descriptors() -> int:

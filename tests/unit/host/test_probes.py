@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu.memory import candidates
-from crckpt.host import run
 from crckpt.host.probes import Fact, Outcome, Subject, calls, network, places, probe, rights, tools
 from crckpt.host.probes.apart import apart, forked, status_of
 from crckpt.host.probes.fact import ok
+from crckpt.host.process import run
 
 IS_ROOT = os.geteuid() == 0
 NO_FIX = {"systemd"}
@@ -162,7 +162,7 @@ import os, signal, threading
 from pathlib import Path
 from crckpt.errors import Interrupted
 from crckpt.host.probes.apart import apart
-from crckpt.host.signals import interruptible
+from crckpt.host.process.signals import interruptible
 
 def interrupts():
     os.kill(os.getppid(), signal.SIGTERM)

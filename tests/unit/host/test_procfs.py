@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import procfs
+from crckpt.host.proc import procfs
 
 
 def test_a_line_without_end_is_not_read(tmp_path: Path) -> None:

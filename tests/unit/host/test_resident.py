@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from crckpt.host import proc
-from crckpt.host.resident import maps, sample
+from crckpt.host.observe.memory import maps, sample
 
 PAGE = 4096
 PAGES = 2000

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import RestoreFailed
-from crckpt.host import steps
-from crckpt.host.openat2 import file_rights_of
-from crckpt.host.rewind import put_back_on_failure
+from crckpt.host.disk import steps
+from crckpt.host.disk.rewind import put_back_on_failure
+from crckpt.host.syscalls.openat2 import file_rights_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,30 +10,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crckpt.host import proc, procfs, room
+from crckpt.host import proc
+from crckpt.host.disk import space
+from crckpt.host.proc import procfs
 
 
 def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
-    assert room.existing(tmp_path / "a/b/c") == tmp_path
-    assert room.existing(tmp_path) == tmp_path
+    assert space.existing(tmp_path / "a/b/c") == tmp_path
+    assert space.existing(tmp_path) == tmp_path
 
 
 def test_disk(tmp_path: Path) -> None:
-    assert abs(room.free_disk(tmp_path) - shutil.disk_usage(tmp_path).free) < 1 << 30
+    assert abs(space.free_disk(tmp_path) - shutil.disk_usage(tmp_path).free) < 1 << 30
 
 
 def test_memory_is_at_most_what_is_available() -> None:
-    assert 0 < room.free_memory() <= psutil.virtual_memory().available + (1 << 28)
+    assert 0 < space.free_memory() <= psutil.virtual_memory().available + (1 << 28)
 
 
 def test_a_part_of_memory_may_wait_to_be_written() -> None:
     fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
-    assert room.unwritten_limit() == fixed or 0 < room.unwritten_limit() <= room.free_memory() + (1 << 28)
+    assert space.unwritten_limit() == fixed or 0 < space.unwritten_limit() <= space.free_memory() + (1 << 28)
 
 
 def test_what_lies_in_memory() -> None:
-    assert room.is_in_memory(Path("/dev/shm"))
-    assert not room.is_in_memory(Path("/proc"))
+    assert space.is_in_memory(Path("/dev/shm"))
+    assert not space.is_in_memory(Path("/proc"))
 
 
 def test_the_memory_of_a_process_is_what_it_wrote() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host import run
+from crckpt.host.process import run
 
 
 def script(path: Path, text: str) -> Path:

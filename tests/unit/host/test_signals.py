@@ -11,7 +11,7 @@ import pytest
 BEGIN = """
 import os, signal, subprocess, sys
 from crckpt.errors import Interrupted
-from crckpt.host.signals import (
+from crckpt.host.process.signals import (
     interruptible, interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on,
 )
 

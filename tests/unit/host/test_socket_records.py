@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host.socket_options import Membership, SocketRecord, put_back, read_sockets
+from crckpt.host.attributes.sockets import Membership, SocketRecord, put_back, read_sockets
 from crckpt.preflight.attributes import read_record
 
 RECVERR, USER_TIMEOUT = 11, 18

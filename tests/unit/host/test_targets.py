@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import CrckptError, HostCannot, PreflightRefused, UsageError
-from crckpt.host import run, targets
+from crckpt.host.process import run
+from crckpt.host.target import resolve
 
 
 @pytest.fixture
@@ -26,13 +27,13 @@ def sleepers() -> Iterator[tuple[int, int]]:
 
 def refused(target: str) -> CrckptError:
     with pytest.raises(UsageError) as caught:
-        targets.resolve(target)
+        resolve.resolve(target)
     assert caught.value.hint
     return caught.value
 
 
 def test_a_number_is_a_pid() -> None:
-    assert targets.resolve("1234") == targets.resolve(" 1234\n") == 1234
+    assert resolve.resolve("1234") == resolve.resolve(" 1234\n") == 1234
 
 
 @pytest.mark.parametrize("target", ["", "0", "-5", "1.5", "abc", "4194305", "\u0661\u0662", "\u00b2", "1 2"])
@@ -48,10 +49,10 @@ def test_what_is_no_target(target: str) -> None:
 def test_a_pidfile(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     pidfile = tmp_path / "a:b.pid"
     pidfile.write_text(f"  {sleepers[0]}\n")
-    assert targets.resolve(f"pidfile:{pidfile}") == sleepers[0]
+    assert resolve.resolve(f"pidfile:{pidfile}") == sleepers[0]
     link = tmp_path / "link"
     link.symlink_to("../" + tmp_path.name + "/a:b.pid")
-    assert targets.resolve(f"pidfile:{link}") == sleepers[0]
+    assert resolve.resolve(f"pidfile:{link}") == sleepers[0]
 
 
 _USER = 65534
@@ -59,7 +60,7 @@ _USER = 65534
 
 def untrusted(target: str) -> CrckptError:
     with pytest.raises(PreflightRefused) as caught:
-        targets.resolve(target)
+        resolve.resolve(target)
     assert caught.value.hint
     return caught.value
 
@@ -130,7 +131,7 @@ def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
         for path in (directory, pidfile):
             os.chown(path, user.pw_uid, user.pw_gid)
         directory.chmod(0o2775)  # a group of that user's alone
-        assert targets.resolve(f"pidfile:{pidfile}") == process.pid
+        assert resolve.resolve(f"pidfile:{pidfile}") == process.pid
         os.chown(pidfile, 1, 1)
         assert "belongs to user" in untrusted(f"pidfile:{pidfile}").message
     finally:
@@ -145,7 +146,7 @@ def test_a_pidfile_in_a_directory_for_everybody(tmp_path: Path, sleepers: tuple[
     directory.chmod(0o1777)
     (directory / "pidfile").write_text(str(sleepers[0]))
     (directory / "pidfile").chmod(0o644)
-    assert targets.resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
+    assert resolve.resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
 
 
 def test_a_fifo_is_no_pidfile(tmp_path: Path) -> None:
@@ -189,8 +190,8 @@ def test_a_cgroup_with_one_tree(tmp_path: Path, sleepers: tuple[int, int]) -> No
     whole = cgroup(tmp_path / "service", os.getpid())
     cgroup(whole / "below", sleepers[0])
     (whole / "no cgroup").mkdir()
-    assert targets.resolve(f"cgroup:{whole}") == os.getpid()
-    assert targets.resolve(f"cgroup:{whole}/below") == sleepers[0]
+    assert resolve.resolve(f"cgroup:{whole}") == os.getpid()
+    assert resolve.resolve(f"cgroup:{whole}/below") == sleepers[0]
 
 
 def test_a_cgroup_with_two_trees_names_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:
@@ -242,12 +243,12 @@ SERVICE = "Id={}\nLoadState=loaded\nActiveState={}\nSubState={}\nMainPID={}\nCon
 
 def test_a_unit(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("-web.service", "active", "running", 77, "/system.slice/-web.service"))
-    assert targets.resolve("unit:-web") == 77
+    assert resolve.resolve("unit:-web") == 77
 
 
 def test_a_unit_beside_a_warning(systemctl: Path) -> None:
     answers(systemctl, "Warning: changed on disk\n" + SERVICE.format("web.service", "active", "running", 78, "/x"))
-    assert targets.resolve("unit:web") == 78
+    assert resolve.resolve("unit:web") == 78
 
 
 def test_a_unit_that_does_not_run(systemctl: Path) -> None:
@@ -288,4 +289,4 @@ def test_systemd_does_not_answer(systemctl: Path) -> None:
 def test_no_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
     with pytest.raises(HostCannot, match="cannot run systemctl"):
-        targets.resolve("unit:web")
+        resolve.resolve("unit:web")

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host import proc, run
-from crckpt.host.endings import watched
-from crckpt.host.seclusion import Plan
-from crckpt.host.throwaway import Throwaway, throwaway
+from crckpt.host import proc
+from crckpt.host.namespaces.isolation import Plan
+from crckpt.host.namespaces.rehearsal import Throwaway, throwaway
+from crckpt.host.process import run
+from crckpt.host.process.exits import watched
 
 ROOT = 2
 """The first that enters: 1 is the init."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.unix_sockets import UnixSocket, unix_sockets
+from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
 
 
 def seen(found: socket.socket) -> UnixSocket:

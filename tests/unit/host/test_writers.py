@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.writers import Writer, writers
+from crckpt.host.proc.writers import Writer, writers
 
 OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
 

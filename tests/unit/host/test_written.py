@@ -11,9 +11,10 @@ import pytest
 from entering import Told, registered, reset, told
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap, procfs
-from crckpt.host.injector import userfaultfds
-from crckpt.host.pagemap import Map, WriteProtection, private_anonymous, written
+from crckpt.host.proc import procfs
+from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls.pagemap import Map, WriteProtection, private_anonymous, written
 
 PAGES = 64
 PAGE = mmap.PAGESIZE

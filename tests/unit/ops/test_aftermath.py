@@ -12,7 +12,7 @@ import pytest
 
 from crckpt.errors import DumpFailed, TreeStopped
 from crckpt.host import proc
-from crckpt.ops.aftermath import tree_state_said
+from crckpt.ops.dump.aftermath import tree_state_said
 from crckpt.store import Repository
 
 

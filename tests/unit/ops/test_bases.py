@@ -10,7 +10,7 @@ from image_sets import ImageSet, area, described, files_of, inherited, opened, p
 from crckpt.errors import StoreUnusable
 from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.base import after_rounds, keep_page_maps
+from crckpt.ops.dump.parent_images import after_rounds, keep_page_maps
 from crckpt.store import ingest
 
 MAP = "pagemap-100.img"

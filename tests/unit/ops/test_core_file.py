@@ -21,13 +21,13 @@ from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
 from crckpt.images.registers import features_in_use, read_registers
 from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE
-from crckpt.ops import elf_core
 from crckpt.ops.context import Context
-from crckpt.ops.core import core, segments_of
-from crckpt.ops.elf_core import Ids, MappedFile, Segment, layout, note
-from crckpt.ops.memory import Memory, Region
+from crckpt.ops.inspect import elf_core
+from crckpt.ops.inspect.core import core, segments_of
+from crckpt.ops.inspect.elf_core import Ids, MappedFile, Segment, layout, note
+from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import Checkpoint, Repository, reader
-from crckpt.store.extents import EXTENT
+from crckpt.store.format.extents import EXTENT
 
 AT_PAGESZ = 6
 

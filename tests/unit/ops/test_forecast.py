@@ -7,9 +7,9 @@ import os
 import pytest
 
 from crckpt.host import proc
-from crckpt.ops import freeze
-from crckpt.ops.freeze import Forecast
-from crckpt.ops.incremental import Copied
+from crckpt.ops.dump import forecast as freeze
+from crckpt.ops.dump.forecast import Forecast
+from crckpt.ops.dump.lineage import Copied
 from crckpt.preflight.cost import DumpSpeed, Load
 
 MIB = 1 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from crckpt.ops.survey import _bytes_apart
-from crckpt.store.extents import EXTENT, ZERO
-from crckpt.store.index import PAGES, StoredFile
+from crckpt.ops.restore.survey import _bytes_apart
+from crckpt.store.format.extents import EXTENT, ZERO
+from crckpt.store.format.index import PAGES, StoredFile
 
 PAGE = 4096
 

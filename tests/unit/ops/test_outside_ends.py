@@ -7,7 +7,7 @@ import os
 import pty
 import tty
 
-from crckpt.ops.restore import outside_ends
+from crckpt.ops.restore.restore import outside_ends
 from crckpt.preflight.restore import OutsidePipe
 
 

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
 from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.images import tree_of
-from crckpt.ops.memory import Memory
-from crckpt.ops.page_changes import PageCounts, Side, page_changes
+from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.memory import Memory
+from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
 from crckpt.store import Checkpoint, Repository, reader
-from crckpt.store.index import StoredFile
-from crckpt.store.reading import Reader
+from crckpt.store.format.index import StoredFile
+from crckpt.store.read.reading import Reader
 from crckpt.store.workers import workers
 
 PID = recorded.PIDS[0]

@@ -17,8 +17,8 @@ from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
 from crckpt.images.special import MemFd
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.images import tree_of
-from crckpt.ops.memory import Memory
+from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.memory import Memory
 from crckpt.store import Checkpoint, Repository, reader
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.explain import Explanation, Place
 from crckpt.host import proc
-from crckpt.host.observe import Observed, observe
+from crckpt.host.observe.tree import Observed, observe
 from crckpt.ops.resources import in_live_tree
 
 

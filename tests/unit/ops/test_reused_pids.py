@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.host import proc
-from crckpt.host.observe import observe, without_ended
-from crckpt.ops import attributes, reopened
+from crckpt.host.observe.tree import observe, without_ended
+from crckpt.ops import attributes
+from crckpt.ops.restore import open_files
 
 NOBODY = 65534
 FAMILY = """
@@ -90,5 +91,5 @@ def test_attributes(family: proc.Tree) -> None:
 
 def test_files_that_a_restored_tree_may_open(family: proc.Tree, place: str) -> None:
     """A file of another process would count as one that the tree had."""
-    assert place in reopened.record(family, ())
-    assert place not in reopened.record(proc.Tree(family.root, (with_another_root(family),)), ())
+    assert place in open_files.record(family, ())
+    assert place not in open_files.record(proc.Tree(family.root, (with_another_root(family),)), ())

@@ -11,7 +11,7 @@ import pytest
 
 from crckpt.errors import UsageError
 from crckpt.ops.context import Context
-from crckpt.ops.strings import matches, strings
+from crckpt.ops.inspect.strings import matches, strings
 
 BASE = 0x7F0000001000
 SIZE = 400_000

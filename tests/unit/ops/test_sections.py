@@ -12,7 +12,7 @@ from image_sets import flip, opened, packs, store
 from crckpt.cli.app import run
 from crckpt.errors import IntegrityError
 from crckpt.ops.context import Context
-from crckpt.ops.sections import Sections, sections
+from crckpt.ops.inspect.sections import Sections, sections
 
 SECTIONS = ("--ps", "--files", "--sockets", "--maps", "--env")
 

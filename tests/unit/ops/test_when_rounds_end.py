@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.incremental import Copied
-from crckpt.ops.rounds import take_rounds
+from crckpt.ops.dump.lineage import Copied
+from crckpt.ops.dump.rounds import take_rounds
 
 
 def rounds(monkeypatch: pytest.MonkeyPatch, *pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int]:
@@ -18,7 +18,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch, *pages: int, most: int = 8, fit: int
         Copied(number, count, count * PAGE_SIZE, fixed * PAGE_SIZE, ms=1.0, frozen_ms=1.0)
         for number, count in enumerate(pages, 1)
     )
-    monkeypatch.setattr("crckpt.ops.rounds.take", lambda *_: next(each))
+    monkeypatch.setattr("crckpt.ops.dump.rounds.take", lambda *_: next(each))
     nothing: Any = None
     taken = take_rounds(nothing, nothing, nothing, nothing, most, lambda copied: copied.pages <= fit)
     return [one.pages for one in taken]

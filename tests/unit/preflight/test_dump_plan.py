@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.causes import cause
-from crckpt.host.borrowed import SocketKind
-from crckpt.host.namespace_owners import ForeignNamespace
-from crckpt.host.network import Connection
-from crckpt.host.observe import Observed, OutsideEnd
+from crckpt.host.namespaces.network import Connection
+from crckpt.host.namespaces.owners import ForeignNamespace
+from crckpt.host.observe.tree import Observed, OutsideEnd
+from crckpt.host.observe.waits import RESTARTED, Wait
 from crckpt.host.proc import Descriptor, Process, Tree
-from crckpt.host.waits import RESTARTED, Wait
+from crckpt.host.syscalls.pidfd_getfd import SocketKind
 from crckpt.model import MEBIBYTE, Options
 from crckpt.preflight.blockers import UNCONDITIONAL
 from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal

@@ -8,9 +8,9 @@ import stat
 import pytest
 from msgspec.structs import replace
 
-from crckpt.host.maps import Mapping
-from crckpt.host.observe import Observed, Passing, TracedThread
+from crckpt.host.observe.tree import Observed, Passing, TracedThread
 from crckpt.host.proc import Descriptor, Process, Tree
+from crckpt.host.proc.maps import Mapping
 from crckpt.preflight.blockers import blockers
 
 SPACES = (("pid", 1), ("mnt", 2), ("net", 3), ("ipc", 4), ("time", 8), ("time_for_children", 8))

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.host.attributes import OF_PROCESS, OF_THREAD, SETTERS
-from crckpt.host.keyrings import SessionKeyring
+from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
+from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.tree import ImageTree, Process, read_tree
 from crckpt.preflight.attributes import (
     ATTRIBUTES,

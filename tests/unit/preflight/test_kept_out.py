@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.host.locks import Held
+from crckpt.host.proc.locks import Held
 from crckpt.images.locks import FileLock, Kind
 from crckpt.preflight.locks import kept_out
 

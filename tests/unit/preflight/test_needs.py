@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crckpt.host.cgroups import TasksLeft
+from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.core import Core
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import INET, InetSocket, PacketSocket

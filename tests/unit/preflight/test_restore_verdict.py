@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crckpt.host.packages import Package
+from crckpt.host.disk.packages import Package
 from crckpt.host.proc import Owner
-from crckpt.host.writers import Writer
+from crckpt.host.proc.writers import Writer
 from crckpt.images.core import Credentials
 from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds

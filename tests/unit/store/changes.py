@@ -15,7 +15,7 @@ _METHODS = frozenset({
 })
 # fmt: on
 _FUNCTIONS = {"os": frozenset({"replace", "remove"}), "shutil": frozenset({"copy", "move"})}
-_MODULES = frozenset({"os", "shutil", "crckpt.host.files"})
+_MODULES = frozenset({"os", "shutil", "crckpt.host.disk.files"})
 _WRITING = frozenset({"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"})
 
 
@@ -130,6 +130,6 @@ def _hides(node: ast.AST) -> bool:
         return any(name.name in _MODULES and (name.asname or "." in name.name) for name in node.names)
     if not isinstance(node, ast.ImportFrom):
         return False
-    if node.module == "crckpt.host.files":
+    if node.module == "crckpt.host.disk.files":
         return any(name.asname for name in node.names)
     return node.module in _MODULES or (node.module == "crckpt.host" and any(n.name == "files" for n in node.names))

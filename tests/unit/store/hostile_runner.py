@@ -31,12 +31,12 @@ def _limited() -> None:
 
 def _serve() -> None:
     import crckpt.ops.gc
+    import crckpt.ops.inspect.show
     import crckpt.ops.report
-    import crckpt.ops.show
     import crckpt.ops.verify
-    import crckpt.store.audit
-    import crckpt.store.packing
-    import crckpt.store.reading  # noqa: F401
+    import crckpt.store.read.reading  # noqa: F401
+    import crckpt.store.upkeep.audit
+    import crckpt.store.write.packing
 
     for line in sys.stdin:
         out, into = os.pipe()

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest
-from crckpt.store.extents import Mask, spread
-from crckpt.store.pack import FRAME_PAGES, open_pack
+from crckpt.store.format.extents import Mask, spread
+from crckpt.store.format.pack import FRAME_PAGES, open_pack
 
 ADDRESS = 0x400000
 HARD_BYTES = 1400

@@ -19,7 +19,7 @@ from crckpt.cli.app import run
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
-from crckpt.store.index import Index, StoredFile, encode_index
+from crckpt.store.format.index import Index, StoredFile, encode_index
 
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest, verify
-from crckpt.store.pack import open_pack
+from crckpt.store.format.pack import open_pack
 
 
 def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crckpt.store.extents import EXTENT, ZERO, Extents, ends_of, join, part, places_of, spread, together
+from crckpt.store.format.extents import EXTENT, ZERO, Extents, ends_of, join, part, places_of, spread, together
 
 SINGLE = st.tuples(st.integers(0, 50), st.integers(1, 20), st.sampled_from([0, 1, ZERO]), st.integers(0, 50))
 EXTENTS = st.lists(SINGLE, min_size=1, max_size=8).map(lambda found: np.array(found, EXTENT))

@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.extents import Bytes
-from crckpt.store.frames import Frame, Frames
-from crckpt.store.pack import FRAME_PAGES
+from crckpt.store.format.extents import Bytes
+from crckpt.store.format.pack import FRAME_PAGES
+from crckpt.store.write.frames import Frame, Frames
 
 COUNT = 16
 

@@ -31,9 +31,9 @@ from crckpt.images.ids import read_ids
 from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository
-from crckpt.store.extents import EXTENT
+from crckpt.store.format.extents import EXTENT
+from crckpt.store.format.pack import FOOTER, FRAME, FRAME_SIZE, MAGIC
 from crckpt.store.owner import owner_of
-from crckpt.store.pack import FOOTER, FRAME, FRAME_SIZE, MAGIC
 
 IMAGES = Path(__file__).parents[2] / "data/images/tree"
 NOBODY = 65534

@@ -30,7 +30,7 @@ from crckpt.errors import IntegrityError
 from crckpt.images.pagemap import PRESENT, PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest, materialise_base, verify
-from crckpt.store.copy_forward import PER_NEW, USED_BELOW
+from crckpt.store.write.copy_forward import PER_NEW, USED_BELOW
 
 Memory = Mapping[int, int]
 """Of a process: by address in pages, the number of the page that lies there."""

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import astuple
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.store.extents import EXTENT, ZERO
-from crckpt.store.index import FILE, PAGES, Index, StoredFile, decode_index, encode_index
+from crckpt.store.format.extents import EXTENT, ZERO
+from crckpt.store.format.index import FILE, PAGES, Index, StoredFile, decode_index, encode_index
 
 EXTENTS = np.array([(5, 2, 0, 7), (9, 1, ZERO, 0), (10, 4, 1, 0)], EXTENT)
 FILES = (

@@ -119,4 +119,4 @@ def test_no_step_is_left_out(stage: Stage, forked: Writers) -> None:
         taken |= {entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")}
     code = Path(crckpt.__file__).parent
     sources = [path.read_text() for path in (code / "store").rglob("*.py")]
-    assert step_names((code / "host/files.py").read_text(), sources) - NOT_TAKEN == taken
+    assert step_names((code / "host/disk/files.py").read_text(), sources) - NOT_TAKEN == taken

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId, JobName, Options, Statistics
 from crckpt.store import Checkpoint, IndexPlace, PackUse
-from crckpt.store.manifest import seal, unseal
+from crckpt.store.format.manifest import seal, unseal
 
 U32, U63 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 63) - 1)
 KEYS = {

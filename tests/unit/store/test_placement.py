@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from image_sets import Area, ImageSet, area, flip, opened, packs, page, store
 
 from crckpt.errors import IntegrityError
-from crckpt.host.other_memory import MOST_BYTES, MOST_ROWS, can_write_memory
+from crckpt.host.syscalls.process_vm import MOST_BYTES, MOST_ROWS, can_write_memory
 from crckpt.images.own_memory import Range
 from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, placement, reader
-from crckpt.store.reading import Reader
+from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store.read import placement
+from crckpt.store.read.reading import Reader
 
 PAGES = 600
 NAME = "pagemap-1.img"

@@ -17,8 +17,9 @@ from series import chain, series, started
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, reader, reading, verify
-from crckpt.store.pack import FRAME_PAGES, Pack
+from crckpt.store import Checkpoint, Repository, reader, verify
+from crckpt.store.format.pack import FRAME_PAGES, Pack
+from crckpt.store.read import reading
 
 
 def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from image_sets import ImageSet, described, opened, store
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
-from crckpt.host import checked_files
+from crckpt.host.disk import checked_files
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name, refs
 from crckpt.store.refs import Known, resolve

@@ -43,7 +43,7 @@ from writer import Order, Writers, writers
 
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, details_of, file_names, ingest, materialise, read_file, repair, verify
-from crckpt.store.copy_forward import PER_NEW
+from crckpt.store.write.copy_forward import PER_NEW
 
 # Few different pages, so that equal ones are met at the same place, elsewhere, and in other objects.
 numbers = st.integers(0, 12)

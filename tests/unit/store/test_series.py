@@ -14,8 +14,9 @@ from series import cost, disk, series, some_pages, started
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store import ingest, verify
-from crckpt.store.columns import decode_columns, encode_columns
-from crckpt.store.copy_forward import (
+from crckpt.store.format.columns import decode_columns, encode_columns
+from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
+from crckpt.store.write.copy_forward import (
     MOST_PACKS,
     OF_ALL,
     PER_NEW,
@@ -23,8 +24,7 @@ from crckpt.store.copy_forward import (
     USED_BELOW,
     worth_copying,
 )
-from crckpt.store.extents import EXTENT, ZERO, Extents, Mask
-from crckpt.store.new_packs import pages_in_a_pack
+from crckpt.store.write.new_packs import pages_in_a_pack
 
 
 def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:

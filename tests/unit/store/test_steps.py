@@ -12,11 +12,11 @@ import pytest
 from changes import step_names, unannounced
 
 import crckpt
-from crckpt.host import steps
+from crckpt.host.disk import steps
 
 CODE = Path(crckpt.__file__).parent
 STORE = sorted((CODE / "store").rglob("*.py"))
-PRIMITIVES = CODE / "host/files.py"
+PRIMITIVES = CODE / "host/disk/files.py"
 
 
 @pytest.mark.parametrize("path", [*STORE, PRIMITIVES], ids=lambda path: str(path.relative_to(CODE)))
@@ -31,7 +31,7 @@ def test_every_change_is_a_step(path: Path) -> None:
         "path.mkdir()", "shutil.rmtree(path)", "os.truncate(a, 1)", "os.ftruncate(a, 1)", "open(a, 'w')",
         "path.open('ab')", "path.open(mode='r+b')", "os.open(a, os.O_RDWR | os.O_CREAT)", "path.write_bytes(b'')",
         "with open(a, 'wb') as file:\n    pass", "from os import fsync", "from crckpt.host import files",
-        "from crckpt.host.files import remove as gone", "import os as o",
+        "from crckpt.host.disk.files import remove as gone", "import os as o",
         "step('a.b')\nx = 1\nos.fsync(fd)",
         "step('a.b')\nwhile left:\n    os.write(fd, left)",
         "step('a.b')\nif x:\n    y()\n    os.fsync(fd)",

@@ -9,7 +9,7 @@ from image_sets import ImageSet, area, opened, page, store
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.on_trial import OnTrial, Tried
+from crckpt.store.write.on_trial import OnTrial, Tried
 
 NUMBERS = tuple(range(1, 200))
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})

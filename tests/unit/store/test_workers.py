@@ -9,7 +9,7 @@ PROGRAM = """
 import os, signal, sys, time
 from itertools import count
 from crckpt.errors import Interrupted
-from crckpt.host.signals import interruptible
+from crckpt.host.process.signals import interruptible
 from crckpt.store.workers import result_of, workers
 
 TAKES_A_LOCK = ("__enter__", "acquire")

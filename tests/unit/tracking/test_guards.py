@@ -18,10 +18,10 @@ import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, told, wait_for
 
 from crckpt.criu.hold import Hold, gate
-from crckpt.host import pagemap
-from crckpt.host.injector import userfaultfds
-from crckpt.host.pagemap import WriteProtection, private_anonymous, written
-from crckpt.tracking import preload
+from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls.pagemap import WriteProtection, private_anonymous, written
+from crckpt.tracking.preload import library as preload
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096

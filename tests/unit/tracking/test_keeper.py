@@ -13,9 +13,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from crckpt.host import runtime
-from crckpt.tracking import keeper
-from crckpt.tracking.keeper import _MOST_CALLERS, Answer, Keeper, Request, _Caller, _Service
+from crckpt.host.disk import runtime_directory
+from crckpt.tracking.keeper import server
+from crckpt.tracking.keeper.server import _MOST_CALLERS, Answer, Keeper, Request, _Caller, _Service
 from crckpt.tracking.tracker import Tracker
 
 TOLD = Keeper(1, 2, "program", "none", "", "criu", {})
@@ -44,7 +44,7 @@ def served(path: Path) -> Iterator[Path]:
         made: list[_Caller] = []
         # In its process they end with it.
         stack.callback(_close, made)
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(keeper, "_Caller", _recorded(made))
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(server, "_Caller", _recorded(made))
         first = _Caller(theirs)
         thread = threading.Thread(target=service.serve, args=(reading, ended, listener, first), daemon=True)
         thread.start()
@@ -148,7 +148,7 @@ def test_a_line_without_end_is_hung_up_on(place: Path) -> None:
 
 
 def test_who_reads_no_answers_keeps_nobody_waiting_for_long(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(server, "_PATIENCE_S", 0.2)
     with called(place) as deaf:
         assert is_hung_up_on(deaf, b'{"do":"tell"}\n' * 100)
         assert answers(place)
@@ -162,7 +162,7 @@ def test_many_who_say_nothing_lock_nobody_out(place: Path) -> None:
 
 
 def test_other_users_are_not_answered(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_credentials", lambda _connection: (4711, 12345))
+    monkeypatch.setattr(server, "_credentials", lambda _connection: (4711, 12345))
     with called(place) as connection:
         assert not heard(connection)
     monkeypatch.undo()
@@ -172,15 +172,15 @@ def test_other_users_are_not_answered(place: Path, monkeypatch: pytest.MonkeyPat
 def test_who_is_at_the_other_end_is_what_the_kernel_says() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert keeper.is_trusted(ours)
-        assert keeper.peer(ours) == os.getpid()
+        assert server.is_trusted(ours)
+        assert server.peer(ours) == os.getpid()
 
 
 def test_the_directory_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "runtime_directory", lambda: tmp_path / "run")
+    monkeypatch.setattr(runtime_directory, "runtime_directory", lambda: tmp_path / "run")
     before = os.umask(0)
     try:
-        runtime.make_for(tmp_path / "run" / "keepers" / "1-2")
+        runtime_directory.make_for(tmp_path / "run" / "keepers" / "1-2")
     finally:
         os.umask(before)
     for path in (tmp_path / "run", tmp_path / "run" / "keepers"):
@@ -189,15 +189,15 @@ def test_the_directory_is_private_whatever_the_umask(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", ["run", "run/keepers"])
 def test_a_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(runtime, "runtime_directory", lambda: tmp_path / "run")
+    monkeypatch.setattr(runtime_directory, "runtime_directory", lambda: tmp_path / "run")
     wanted = tmp_path / "run" / "keepers" / "1-2"
-    runtime.make_for(wanted)
+    runtime_directory.make_for(wanted)
     (tmp_path / name).chmod(0o777)
     with pytest.raises(PermissionError):
-        runtime.make_for(wanted)
+        runtime_directory.make_for(wanted)
     (tmp_path / name).chmod(0o700)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / name).rename(tmp_path / "gone")
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError):
-        runtime.make_for(wanted)
+        runtime_directory.make_for(wanted)

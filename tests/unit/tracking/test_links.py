@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from entering import preload_library
 
-from crckpt.tracking.preload import RESTORE_LIBRARY
+from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
 TRIES = """
 import json, os, sys

@@ -17,8 +17,8 @@ from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
-from crckpt.host import pagemap
-from crckpt.tracking import preload
+from crckpt.host.syscalls import pagemap
+from crckpt.tracking.preload import library as preload
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from entering import Told, told
 
-from crckpt.host import pagemap
-from crckpt.host.pagemap import Map, private_anonymous
+from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls.pagemap import Map, private_anonymous
 
 PAGE = 4096
 

@@ -14,10 +14,11 @@ import pytest
 from entering import NO_WRITE_PROTECTION, Told, held, registered, reset, running, told
 
 from crckpt.errors import HostCannot
-from crckpt.host import pagemap, proc
-from crckpt.host.borrowed import borrow
-from crckpt.host.injector import Taken, userfaultfds
-from crckpt.host.pagemap import Map, WriteProtection, private_anonymous
+from crckpt.host import proc
+from crckpt.host.process.userfaultfd import Taken, userfaultfds
+from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls.pagemap import Map, WriteProtection, private_anonymous
+from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
@@ -395,7 +396,7 @@ def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
     """And they are where any of its processes cannot be entered for it."""
     monkeypatch.setattr(pagemap, "tracks_by_soft_dirty", lambda: True)
     monkeypatch.setattr(pagemap, "soft_dirty_misses_joined", lambda: miss)
-    monkeypatch.setattr("crckpt.tracking.preload.refusal", lambda _criu, _tracker: "")
+    monkeypatch.setattr("crckpt.tracking.preload.library.refusal", lambda _criu, _tracker: "")
     assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
     child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
     for pid in (child, target.pid):

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from crckpt.tracking.preload import RESTORE_LIBRARY
+from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
 pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was no C compiler")
 

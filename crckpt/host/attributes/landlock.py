@@ -1,0 +1,103 @@
+"""Find out whether a process has a Landlock domain, as far as possible.
+
+The kernel does not report it. But a process in a Landlock domain may not inspect one outside of it, even one of the
+same user with fewer rights. So crckpt starts such a process, and makes the program compare its memory with it
+(kcmp(2)): only a domain forbids that. Where something else may forbid it (another security module with a label,
+another user or PID namespace), the answer is unknown.
+
+That other process belongs to the user of the program, who may inspect it, stop it, and change its code. So it is a
+program of its own, without any memory, descriptor, terminal or keyring of crckpt.
+
+Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kernel/kcmp.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+from crckpt.host.proc import procfs
+from crckpt.host.process import run
+from crckpt.host.syscalls import keyctl
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_CREATE_RULESET: Final = 444
+_VERSION: Final = 1
+_READY_WITHIN_S: Final = 2.0
+
+
+def kernel_has_landlock() -> bool:
+    """Whether any process can have such a domain."""
+    return bool(_LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION) > 0)
+
+
+def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
+    """`compares_with` has the process compare its memory with that of a PID: its answer, or minus the errno.
+
+    For a process that has nothing else to do: its session keyring becomes another. Raises HostCannot if the user of the
+    program, or its system, did not let it be tried.
+    """
+    if not kernel_has_landlock() or not _may_be_known(pid):
+        return False
+    with _other_process(pid) as other:
+        answer = compares_with(other)
+    # That of a kernel without kcmp.
+    if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
+        raise HostCannot(f"crckpt cannot compare PID {pid} with another process: {os.strerror(-answer)}")
+    return answer == -errno.EPERM
+
+
+def _may_be_known(pid: int) -> bool:
+    if any(proc.namespace(pid, kind) != proc.namespace("self", kind) for kind in ("user", "pid")):
+        return False
+    with suppress(OSError):
+        return procfs.text(f"/proc/{pid}/attr/current").strip("\0\n") in ("", "unconfined", "kernel")
+    return True
+
+
+@contextmanager
+def _other_process(pid: int) -> Iterator[int]:
+    """One of the same user and group, without any right that the process may lack: it has said that it runs."""
+    said = procfs.text(f"/proc/{pid}/status")
+    uid, gid = (int(found.split()[0]) for found in re.findall(r"^[UG]id:\s*(.*)$", said, re.MULTILINE))
+    # Root gets all that it is not denied when it executes a program.
+    denied = () if uid else ("--bounding-set=-all",)
+    ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)
+    _leave_session_keyring()
+    listened, asks = os.pipe2(os.O_CLOEXEC)
+    hears, answers = os.pipe2(os.O_CLOEXEC)
+    try:
+        child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
+        try:
+            os.close(answers)
+            answers = -1
+            os.write(asks, b".")
+            if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
+                raise HostCannot(f"crckpt cannot start a process of user {uid} to compare PID {pid} with")
+            yield child.pid
+        finally:
+            child.kill()
+            # Whoever traces it decides when its end is told: we are not to wait for that.
+            child.let_go()
+    finally:
+        for descriptor in (listened, asks, hears, answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _leave_session_keyring() -> None:
+    """What we start from now on gets a new one: whoever has ours may read the keys in it."""
+    try:
+        keyctl.join_new()
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise HostCannot(str(error)) from error

@@ -1,0 +1,264 @@
+"""Make system calls in threads of other processes, to read and set attributes that only they can read and set.
+
+A helper process does it, run as `python -m crckpt.host.attributes.remote_calls ORDERS ANSWERS`, both descriptors: a tracer must do
+nothing else (`crckpt.host.syscalls.ptrace`). In a restore's hold CRIU traces the root of a tree that becomes our child. While
+CRIU waits for its script, the helper makes it detach from that thread, and seize it again afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host.attributes.landlock import has_landlock_domain
+from crckpt.host.proc import procfs
+from crckpt.host.process import run
+from crckpt.host.syscalls import ptrace
+
+# x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
+_PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
+_LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
+_PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
+
+# linux/prctl.h
+_SET_MERGE, _SET_MDWE, _GET_MDWE = 67, 65, 66
+_MCE_KILL, _MCE_KILL_SET, _MCE_KILL_CLEAR, _MCE_DEFAULT, _SET_IO_FLUSHER = 33, 1, 0, 2, 57
+_MCL_FUTURE, _MCL_ONFAULT = 2, 4
+_SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
+_KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
+_MADVISE, _MADVISE_32, _DONTNEED = 28, 219, 4
+_NODES: Final = 1024
+_MOST_ERRNO: Final = 4095
+_PATIENCE_S: Final = 15.0
+"""For one process."""
+_KEPT_WAITING: Final = f"it kept waiting crckpt's helper process for {_PATIENCE_S:g} s"
+
+LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
+"""What becomes of new maps of a process: mlockall(2)."""
+
+
+class Order(Struct, frozen=True):
+    """What the thread `tid` of the process `pid` must do: `ask`, or set attributes by name, in this order.
+
+    With `start` the process must be the one that was started then, in clock ticks after boot.
+    With `is_lent` the thread's tracer must detach from it first: a CRIU that waits in a restore's hold.
+    """
+
+    pid: int
+    tid: int
+    does: Literal["ask", "set"]
+    values: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    is_lent: bool = False
+    start: int = 0
+
+
+class Answer(Struct, frozen=True):
+    """What became of an order: `values` that were asked for; `failed` is (name, why) of what could not be set.
+
+    With `why` nothing could be done in that thread.
+    """
+
+    values: dict[str, tuple[int, ...]] = {}
+    failed: tuple[tuple[str, str], ...] = ()
+    why: str = ""
+
+
+def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
+    """Carry out the orders in a helper process; return one answer for each. Takes about 0.1 s, and 1 ms for each.
+
+    Leave a helper alone that a process blocks: to kill it during a call would kill that process, and it cannot be
+    killed while it waits for a file system of the program.
+    """
+    if not orders:
+        return ()
+    with _memory() as said, _memory() as answers:
+        os.write(said, msgspec.json.encode(tuple(orders)))
+        os.lseek(said, 0, os.SEEK_SET)
+        words = (sys.executable, "-P", "-m", __name__, str(said), str(answers))
+        child = run.start(words, output=Path(os.devnull), keep=(said, answers), python_path=Path(__file__).parents[3])
+        has_ended = _ended(child, answers)
+        why = f"crckpt's helper process ended with status {child.wait()}" if has_ended else _KEPT_WAITING
+        os.lseek(answers, 0, os.SEEK_SET)
+        found = [msgspec.json.decode(line, type=Answer) for line in _all(answers).splitlines()]
+    return (*found, *(Answer(why=why) for _ in orders[len(found) :]))
+
+
+def _ended(child: run.Child, answers: int) -> bool:
+    """Wait for the helper while it makes progress. Return whether it has ended."""
+    written = -1
+    while (now := os.fstat(answers).st_size) != written:
+        written = now
+        if child.ends_within(_PATIENCE_S):
+            return True
+    child.let_go()
+    return False
+
+
+@contextmanager
+def _memory() -> Iterator[int]:
+    descriptor = os.memfd_create("crckpt", os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _all(descriptor: int) -> bytes:
+    return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b""))
+
+
+def main(words: list[str]) -> int:
+    """Follow the orders, and write down what became of each."""
+    said, answers = (int(word) for word in words)
+    for order in msgspec.json.decode(_all(said), type=tuple[Order, ...]):
+        os.write(answers, msgspec.json.encode(_answer(order)) + b"\n")
+    return 0
+
+
+def _answer(order: Order) -> Answer:
+    try:
+        if order.does == "ask":
+            with ptrace.stopped(order.pid, start=order.start) as thread:
+                return Answer(dict(_asked(thread, order.pid)))
+        with _lent(order), ptrace.stopped(order.pid, order.tid) as thread:
+            return Answer(failed=tuple(_set(thread, order)))
+    except HostCannot as error:
+        return Answer(why=error.message)
+    except (OSError, ValueError) as error:
+        return Answer(why=f"crckpt cannot attach to PID {order.pid}: {error}")
+
+
+def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    prctl = _PRCTL_32 if thread.is_compat else _PRCTL
+    refuses = thread.system_call(prctl, _GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
+    if refuses > 0:
+        yield "no_written_code", (refuses,)
+    if locked := _locks_new_maps(thread, pid):
+        yield "lock_future", (locked,)
+    # The number of the keyring, of the user if the process has none, and how many keys are in it.
+    keyctl = _KEYCTL_32 if thread.is_compat else _KEYCTL
+    keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
+    if keyring > 0:
+        yield "session_keyring", (keyring, max(0, thread.system_call(keyctl, _READ_KEYS, keyring, 0, 0, 0)) // 4)
+    if has_landlock_domain(pid, lambda other: thread.system_call(*_compare(thread, pid, other))):
+        yield "landlock", (1,)
+
+
+def _compare(thread: ptrace.Stopped, pid: int, other: int) -> tuple[int, ...]:
+    """kcmp(2) of the memory of two processes."""
+    return (349 if thread.is_compat else 312, pid, other, 1, 0, 0)
+
+
+def _locks_new_maps(thread: ptrace.Stopped, pid: int) -> int:
+    """Found with a new page, for no call tells it. One that may not be locked is refused with EAGAIN.
+
+    A page that is locked cannot be given up (MADV_DONTNEED). How much is locked tells nothing: other threads go on.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    made = thread.system_call(
+        _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
+    )
+    if -_MOST_ERRNO <= made < 0:
+        return LOCKED_AT_ONCE if made == -errno.EAGAIN else LOCKED_NOT
+    try:
+        if thread.system_call(_MADVISE_32 if thread.is_compat else _MADVISE, made, mmap.PAGESIZE, _DONTNEED) == 0:
+            return LOCKED_NOT
+        return LOCKED_AT_ONCE if _is_present(pid, made & 0xFFFFFFFF if thread.is_compat else made) else LOCKED_WHEN_USED
+    finally:
+        thread.system_call(_MUNMAP_32 if thread.is_compat else _MUNMAP, made, mmap.PAGESIZE)
+
+
+def _is_present(pid: int, address: int) -> bool:
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        return bool(int.from_bytes(file.read(8), "little") >> 63)
+
+
+def _set(thread: ptrace.Stopped, order: Order) -> Iterator[tuple[str, str]]:
+    """What could not be set, and why."""
+    for name, value in order.values:
+        answer = _set_one(thread, name, value)
+        if answer < 0:
+            yield name, os.strerror(-answer)
+
+
+def _set_one(thread: ptrace.Stopped, name: str, value: tuple[int, ...]) -> int:
+    number = value[0] if value else 0
+    match name:
+        case "personality":
+            return thread.system_call(_PERSONALITY, number)
+        case "memory_errors" if number == _MCE_DEFAULT:
+            return thread.system_call(_PRCTL, _MCE_KILL, _MCE_KILL_CLEAR, 0, 0, 0)
+        case "memory_errors":
+            return thread.system_call(_PRCTL, _MCE_KILL, _MCE_KILL_SET, number, 0, 0)
+        case "io_flusher":
+            return thread.system_call(_PRCTL, _SET_IO_FLUSHER, number, 0, 0, 0)
+        case "memory_policy":
+            nodes = sum(1 << node for node in value[1:]).to_bytes(_NODES // 8, "little")
+            with thread.lent(nodes) as address:
+                return thread.system_call(_SET_MEMPOLICY, number, address if value[1:] else 0, _NODES)
+        case "memory_merge":
+            return thread.system_call(_PRCTL, _SET_MERGE, number, 0, 0, 0)
+        case "lock_future":
+            return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
+        case "no_written_code":
+            return thread.system_call(_PRCTL, _SET_MDWE, number, 0, 0, 0)
+        case "listener":
+            return _listen(thread, *value)
+    return -errno.ENOSYS
+
+
+def _listen(thread: ptrace.Stopped, descriptor: int, backlog: int, user: int, group: int) -> int:
+    """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
+
+    In a restore's hold all tasks are root's, and become what they were later. The kernel remembers who listened last.
+    """
+    keep = -1
+    own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
+    found = thread.system_call(_SETRESGID, keep, group, keep)
+    if found == 0:
+        found = thread.system_call(_SETRESUID, keep, user, keep)
+        if found == 0:
+            found = thread.system_call(_LISTEN, descriptor, backlog)
+        back = thread.system_call(_SETRESUID, keep, own_user, keep)
+        found = min(found, back, thread.system_call(_SETRESGID, keep, own_group, keep))
+    return found
+
+
+@contextmanager
+def _lent(order: Order) -> Iterator[None]:
+    """The thread without its tracer, which is stopped meanwhile, if it is to lend it."""
+    status = procfs.text(f"/proc/{order.pid}/task/{order.tid}/status")
+    tracer = int(status.partition("\nTracerPid:\t")[2].partition("\n")[0])
+    if not tracer or not order.is_lent:
+        yield
+        return
+    with ptrace.stopped(tracer) as holder:
+        _checked(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
+        # It has been told to stop, and does so at once: no signal reaches it that would stop it otherwise.
+        _checked(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
+        _checked(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
+        try:
+            yield
+        finally:
+            _checked(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
+
+
+def _checked(answer: int) -> None:
+    if answer < 0:
+        raise OSError(-answer, f"its tracer does not hand it over: {os.strerror(-answer)}")
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))

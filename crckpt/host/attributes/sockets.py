@@ -1,0 +1,446 @@
+"""Options and multicast memberships of sockets: read and set through borrowed descriptors.
+
+`OPTIONS` lists what CRIU loses of a socket. Only values that differ from those of a new socket of its kind are read.
+
+Not in the list, for the kernel does not tell them: an interface for multicast of IPv4 that was chosen by its number
+(IP_MULTICAST_IF), programs that choose a socket of a group (SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF),
+policies of IPsec, IP_ROUTER_ALERT, anycast memberships. Not in the list, for it follows the traffic: TCP_QUICKACK.
+Sources: socket(7), ip(7), ipv6(7), tcp(7), udp(7), packet(7), netlink(7), RFC 3678, and the headers named below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from crckpt.host.observe.tcp_keys import find_sockets_with_keys
+from crckpt.host.proc import procfs
+from crckpt.host.syscalls.pidfd_getfd import borrow_each
+
+Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+Value = Annotated[tuple[Number, ...], Meta(max_length=64)]
+User = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
+Name = Annotated[str, Meta(max_length=64)]
+
+_SOCKET, _IP, _TCP, _UDP, _IPV6, _PACKET, _NETLINK = 1, 0, 6, 17, 41, 263, 270
+
+
+class Option(Struct, frozen=True):
+    """An option by its level and number.
+
+    `size` is in bytes, 0 for a number. `interface`: the number of a network interface, in the byte order of the host or
+    of the network. `when`: a socket in another state has a value that the program did not choose, or cannot get one.
+    `protects`: without it the program, or the host, is less safe.
+    """
+
+    level: int
+    number: int
+    size: int = 0
+    interface: Literal["", "host", "network"] = ""
+    when: Literal["", "closed", "unconnected", "datagram"] = ""
+    protects: bool = False
+
+
+def _numbers(level: int, **options: int) -> dict[str, Option]:
+    return {name: Option(level, number) for name, number in options.items()}
+
+
+OPTIONS: Final = {
+    # asm-generic/socket.h. Of the kinds of timestamps a later one in this order takes an earlier one's place.
+    **_numbers(_SOCKET, SO_DEBUG=1, SO_RXQ_OVFL=40, SO_WIFI_STATUS=41, SO_PEEK_OFF=42, SO_NOFCS=43),
+    **_numbers(_SOCKET, SO_SELECT_ERR_QUEUE=45, SO_BUSY_POLL=46, SO_ZEROCOPY=60, SO_PREFER_BUSY_POLL=69),
+    **_numbers(_SOCKET, SO_BUSY_POLL_BUDGET=70, SO_TXREHASH=74, SO_RCVMARK=75, SO_PASSPIDFD=76, SO_RCVPRIORITY=82),
+    "SO_PASSRIGHTS": Option(_SOCKET, 83, protects=True),
+    **_numbers(_SOCKET, SO_INQ=84),
+    "SO_MAX_PACING_RATE": Option(_SOCKET, 47, size=8),
+    "SO_INCOMING_CPU": Option(_SOCKET, 49, when="unconnected"),
+    "SO_TXTIME": Option(_SOCKET, 61, size=8),
+    "SO_TIMESTAMPING": Option(_SOCKET, 37, size=8),
+    "SO_TIMESTAMPING_NEW": Option(_SOCKET, 65, size=8),
+    **_numbers(_SOCKET, SO_TIMESTAMP=29, SO_TIMESTAMPNS=35, SO_TIMESTAMP_NEW=63, SO_TIMESTAMPNS_NEW=64),
+    # linux/in.h
+    **_numbers(_IP, IP_TOS=1, IP_TTL=2, IP_RECVOPTS=6, IP_RETOPTS=7, IP_PKTINFO=8, IP_MTU_DISCOVER=10, IP_RECVERR=11),
+    **_numbers(_IP, IP_RECVTTL=12, IP_RECVTOS=13, IP_FREEBIND=15, IP_PASSSEC=18, IP_TRANSPARENT=19),
+    **_numbers(_IP, IP_RECVORIGDSTADDR=20, IP_CHECKSUM=23, IP_BIND_ADDRESS_NO_PORT=24, IP_RECVFRAGSIZE=25),
+    "IP_MINTTL": Option(_IP, 21, protects=True),
+    **_numbers(_IP, IP_RECVERR_RFC4884=26, IP_MULTICAST_LOOP=34, IP_MULTICAST_ALL=49, IP_LOCAL_PORT_RANGE=51),
+    "IP_MULTICAST_IF": Option(_IP, 32, size=4, when="datagram"),
+    "IP_MULTICAST_TTL": Option(_IP, 33, when="datagram"),
+    "IP_UNICAST_IF": Option(_IP, 50, size=4, interface="network"),
+    # linux/in6.h, linux/ipv6.h
+    **_numbers(_IPV6, IPV6_2292PKTINFO=2, IPV6_FLOWINFO=11, IPV6_UNICAST_HOPS=16, IPV6_MULTICAST_LOOP=19),
+    "IPV6_MULTICAST_IF": Option(_IPV6, 17, interface="host", when="datagram"),
+    "IPV6_MULTICAST_HOPS": Option(_IPV6, 18, when="datagram"),
+    **_numbers(_IPV6, IPV6_MTU_DISCOVER=23, IPV6_RECVERR=25, IPV6_MULTICAST_ALL=29, IPV6_RECVERR_RFC4884=31),
+    **_numbers(_IPV6, IPV6_FLOWINFO_SEND=33, IPV6_RECVPKTINFO=49, IPV6_RECVHOPLIMIT=51, IPV6_RECVHOPOPTS=53),
+    **_numbers(_IPV6, IPV6_RECVRTHDR=56, IPV6_RECVDSTOPTS=58, IPV6_RECVPATHMTU=60, IPV6_DONTFRAG=62),
+    **_numbers(_IPV6, IPV6_RECVTCLASS=66, IPV6_TCLASS=67, IPV6_AUTOFLOWLABEL=70, IPV6_ADDR_PREFERENCES=72),
+    "IPV6_MINHOPCOUNT": Option(_IPV6, 73, protects=True),
+    **_numbers(_IPV6, IPV6_RECVORIGDSTADDR=74, IPV6_TRANSPARENT=75, IPV6_RECVFRAGSIZE=77, IPV6_FREEBIND=78),
+    "IPV6_UNICAST_IF": Option(_IPV6, 76, size=4, interface="network"),
+    # linux/tcp.h
+    "TCP_MAXSEG": Option(_TCP, 2, when="unconnected"),
+    "TCP_FASTOPEN": Option(_TCP, 23, when="unconnected"),
+    "TCP_FASTOPEN_NO_COOKIE": Option(_TCP, 34, when="unconnected"),
+    "TCP_FASTOPEN_CONNECT": Option(_TCP, 30, when="closed"),
+    "TCP_CONGESTION": Option(_TCP, 13, size=16),
+    **_numbers(_TCP, TCP_SYNCNT=7, TCP_LINGER2=8, TCP_DEFER_ACCEPT=9, TCP_WINDOW_CLAMP=10, TCP_USER_TIMEOUT=18),
+    **_numbers(_TCP, TCP_THIN_LINEAR_TIMEOUTS=16, TCP_NOTSENT_LOWAT=25, TCP_SAVE_SYN=27),
+    **_numbers(_TCP, TCP_INQ=36, TCP_TX_DELAY=37, TCP_RTO_MAX_MS=44, TCP_RTO_MIN_US=45, TCP_DELACK_MAX_US=46),
+    # linux/udp.h
+    **_numbers(_UDP, UDP_NO_CHECK6_TX=101, UDP_NO_CHECK6_RX=102, UDP_SEGMENT=103, UDP_GRO=104),
+    # linux/if_packet.h, linux/netlink.h
+    **_numbers(_PACKET, PACKET_TX_HAS_OFF=19, PACKET_QDISC_BYPASS=20, PACKET_IGNORE_OUTGOING=23),
+    **_numbers(_NETLINK, NETLINK_PKTINFO=3, NETLINK_BROADCAST_ERROR=4, NETLINK_NO_ENOBUFS=5, NETLINK_LISTEN_ALL_NSID=8),
+    **_numbers(_NETLINK, NETLINK_CAP_ACK=10, NETLINK_EXT_ACK=11, NETLINK_GET_STRICT_CHK=12),
+    # Last: a socket with it takes no other filter.
+    "SO_LOCK_FILTER": Option(_SOCKET, 44, protects=True),
+}
+_LEVELS: Final[dict[int, tuple[int, ...]]] = {
+    socket.AF_INET: (_SOCKET, _IP, _TCP, _UDP),
+    socket.AF_INET6: (_SOCKET, _IP, _IPV6, _TCP, _UDP),
+    socket.AF_PACKET: (_SOCKET, _PACKET),
+    socket.AF_NETLINK: (_SOCKET, _NETLINK),
+}
+
+_INET: Final = (socket.AF_INET, socket.AF_INET6)
+_SO_PRIORITY, _SO_PROTOCOL, _SO_DOMAIN, _SO_MEMINFO = 12, 38, 39, 55
+_OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
+_SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
+_PEER: Final = struct.Struct("=iII")  # struct ucred
+_NOBODY: Final = (1 << 32) - 1
+_INTERFACE: Final = struct.Struct("16si20x")  # struct ifreq
+
+# linux/in.h: MCAST_*, and struct group_req, group_source_req, group_filter on hosts of 64 bits
+_JOIN_GROUP, _BLOCK_SOURCE, _JOIN_SOURCE, _FILTER = 42, 43, 46, 48
+_GROUP: Final = struct.Struct("@I4x128s")
+_MODE: Final = struct.Struct("@II")
+_ADDRESS_BYTES: Final = 128
+_EXCLUDES: Final = 0
+_MOST_SOURCES: Final = 1024
+_BY_KERNEL: Final = ("224.0.0.1", "ff01::1", "ff02::1")
+"""Groups that every interface is a member of, once."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Membership(Struct, frozen=True):
+    """A multicast group that a socket is a member of on `interface`.
+
+    It takes what comes from `sources`, or if `excludes` what comes from all others.
+    """
+
+    interface: Name
+    group: Name
+    excludes: bool = True
+    sources: Annotated[tuple[Name, ...], Meta(max_length=_MOST_SOURCES)] = ()
+
+
+class SocketRecord(Struct, frozen=True):
+    """What a dump found of a socket, besides what CRIU saves.
+
+    `pid` and `fd` name one of its descriptors. `options` differ from those of a new socket; `interfaces` are options
+    that name a network interface.
+
+    `owner` is the user and the group that SO_PEERCRED tells: of a unix socket that `is_listening` its own, as clients
+    see them, of one that is connected those of its peer. CRIU makes all of them root's. It is empty where that is no
+    loss: for root, and for a peer of the same user. One that `has_keys` takes TCP segments only if they are signed.
+    """
+
+    pid: int
+    fd: int
+    inode: int
+    family: int
+    kind: int
+    protocol: int
+    is_connected: bool = False
+    options: dict[str, Value] = {}
+    interfaces: dict[str, Name] = {}
+    memberships: tuple[Membership, ...] = ()
+    owner: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
+    is_listening: bool = False
+    has_keys: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to put back."""
+        return not (self.options or self.interfaces or self.memberships or self.owner or self.has_keys)
+
+
+class NotSet(Struct, frozen=True):
+    """What could not be put back, and why."""
+
+    title: str
+    protects: bool
+    why: str
+
+
+def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[SocketRecord]:
+    """Those of a process that have anything to put back. It runs as `user`; its own PID namespace calls it `inside`.
+
+    Leaves out the inodes in `skip`, and adds all it meets to them. Raises OSError if the process has ended.
+    """
+    inodes: dict[int, int] = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            target = str(path.readlink())
+            if target.startswith("socket:[") and (inode := int(target[8:-1])) not in skip:
+                skip.add(inode)
+                inodes[int(path.name)] = inode
+    groups: list[tuple[int, int, str]] | None = None
+    with_keys: frozenset[int] | None = None
+    for fd, ours in borrow_each(pid, inodes):
+        with suppress(OSError), _as_socket(ours) as held:
+            kind = _kind(held)
+            options, interfaces, is_connected = _read_options(held, kind)
+            memberships: tuple[Membership, ...] = ()
+            uses_memory = kind[0] in _INET and _uses_option_memory(held)
+            if uses_memory and kind[1] == socket.SOCK_STREAM:
+                with_keys = find_sockets_with_keys() if with_keys is None else with_keys
+            elif uses_memory:
+                groups = list(_groups(pid)) if groups is None else groups
+                memberships = tuple(_memberships(held, groups))
+            owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
+            found = SocketRecord(
+                inside,
+                fd,
+                inodes[fd],
+                *kind,
+                is_connected,
+                options,
+                interfaces,
+                memberships,
+                owner,
+                is_listening,
+                inodes[fd] in (with_keys or ()),
+            )
+            if not found.is_empty:
+                yield found
+
+
+def owner(ours: int) -> tuple[int, ...]:
+    """User and group that a unix socket tells of whoever made it, or its peer. Raises OSError."""
+    with _as_socket(ours) as held:
+        return _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))[1:]
+
+
+def put_back(ours: int, record: SocketRecord) -> Iterator[NotSet]:
+    """Give the socket behind our descriptor what the record says; what could not be set.
+
+    Does nothing to a socket of another kind. A connection that is one no longer says nothing.
+    """
+    with _as_socket(ours) as held:
+        if _kind(held) != (record.family, record.kind, record.protocol):
+            return
+        is_gone = record.is_connected and record.kind == socket.SOCK_STREAM and not _is_connected(held)
+        failed = [*_join(held, record.memberships), *_set_options(held, record)]
+    if not is_gone:
+        yield from failed
+
+
+@contextmanager
+def _as_socket(ours: int) -> Iterator[socket.socket]:
+    # Named a family, Python asks for none: not every socket can tell its address.
+    held = socket.socket(socket.AF_UNIX, fileno=ours)
+    try:
+        yield held
+    finally:
+        held.detach()
+
+
+def _kind(held: socket.socket) -> tuple[int, int, int]:
+    family, kind, protocol = (held.getsockopt(_SOCKET, option) for option in (_SO_DOMAIN, socket.SO_TYPE, _SO_PROTOCOL))
+    return family, kind, protocol
+
+
+def _is_connected(held: socket.socket) -> bool:
+    with suppress(OSError):
+        held.getpeername()
+        return True
+    return False
+
+
+def _is_listening(held: socket.socket) -> bool:
+    return bool(held.getsockopt(_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
+    _, *made_by = _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if made_by[0] in (0, _NOBODY):
+        return (), False
+    is_listening = _is_listening(held)
+    return tuple(made_by) if is_listening or made_by[0] != user else (), is_listening
+
+
+@cache
+def _usual(kind: tuple[int, int, int]) -> tuple[tuple[str, int, int, int, int | bytes], ...]:
+    """Of each option that such a socket has: name, level, number, size and the value of a new one."""
+    family, form, protocol = kind
+    levels = _LEVELS.get(family, (_SOCKET,))
+    found = []
+    # A packet socket with a protocol would receive at once.
+    with socket.socket(family, form, 0 if family == socket.AF_PACKET else protocol) as fresh:
+        for name, option in OPTIONS.items():
+            if option.level not in levels or (option.when == "datagram" and form == socket.SOCK_STREAM):
+                continue
+            with suppress(OSError):
+                # Asked with another size than 0, Python gives bytes.
+                asked = (option.level, option.number, *((option.size,) if option.size else ()))
+                found.append((name, option.level, option.number, option.size, fresh.getsockopt(*asked)))
+    return tuple(found)
+
+
+def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict[str, Value], dict[str, str], bool]:
+    options: dict[str, Value] = {}
+    interfaces: dict[str, str] = {}
+    get, is_connected = held.getsockopt, False
+    for name, level, number, size, usual in _usual(kind):
+        found = get(level, number, size) if size else get(level, number)
+        if found == usual:
+            continue
+        is_connected = is_connected or (kind[0] in _INET and _is_connected(held))
+        option = OPTIONS[name]
+        if option.when in ("unconnected", "closed") and is_connected:
+            continue
+        if option.when == "closed" and _is_listening(held):
+            continue
+        value = tuple(found) if isinstance(found, bytes) else (found,)
+        if option.interface:
+            with suppress(OSError):
+                interfaces[name] = _interface_name(held, _interface_number(option, value))
+        else:
+            options[name] = value
+    return options, interfaces, is_connected
+
+
+def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[NotSet]:
+    priority = held.getsockopt(_SOCKET, _SO_PRIORITY)
+    for name, option in OPTIONS.items():
+        if name not in record.options and name not in record.interfaces:
+            continue
+        try:
+            if option.interface:
+                value = _interface_value(option, _interface_index(held, record.interfaces[name]))
+            else:
+                given = record.options[name]
+                value = bytes(given) if option.size else struct.pack("=i", *given)
+            if held.getsockopt(option.level, option.number, option.size or 4) != value:
+                held.setsockopt(option.level, option.number, value)
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            yield NotSet(name, option.protects, str(getattr(error, "strerror", None) or error))
+    # IP_TOS sets it, too.
+    if held.getsockopt(_SOCKET, _SO_PRIORITY) != priority:
+        held.setsockopt(_SOCKET, _SO_PRIORITY, priority)
+
+
+def _interface_number(option: Option, value: Value) -> int:
+    return value[0] if option.interface == "host" else int.from_bytes(bytes(value), "big")
+
+
+def _interface_value(option: Option, number: int) -> bytes:
+    return number.to_bytes(4, sys.byteorder if option.interface == "host" else "big")
+
+
+def _interface_name(held: socket.socket, number: int) -> str:
+    """In the socket's network namespace."""
+    said = fcntl.ioctl(held, _SIOCGIFNAME, _INTERFACE.pack(b"", number))
+    return os.fsdecode(_INTERFACE.unpack(said)[0].rstrip(b"\0"))
+
+
+def _interface_index(held: socket.socket, name: str) -> int:
+    said = fcntl.ioctl(held, _SIOCGIFINDEX, _INTERFACE.pack(os.fsencode(name), 0))
+    return int(_INTERFACE.unpack(said)[1])
+
+
+def _uses_option_memory(held: socket.socket) -> bool:
+    """Memberships take of the memory that a socket may have for its options, and so do keys of TCP."""
+    memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
+    return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])
+
+
+def _groups(pid: int) -> Iterator[tuple[int, int, str]]:
+    """Level, interface and address of the groups that sockets of the process may be members of."""
+    index = 0
+    with suppress(OSError):
+        for line in procfs.text(f"/proc/{pid}/net/igmp").splitlines()[1:]:
+            words = line.split()
+            if not line.startswith("\t"):
+                index = int(words[0])
+            elif _is_joined(group := _address_4(words[0]), int(words[1])):
+                yield _IP, index, group
+    with suppress(OSError):
+        for line in procfs.text(f"/proc/{pid}/net/igmp6").splitlines():
+            words = line.split()
+            if _is_joined(group := socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[3])):
+                yield _IPV6, int(words[0]), group
+
+
+def _is_joined(group: str, members: int) -> bool:
+    return members > (group in _BY_KERNEL)
+
+
+def _address_4(word: str) -> str:
+    return socket.inet_ntoa(int(word, 16).to_bytes(4, sys.byteorder))
+
+
+def _memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) -> Iterator[Membership]:
+    """The kernel lists no memberships of a socket, but answers for each group and interface."""
+    for level, index, group in groups:
+        with suppress(OSError):
+            excludes, sources = _filter(held, level, index, group)
+            yield Membership(_interface_name(held, index), group, excludes, sources)
+
+
+def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bool, tuple[str, ...]]:
+    """Raises OSError if the socket is no member."""
+    sources = 16
+    while True:
+        head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)
+        buffer = ctypes.create_string_buffer(head, len(head) + sources * _ADDRESS_BYTES)
+        size = ctypes.c_uint32(len(buffer))
+        if _LIBC.getsockopt(held.fileno(), level, _FILTER, buffer, ctypes.byref(size)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        mode, count = _MODE.unpack_from(buffer.raw, _GROUP.size)
+        if count <= sources or sources >= _MOST_SOURCES:
+            packed = (buffer.raw[len(head) + _ADDRESS_BYTES * place :] for place in range(min(count, sources)))
+            return mode == _EXCLUDES, tuple(_host(address) for address in packed)
+        sources = min(count, _MOST_SOURCES)
+
+
+def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[NotSet]:
+    for member in memberships:
+        level = _IPV6 if ":" in member.group else _IP
+        try:
+            group = _GROUP.pack(_interface_index(held, member.interface), _address(member.group))
+            if member.excludes:
+                held.setsockopt(level, _JOIN_GROUP, group)
+            for source in member.sources:
+                held.setsockopt(level, _BLOCK_SOURCE if member.excludes else _JOIN_SOURCE, group + _address(source))
+        except (OSError, ValueError) as error:
+            title = f"the membership in {member.group} on {member.interface}"
+            yield NotSet(title, protects=False, why=str(getattr(error, "strerror", None) or error))
+
+
+def _address(host: str) -> bytes:
+    """As struct sockaddr_storage. Raises OSError if it is no address."""
+    if ":" in host:
+        packed = struct.pack("=HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, host), 0)
+    else:
+        packed = struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_pton(socket.AF_INET, host))
+    return packed.ljust(_ADDRESS_BYTES, b"\0")
+
+
+def _host(address: bytes) -> str:
+    family = int.from_bytes(address[:2], sys.byteorder)
+    return socket.inet_ntop(family, address[8:24] if family == socket.AF_INET6 else address[4:8])

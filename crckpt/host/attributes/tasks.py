@@ -1,0 +1,275 @@
+"""Read and set attributes of processes and threads (scheduling, personality, policies ...) from outside.
+
+Every value is a tuple of integers. Each reader takes a thread id as we see it; a reader of a process takes its PID.
+Sources: proc(5), sched_setattr(2), sched_setaffinity(2), ioprio_set(2), prctl(2), set_mempolicy(2), linux/sched.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.proc import procfs
+
+Value = tuple[int, ...]
+Reader = Callable[[int], Value]
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+# asm/unistd_64.h of x86-64, and asm-generic/unistd.h
+_X86: Final = platform.machine() == "x86_64"
+_SETATTR, _GETATTR, _IOPRIO_SET, _IOPRIO_GET = (314, 315, 251, 252) if _X86 else (274, 275, 30, 31)
+
+_IOPRIO_WHO_PROCESS: Final = 1
+_ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
+_SLICED: Final = (0, 3)
+"""SCHED_OTHER and SCHED_BATCH: a thread may ask for another slice than the kernel's (Linux 6.12)."""
+DEADLINE: Final = 6
+_MOST_UTILIZATION: Final = 1024
+_UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_MAX
+
+# Flags of a task, field 9 of its stat (linux/sched.h).
+_MCE_PROCESS, _MCE_EARLY = 0x80, 0x08000000
+_IO_FLUSHER: Final = 0x00080000 | 0x00100000
+_MCE_LATE_KILL, _MCE_EARLY_KILL, _MCE_DEFAULT = 0, 1, 2  # linux/prctl.h
+
+_POLICIES: Final = {
+    name: number
+    for number, name in enumerate(
+        ("default", "prefer", "bind", "interleave", "local", "prefer (many)", "weighted interleave")
+    )
+}
+_POLICY_FLAGS: Final = {"static": 1 << 15, "relative": 1 << 14}
+
+
+def affinity(tid: int) -> Value:
+    """The CPUs on which a thread may run."""
+    return tuple(sorted(os.sched_getaffinity(tid)))
+
+
+def set_affinity(tid: int, value: Value) -> None:
+    """Raises OSError: EINVAL if no such CPU exists."""
+    os.sched_setaffinity(tid, value)
+
+
+def io_priority(tid: int) -> Value:
+    """Class and level in one number."""
+    return (_called(_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid),)
+
+
+def set_io_priority(tid: int, value: Value) -> None:
+    """Raises OSError."""
+    _called(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, tid, *value)
+
+
+def timer_slack(tid: int) -> Value:
+    """Nanoseconds. The kernel shows it in /proc/TID, and not in /proc/PID/task/TID."""
+    return (int(procfs.text(f"/proc/{tid}/timerslack_ns")),)
+
+
+def set_timer_slack(tid: int, value: Value) -> None:
+    """Raises OSError."""
+    Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0]))
+
+
+def deadline(tid: int) -> Value:
+    """Flags, runtime, deadline and period of a thread with SCHED_DEADLINE; nothing for any other."""
+    found = _scheduling(tid)
+    return (found[2], *found[5:8]) if found[1] == DEADLINE else ()
+
+
+def set_deadline(tid: int, value: Value) -> None:
+    """Raises OSError."""
+    flags, *times = value
+    _set_scheduling(tid, DEADLINE, flags, 0, 0, *times)
+
+
+def time_slice(tid: int) -> Value:
+    """Nanoseconds that a thread asked for; nothing if it has the kernel's default slice."""
+    found = _scheduling(tid)
+    own = found[5] if found[1] in _SLICED else 0
+    return () if own in (0, _usual_slice()) else (own,)
+
+
+def set_time_slice(tid: int, value: Value) -> None:
+    """Its policy stays. Raises OSError."""
+    _, policy, flags, nice, priority, *_ = _scheduling(tid)
+    _set_scheduling(tid, policy, flags & ~_UTILIZATION, nice, priority, *(value or (0,)), 0, 0)
+
+
+def utilization(tid: int) -> Value:
+    """The least and the most CPU performance that the scheduler assumes for it; nothing if that is not limited."""
+    found = _scheduling(tid)
+    return () if found[8:10] in ((0, 0), (0, _MOST_UTILIZATION)) else (found[8], found[9])
+
+
+def set_utilization(tid: int, value: Value) -> None:
+    """Its policy stays. Raises OSError."""
+    _, policy, flags, nice, priority, *times = _scheduling(tid)
+    least, most = value or (0, _MOST_UTILIZATION)
+    _set_scheduling(tid, policy, flags | _UTILIZATION, nice, priority, *times[:3], least, most)
+
+
+def personality(tid: int) -> Value:
+    """As of personality(2)."""
+    return (int(procfs.text(f"/proc/{tid}/personality"), 16),)
+
+
+def memory_errors(tid: int) -> Value:
+    """The policy of a thread for memory errors (PR_MCE_KILL)."""
+    flags = _task_flags(tid)
+    if not flags & _MCE_PROCESS:
+        return (_MCE_DEFAULT,)
+    return (_MCE_EARLY_KILL if flags & _MCE_EARLY else _MCE_LATE_KILL,)
+
+
+def io_flusher(tid: int) -> Value:
+    """Whether a thread takes part in writing memory out (PR_SET_IO_FLUSHER)."""
+    return (int(_task_flags(tid) & _IO_FLUSHER == _IO_FLUSHER),)
+
+
+def memory_policy(tid: int) -> Value:
+    """Mode, with its flags, and nodes, as of set_mempolicy(2). Nothing where there is one node only.
+
+    The kernel shows it for each map without its own policy. Read only the first map: a map takes longer the more pages
+    it has.
+    """
+    if not _has_nodes():
+        return ()
+    file = os.open(f"/proc/{tid}/numa_maps", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        line = os.read(file, 1).decode() + os.read(file, 4096).decode(errors="replace")
+    finally:
+        os.close(file)
+    return parse_memory_policy(line)
+
+
+def parse_memory_policy(line: str) -> Value:
+    """The policy that a line of /proc/PID/numa_maps shows. Source: mm/mempolicy.c: mpol_to_str."""
+    found = re.match(r"[0-9a-f]+ ([a-z]+(?: \(many\)| interleave)?)(?:=([a-z|]+))?(?::([0-9,-]+))?", line)
+    if found is None or found[1] not in _POLICIES:
+        return ()
+    mode = _POLICIES[found[1]]
+    for flag in (found[2] or "").split("|"):
+        mode |= _POLICY_FLAGS.get(flag, 0)
+    return (mode, *_numbers(found[3] or ""))
+
+
+def core_filter(pid: int) -> Value:
+    """The core dump filter of a process; nothing for one that has no memory."""
+    said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
+    return (int(said, 16),) if said else ()
+
+
+def set_core_filter(pid: int, value: Value) -> None:
+    """Raises OSError."""
+    Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
+
+
+def autogroup_nice(pid: int) -> Value:
+    """The nice value of the autogroup of a process; nothing if the kernel has no autogroups."""
+    with suppress(FileNotFoundError):
+        return (int(procfs.text(f"/proc/{pid}/autogroup").split()[-1]),)
+    return ()
+
+
+def set_autogroup_nice(pid: int, value: Value) -> None:
+    """Raises OSError."""
+    Path(f"/proc/{pid}/autogroup").write_text(str(value[0]))
+
+
+def memory_merge(pid: int) -> Value:
+    """Whether all of its memory may be merged with what is equal (PR_SET_MEMORY_MERGE); nothing if that is not told."""
+    with suppress(FileNotFoundError):
+        said = procfs.text(f"/proc/{pid}/ksm_stat")
+        if "ksm_merge_any:" in said:
+            return (int("ksm_merge_any: yes" in said),)
+    return ()
+
+
+OF_THREAD: Final[dict[str, Reader]] = {
+    "affinity": affinity,
+    "io_priority": io_priority,
+    "timer_slack": timer_slack,
+    "deadline": deadline,
+    "time_slice": time_slice,
+    "utilization": utilization,
+    "personality": personality,
+    "memory_errors": memory_errors,
+    "io_flusher": io_flusher,
+    "memory_policy": memory_policy,
+}
+OF_PROCESS: Final[dict[str, Reader]] = {
+    "core_filter": core_filter,
+    "autogroup_nice": autogroup_nice,
+    "memory_merge": memory_merge,
+}
+SETTERS: Final[dict[str, Callable[[int, Value], None]]] = {
+    "affinity": set_affinity,
+    "io_priority": set_io_priority,
+    "time_slice": set_time_slice,
+    "utilization": set_utilization,
+    "deadline": set_deadline,
+    "timer_slack": set_timer_slack,
+    "core_filter": set_core_filter,
+    "autogroup_nice": set_autogroup_nice,
+}
+
+
+def cpus() -> frozenset[int]:
+    """The CPUs of this host that are online."""
+    said = procfs.text("/sys/devices/system/cpu/online")
+    return frozenset(_numbers(said.strip()))
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
+    """`0-2,5` as 0, 1, 2, 5."""
+    found: list[int] = []
+    for part in listed.split(",") if listed else ():
+        first, _, last = part.partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return tuple(found)
+
+
+def _task_flags(tid: int) -> int:
+    return int(procfs.behind_the_name(procfs.text(f"/proc/{tid}/stat"))[6])
+
+
+def _scheduling(tid: int) -> Value:
+    """As of sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period, least and most use."""
+    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
+    _called(_GETATTR, tid, buffer, _ATTRIBUTES.size, 0)
+    return _ATTRIBUTES.unpack(buffer.raw)
+
+
+def _set_scheduling(tid: int, *fields: int) -> None:
+    given = (*fields, 0, 0)[:9]
+    _called(_SETATTR, tid, _ATTRIBUTES.pack(_ATTRIBUTES.size, *given), 0)
+
+
+@cache
+def _has_nodes() -> bool:
+    with suppress(OSError):
+        return len(_numbers(procfs.text("/sys/devices/system/node/online").strip())) > 1
+    return False
+
+
+@cache
+def _usual_slice() -> int:
+    found = _scheduling(0)
+    return found[5] if found[1] in _SLICED else 0
+
+
+def _called(number: int, *arguments: object) -> int:
+    answer = int(_LIBC.syscall(number, *arguments))
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return answer

@@ -1,0 +1,99 @@
+"""Whether users could open by themselves what somebody has open. Nothing is opened for it: a device may act.
+
+Source: faccessat(2), proc_pid_fd(5).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.disk.path_trust import Changers
+from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
+
+_NOBODY: Final = 65534
+_DELETED: Final = " (deleted)"
+
+
+class User(Struct, frozen=True):
+    """A user and the groups that count."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def user(uid: int) -> User:
+    """A user of this host, with the groups that they get at a login."""
+    with suppress(KeyError):
+        known = pwd.getpwuid(uid)
+        return User(uid, known.pw_gid, tuple(os.getgrouplist(known.pw_name, known.pw_gid)))
+    return User(uid, _NOBODY)
+
+
+def users_of(changers: Changers) -> tuple[User, ...]:
+    """Those who can change what a path leads to; somebody without any rights where it is not known who."""
+    return (*map(user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
+
+
+class Seen(Struct, frozen=True):
+    """What a link in /proc leads to: its path, file system, inode and owner."""
+
+    path: str
+    device: int
+    inode: int
+    owner: int
+
+
+def seen(link: str) -> Seen | None:
+    """None if nothing is there, or another thing than a moment ago."""
+    with suppress(OSError):
+        path, found = os.readlink(link), os.stat(link)
+        if os.readlink(link) == path:
+            return Seen(path, found.st_dev, found.st_ino, found.st_uid)
+    return None
+
+
+def refused(link: str, access: int, users: Iterable[User], root: int) -> User | None:
+    """Which of the users may not open what `link` in /proc leads to, for `access` (as of access(2)); None if all may.
+
+    `root` is a descriptor of the root directory from which its path counts. Raises OSError if it is gone.
+    """
+    found = os.open(link, os.O_PATH | os.O_CLOEXEC)
+    try:
+        path = os.readlink(link)
+        for each in users:
+            if not _may(found, path, access, each, root):
+                return each
+        return None
+    finally:
+        os.close(found)
+
+
+def _may(found: int, path: str, access: int, who: User, root: int) -> bool:
+    with file_rights_of(who.uid, who.gid, who.groups):
+        if not os.access(f"/proc/self/fd/{found}", access, effective_ids=True):
+            return False
+        if path.endswith(_DELETED):
+            return True
+        above = path.rpartition("/")[0].lstrip("/") or "."
+        try:
+            directory = open_without_links(above, os.O_PATH | os.O_DIRECTORY, directory=root)
+        except OSError:
+            return False
+        try:
+            return os.access(f"/proc/self/fd/{directory}", os.X_OK, effective_ids=True)
+        finally:
+            os.close(directory)
+
+
+def name_of(who: User) -> str:
+    """For messages."""
+    with suppress(KeyError):
+        return pwd.getpwuid(who.uid).pw_name
+    return f"user {who.uid}"

@@ -1,0 +1,63 @@
+"""The build-id of an ELF file: what tells one build of a program or library from another."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from crckpt.host.disk.checked_files import open_regular
+
+_PT_NOTE = 4
+_NT_GNU_BUILD_ID = 3
+
+_MOST_HEADERS = 1 << 20
+"""Bytes of program headers that we read: the file's own numbers may ask for 4 GiB."""
+
+_USUALLY = 4096
+"""Bytes at the start of a file that have its headers and its build-id, as linkers lay them out."""
+
+_MOST = 1 << 62
+"""No file is as long."""
+
+
+def build_id(path: str) -> bytes | None:
+    """The GNU build-id of a 64-bit little-endian ELF file; None for other files and files without one.
+
+    Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
+    """
+    # Whoever owns the path may have put a FIFO or a device there.
+    descriptor, _ = open_regular(path)
+    if descriptor is None:
+        return None
+    try:
+        start = os.pread(descriptor, _USUALLY, 0)
+        if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
+            return None
+        offset, size, count = struct.unpack("<Q", start[32:40]) + struct.unpack("<HH", start[54:58])
+        table = _part(descriptor, start, offset, min(size * count, _MOST_HEADERS))
+        for at in range(0, len(table) - 55, size or 1):
+            kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
+            if kind == _PT_NOTE and (found := _in_notes(_part(descriptor, start, place, min(length, 1 << 16)))):
+                return found
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _part(descriptor: int, start: bytes, offset: int, length: int) -> bytes:
+    """`length` bytes of a file from `offset` on, or fewer, where it ends. `start` was read already."""
+    if offset + length <= len(start):
+        return start[offset : offset + length]
+    return os.pread(descriptor, length, offset) if offset < _MOST else b""
+
+
+def _in_notes(notes: bytes) -> bytes | None:
+    at = 0
+    while at + 12 <= len(notes):
+        name_length, length, kind = struct.unpack_from("<III", notes, at)
+        name = notes[at + 12 : at + 12 + name_length]
+        start = at + 12 + (name_length + 3) // 4 * 4
+        if kind == _NT_GNU_BUILD_ID and name == b"GNU\0":
+            return notes[start : start + length]
+        at = start + (length + 3) // 4 * 4
+    return None

@@ -1,0 +1,318 @@
+"""Files and directories that survive a crash: write, fsync, rename, fsync the directory.
+
+Every function that changes something is told `what` that is, a word that its steps are named by: see `steps`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.disk.checked_files import open_checked
+from crckpt.host.disk.steps import step
+
+PRIVATE_DIRECTORY = 0o700
+PRIVATE_FILE = 0o600
+_MOVED_NAME = 100
+
+LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
+
+
+@contextmanager
+def losses_passed_over() -> Iterator[None]:
+    """What the disk has lost ends the block, and no more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+
+
+def own_name() -> str:
+    """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def runtime_directory() -> Path:
+    """Where this user has what is of no use after the next boot; `runtime.make_for` makes it."""
+    if os.geteuid() == 0:
+        return Path("/run/crckpt")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
+
+
+def user_directory(variable: str, below: str) -> Path | None:
+    """Where this user has files of a kind: what `variable` says (XDG base directories), or `below` their home.
+
+    None if they have none, as a container's user without a name.
+    """
+    if named := os.environ.get(variable):
+        return Path(named)
+    with suppress(RuntimeError):
+        return Path.home() / below
+    return None
+
+
+def make_private_directory(path: Path, what: str) -> None:
+    """Create `path` with mode 0700, whatever the umask; durable once it returns."""
+    _make_private(path, what)
+    sync_directory(path.parent, what)
+
+
+def ensure_private_directory(path: Path, what: str) -> None:
+    """As `make_private_directory`, but it may exist already, or be made by somebody else meanwhile.
+
+    It is durable in any case: whoever made it may have died before the sync.
+    """
+    add_private_directory(path, what)
+    sync_directory(path.parent, what)
+
+
+def add_private_directory(path: Path, what: str) -> None:
+    """As `ensure_private_directory`, but durable only once the directory above it is synced."""
+    with suppress(FileExistsError):
+        _make_private(path, what)
+
+
+def ensure_directories(path: Path, what: str) -> None:
+    """Create what is missing of `path` and the directories above it, all of it private; durable."""
+    above = path
+    while not above.exists():
+        above = above.parent
+    # Whoever made it may have died before the sync; where we may not look, it was not one of us.
+    with suppress(PermissionError):
+        sync_directory(above.parent, what)
+    for directory in reversed([path, *path.parents][: len(path.parts) - len(above.parts)]):
+        step(f"{what}.mkdir", directory)
+        directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        sync_directory(directory.parent, what)
+
+
+def sync_directory(path: Path, what: str) -> None:
+    """Make the names in `path` durable (fsync of the directory)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        step(f"{what}.sync-directory", path)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_private(path: Path, what: str) -> int:
+    """Create `path` for writing with mode 0600, whatever the umask, and return its descriptor. Fails if it exists."""
+    step(f"{what}.create", path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    os.fchmod(descriptor, PRIVATE_FILE)
+    return descriptor
+
+
+def open_lock(path: Path, what: str) -> int:
+    """Open `path` to be locked; it is created, empty, with mode 0600, if it is missing.
+
+    An existing one is left as it is. Raises IntegrityError if that is a link, another's, or no regular file.
+    """
+    step(f"{what}.create", path)
+    with suppress(FileExistsError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, PRIVATE_FILE)
+        os.fchmod(descriptor, PRIVATE_FILE)
+        return descriptor
+    return open_checked(path, None, mode=os.O_RDWR)
+
+
+def write(descriptor: int, content: bytes | memoryview, what: str) -> None:
+    """Write all of `content` where the descriptor is."""
+    left = memoryview(content)
+    while left:
+        step(f"{what}.write", descriptor, left)
+        left = left[os.write(descriptor, left) :]
+
+
+def write_at(descriptor: int, content: bytes | memoryview, offset: int, what: str) -> None:
+    """Write all of `content` at `offset`."""
+    left = memoryview(content)
+    while left:
+        step(f"{what}.write-at", descriptor, left, offset)
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
+
+
+def resize(file: int | Path, size: int, what: str) -> None:
+    """Cut a file, or let it grow by a hole."""
+    step(f"{what}.resize", file, size)
+    os.truncate(file, size)
+
+
+def sync(descriptor: int, what: str) -> None:
+    """Make a file's content durable."""
+    step(f"{what}.sync", descriptor)
+    os.fsync(descriptor)
+
+
+def sync_content(directory: Path, what: str) -> None:
+    """Make the files in a directory durable, and their names; its own name is so once the one above is synced."""
+    for path in directory.iterdir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync(descriptor, what)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory, what)
+
+
+def rename(source: Path, target: Path, what: str) -> None:
+    """Rename; durable only once the directories are synced."""
+    step(f"{what}.rename", source, target)
+    source.rename(target)
+
+
+def remove(path: Path, what: str) -> None:
+    """Remove a file; it may come back until the directory is synced. Raises FileNotFoundError if there is none."""
+    step(f"{what}.unlink", path)
+    path.unlink()
+
+
+def remove_tree(path: Path, what: str) -> None:
+    """Remove `path`, and if it is a directory all that is in it. Links are removed, not followed.
+
+    Works by descriptors, in any depth with two of them: directories inside of directories are moved up first.
+    Raises FileNotFoundError if there is nothing, OSError.
+    """
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = _directory_in(above, path.name)
+        if top is None:
+            _unlink_in(above, path, what)
+            return
+        try:
+            _empty(top, path, what)
+        finally:
+            os.close(top)
+        _rmdir_in(above, path, what)
+    finally:
+        os.close(above)
+
+
+def write_new(path: Path, content: bytes, what: str) -> None:
+    """Create `path` with mode 0600 and make its content durable; its name is so once the directory is synced."""
+    _fill(open_private(path, what), content, what)
+
+
+def write_unsynced(path: Path, content: bytes, what: str) -> None:
+    """Create `path` with mode 0600, for what nobody looks for after a crash."""
+    descriptor = open_private(path, what)
+    try:
+        write_at(descriptor, content, 0, what)
+    finally:
+        os.close(descriptor)
+
+
+def move_durably(source: Path, target: Path, what: str) -> None:
+    """Rename a file or directory, whose content is durable already, and make its new name durable."""
+    rename(source, target, what)
+    sync_directory(target.parent, what)
+
+
+def write_durably(path: Path, content: bytes, what: str) -> None:
+    """Create or replace `path` so that after any crash it holds either the old or the new content, whole."""
+    beside = path.with_name(f".{path.name}.{own_name()}")
+    with removed_on_failure(beside, what):
+        write_new(beside, content, what)
+        rename(beside, path, what)
+    sync_directory(path.parent, what)
+
+
+@contextmanager
+def removed_on_failure(path: Path, what: str) -> Iterator[None]:
+    """Remove `path`, a half-written temporary, if the block fails."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FileNotFoundError):
+            remove(path, what)
+        raise
+
+
+def _make_private(path: Path, what: str) -> None:
+    step(f"{what}.mkdir", path)
+    path.mkdir(mode=PRIVATE_DIRECTORY)
+    path.chmod(PRIVATE_DIRECTORY)
+
+
+def _fill(descriptor: int, content: bytes, what: str) -> None:
+    try:
+        write(descriptor, content, what)
+        sync(descriptor, what)
+    finally:
+        os.close(descriptor)
+
+
+def _directory_in(above: int, name: str) -> int | None:
+    """A descriptor of the directory `name`; None if it is a link or no directory."""
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+
+
+def _empty(top: int, path: Path, what: str) -> None:
+    left = _remove_files(top, path, what)
+    while left:
+        name = left.pop()
+        here = _directory_in(top, name)
+        if here is None:  # it was exchanged meanwhile
+            _unlink_in(top, path / name, what)
+            continue
+        try:
+            for inner in _remove_files(here, path / name, what):
+                moved = f"{inner[:_MOVED_NAME]}.{own_name()}"
+                step(f"{what}.rename", path / name / inner, path / moved)
+                os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
+                left.append(moved)
+        finally:
+            os.close(here)
+        _rmdir_in(top, path / name, what)
+
+
+def _remove_files(directory: int, path: Path, what: str) -> list[str]:
+    """Remove what is no directory; the names of the directories."""
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, _ in filter(lambda entry: not entry[1], found):
+        _unlink_in(directory, path / name, what)
+    return [name for name, is_directory in found if is_directory]
+
+
+def _unlink_in(above: int, path: Path, what: str) -> None:
+    step(f"{what}.unlink", path)
+    os.unlink(path.name, dir_fd=above)
+
+
+def _rmdir_in(above: int, path: Path, what: str) -> None:
+    step(f"{what}.rmdir", path)
+    os.rmdir(path.name, dir_fd=above)
+
+
+def is_named(path: Path) -> bool:
+    """Whether there is such a name; also if the disk has lost what is behind it."""
+    with losses_passed_over():
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """stat(2) of a file, or of a symbolic link itself; None if it is missing or cannot be reached."""
+    try:
+        return Path(path).stat(follow_symlinks=follow)
+    except OSError:
+        return None

@@ -1,0 +1,123 @@
+"""File systems in user space (FUSE) that do not answer, and who waits for them.
+
+A task that waits for an answer cannot be killed once the file system's program has read the request. Its wait ends if
+the connection is aborted: then every access fails with ENOTCONN. Source: Documentation/filesystems/fuse/fuse.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event
+from typing import Final
+
+from crckpt.host import proc
+from crckpt.host.proc.mountinfo import Mount, mounts_of
+from crckpt.host.process.progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
+from crckpt.host.process.signals import start_thread
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+# The numbers are the same on all machines: asm-generic/unistd.h. Flags: linux/mount.h.
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_CREATE: Final = 6
+_WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]
+_LOOK_S: Final = 1.0
+
+
+def abort(pids: Iterable[int]) -> tuple[str, ...]:
+    """Abort connections that owe an answer, of mounts that these processes see; return their mount points.
+
+    Only mounts of users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
+    """
+    done = []
+    with suppress(OSError), _connections() as connections:
+        for mount in _mounts_of_users(pids):
+            with suppress(OSError):
+                one = f"{os.minor(mount.device)}"
+                if int(_read(connections, f"{one}/waiting")):
+                    _write(connections, f"{one}/abort", b"1")
+                    done.append(mount.path)
+    return tuple(done)
+
+
+@contextmanager
+def answers_limited(root: int) -> Iterator[list[str]]:
+    """During this block no thread of ours waits for an answer without limit.
+
+    After QUIET_S seconds abort the connections of the users of the tree below `root` that owe an answer. Their mount
+    points come to be in the list.
+    """
+    is_over = Event()
+    aborted: list[str] = []
+
+    def watch() -> None:
+        waited = 0
+        while not is_over.wait(_LOOK_S):
+            waited = waited + 1 if waits_for_a_program((os.getpid(),), _WAITS_IN) else 0
+            if waited > QUIET_S:
+                aborted.extend(abort(tree_of(root)))
+                waited = 0
+
+    thread = start_thread(watch)
+    try:
+        yield aborted
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def tree_of(root: int) -> tuple[int, ...]:
+    """PIDs of the tree below `root`; none if there is no such process."""
+    process = proc.read_process(root)
+    return proc.read_tree(process).pids if process is not None else ()
+
+
+def _mounts_of_users(pids: Iterable[int]) -> Iterator[Mount]:
+    """Mounts of FUSE that these processes see and that a user of one of them made, each connection once."""
+    found: dict[int, Mount] = {}
+    users: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            process = proc.read_process(pid)
+            users.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
+            found.update((mount.device, mount) for mount in mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
+    return (mount for mount in found.values() if mount.of_all & users)
+
+
+@contextmanager
+def _connections() -> Iterator[int]:
+    """The directory in which the kernel keeps a directory for each connection, mounted nowhere. Raises OSError."""
+    context = _checked(_LIBC.syscall(_FSOPEN, b"fusectl", 1))
+    try:
+        _checked(_LIBC.syscall(_FSCONFIG, context, _CREATE, None, None, 0))
+        directory = _checked(_LIBC.syscall(_FSMOUNT, context, 1, 0))
+    finally:
+        os.close(context)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _checked(answer: int) -> int:
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return answer
+
+
+def _read(directory: int, name: str) -> bytes:
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.read(file, 64)
+    finally:
+        os.close(file)
+
+
+def _write(directory: int, name: str, content: bytes) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(file, content)
+    finally:
+        os.close(file)

@@ -1,0 +1,90 @@
+"""Read logs of any size in bounded memory: of a long log the first and the last part."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.disk.checked_files import open_regular
+
+MOST: Final = 16 << 20
+"""Bytes of a log that are kept: the first and the last half of these."""
+MOST_STREAMED: Final = 256 << 20
+"""Bytes after which reading a pipe or terminal stops with an error."""
+_CHUNK: Final = 1 << 20
+_KINDS: Final = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISFIFO, "is a named pipe, not a file"),
+    (stat.S_ISCHR, "is a device, not a file"),
+    (stat.S_ISBLK, "is a device, not a file"),
+    (stat.S_ISSOCK, "is a socket, not a file"),
+)
+
+
+class NoFileError(OSError):
+    """The path is not a regular file: `strerror` says what it is."""
+
+
+class EndlessError(OSError):
+    """A stream is longer than MOST_STREAMED."""
+
+
+def read_file_ends(path: Path, most: int = MOST) -> bytes:
+    """Read the first and the last part of a regular file, without blocking.
+
+    Follows links: the user named the file. Raises NoFileError if it is not a regular file, OSError.
+    """
+    descriptor, mode = open_regular(path)
+    if descriptor is None:
+        raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a file"))
+    try:
+        return _ends(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
+    """Read a stream to its end and keep its first and last part. Raises EndlessError after MOST_STREAMED bytes."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise NoFileError(0, "is a directory")
+    if stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0:
+        return _ends(descriptor, most)
+    begin = bytearray()
+    last: deque[bytes] = deque(maxlen=most // 2 // _CHUNK + 1)
+    total = 0
+    while chunk := _read_whole(descriptor, _CHUNK):
+        total += len(chunk)
+        if total > MOST_STREAMED:
+            raise EndlessError(0, f"is longer than {MOST_STREAMED >> 20} MiB")
+        if len(begin) < most // 2:
+            begin += chunk
+        else:
+            last.append(chunk)
+    end = b"".join(last)[-(most // 2) :]
+    return bytes(begin) + (b"\n" if total > most else b"") + end
+
+
+def _ends(descriptor: int, most: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size <= most:
+        return _read_at(descriptor, most, 0)
+    return _read_at(descriptor, most // 2, 0) + b"\n" + _read_at(descriptor, most // 2, size - most // 2)
+
+
+def _read_at(descriptor: int, count: int, offset: int) -> bytes:
+    read = bytearray()
+    while len(read) < count and (chunk := os.pread(descriptor, min(_CHUNK, count - len(read)), offset + len(read))):
+        read += chunk
+    return bytes(read)
+
+
+def _read_whole(descriptor: int, count: int) -> bytes:
+    """Read `count` bytes, fewer only at the end: a pipe gives them in small pieces."""
+    read = bytearray()
+    while len(read) < count and (chunk := os.read(descriptor, count - len(read))):
+        read += chunk
+    return bytes(read)

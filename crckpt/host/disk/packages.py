@@ -1,0 +1,103 @@
+"""Which package owns a file, and what became of that package. Starts dpkg or rpm: only for files that did change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host.process import run
+from crckpt.model import moment
+
+_LOG = Path("/var/log/dpkg.log")
+_LISTS = Path("/var/lib/dpkg/info")
+_WITHIN_S = 10.0
+_MERGED = ("/usr/bin/", "/usr/sbin/", "/usr/lib")
+"""Where a package may still know its files without /usr."""
+
+_OF_RPM = "%{NAME}\\t%{VERSION}-%{RELEASE}\\t%{INSTALLTIME}\\n"
+
+
+class Package(Struct, frozen=True):
+    """A package as it is installed now. `before` is its version until `since`, where the log tells it, else empty."""
+
+    name: str
+    version: str
+    since: datetime
+    before: str = ""
+
+
+def owners(paths: Iterable[str], after: datetime) -> dict[str, Package]:
+    """Of those files that a package owns, the package, and what became of it first after that moment."""
+    wanted = tuple(paths)
+    with suppress(HostCannot, OSError, ValueError):
+        if _there("dpkg"):
+            return _of_dpkg(wanted, after)
+        if _there("rpm"):
+            return {path: package for path in wanted if (package := _of_rpm(path))}
+    return {}
+
+
+def first_change(log: str, name: str, after: datetime) -> tuple[datetime, str] | None:
+    """When dpkg first installed or upgraded a package (with `:arch`, if it has one) after that moment, and the version
+    until then. Of lines `2026-01-02 03:04:05 upgrade libc6:amd64 2.41-4 2.41-5`, in local time.
+    """
+    for line in log.splitlines():
+        words = line.split()
+        if (
+            len(words) == 6
+            and words[2] in ("install", "upgrade")
+            and words[3].partition(":")[0] == name.partition(":")[0]
+        ):
+            when = datetime.strptime(f"{words[0]} {words[1]}", "%Y-%m-%d %H:%M:%S").astimezone(UTC)
+            # The log has no fractions of a second.
+            if when >= after.replace(microsecond=0):
+                return when, words[4].replace("<none>", "")
+    return None
+
+
+def _there(tool: str) -> bool:
+    return shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is not None
+
+
+def _of_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
+    spelled = {other: path for path in paths for other in _spellings(path)}
+    names: dict[str, str] = {}
+    # Its status says only that it knew not all of them.
+    for line in run.run(("dpkg", "--search", *spelled), timeout=_WITHIN_S).output.splitlines():
+        owner, _, path = line.partition(": ")
+        if path in spelled and not owner.startswith("diversion "):
+            names[spelled[path]] = owner.split(", ")[0]
+    logs = "".join(log.read_text(errors="replace") for log in (Path(f"{_LOG}.1"), _LOG) if log.exists())
+    packages = {name: found for name in set(names.values()) if (found := _package(name, logs, after))}
+    return {path: packages[name] for path, name in names.items() if name in packages}
+
+
+def _spellings(path: str) -> tuple[str, ...]:
+    """On a system with merged /usr, packages may have their files as they were before."""
+    return (path, path.removeprefix("/usr")) if path.startswith(_MERGED) else (path,)
+
+
+def _package(name: str, log: str, after: datetime) -> Package | None:
+    shown = run.run(("dpkg-query", "--show", "--showformat=${Version}", name), timeout=_WITHIN_S)
+    plain = name.partition(":")[0]
+    lists = next((path for path in (_LISTS / f"{name}.list", _LISTS / f"{plain}.list") if path.exists()), None)
+    if not shown.ok or lists is None:
+        return None
+    found = first_change(log, name, after)
+    if found is not None:
+        return Package(plain, shown.output, found[0], found[1])
+    return Package(plain, shown.output, moment(lists.stat().st_mtime))
+
+
+def _of_rpm(path: str) -> Package | None:
+    done = run.run(("rpm", "--query", "--queryformat", _OF_RPM, "--file", path), timeout=_WITHIN_S)
+    if not done.ok:
+        return None
+    name, version, since = done.output.splitlines()[0].split("\t")
+    return Package(name, version, moment(int(since)))

@@ -1,0 +1,29 @@
+"""The private directory of files that are useless after the next boot."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.disk.files import runtime_directory
+from crckpt.host.disk.own_files import is_own
+
+_PRIVATE: Final = 0o700
+
+
+def make_for(path: Path) -> None:
+    """Make the private directory in which `path` is to be, below `runtime_directory`, whatever the umask.
+
+    Raises OSError if another user has made it, or can write to it.
+    """
+    top = runtime_directory()
+    missing = [path.parent, *path.parent.parents]
+    for directory in reversed(missing[: missing.index(top) + 1] if top in missing else missing[:1]):
+        with suppress(FileExistsError):
+            directory.mkdir(mode=_PRIVATE, parents=directory == top)
+            directory.chmod(_PRIVATE)
+        if not is_own(directory.lstat(), stat.S_IFDIR):
+            raise PermissionError(errno.EPERM, "others can write to it, or it is another user's", str(directory))

@@ -1,0 +1,73 @@
+"""How much room there is: on disks and in memory, in bytes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.process import cgroups
+
+_MEMINFO = Path("/proc/meminfo")
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+def existing(path: Path) -> Path:
+    """The path, or the first directory above it that is there."""
+    return next(above for above in (path, *path.parents) if above.exists())
+
+
+def free_disk(path: Path) -> int:
+    """What can still be written to the file system of an existing path."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether the mount on which an existing path lies takes no writes."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether what is written to an existing path takes memory."""
+    device = path.stat().st_dev
+    kind = next((mount.kind for mount in every_mount() if mount.device == device), "")
+    return kind in _IN_MEMORY
+
+
+def free_memory(*, swap: bool = False) -> int:
+    """What the kernel calls available, or less if our control groups are limited; `swap`: what can be swapped out, too.
+
+    Source: proc_meminfo(5).
+    """
+    told = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    swappable = _size(told, "SwapFree") if swap else 0
+    return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
+
+
+def free_huge_pages(size: int) -> int:
+    """How many huge pages of so many bytes can still be had: set aside and promised to nobody, or to be set aside.
+
+    Source: Documentation/admin-guide/mm/hugetlbpage.rst.
+    """
+    directory = _HUGE_PAGES / f"hugepages-{size >> 10}kB"
+    if not directory.exists():
+        return 0
+    free, promised, more, taken = (
+        int((directory / f"{name}_hugepages").read_text()) for name in ("free", "resv", "nr_overcommit", "surplus")
+    )
+    return free - promised + max(0, more - taken)
+
+
+def unwritten_limit() -> int:
+    """How many bytes may wait to be written to disks before who writes more has to wait for them.
+
+    Source: Documentation/admin-guide/sysctl/vm.rst.
+    """
+    fixed, share = (int(Path(f"/proc/sys/vm/dirty_{name}").read_text()) for name in ("bytes", "ratio"))
+    return fixed or free_memory() * share // 100
+
+
+def _size(told: dict[str, str], name: str) -> int:
+    return int(told.get(name, "0").split()[0]) << 10

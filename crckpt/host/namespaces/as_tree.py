@@ -1,0 +1,108 @@
+"""Run a command in namespaces with the rights of the program that runs there.
+
+Run as `python -m crckpt.host.namespaces.as_tree INIT RIGHTS COMMAND...`: INIT is a process of the namespaces, RIGHTS are
+`TreeRights` as JSON. The program may have changed what is mounted there: loaders, libraries, programs, configuration.
+So this loads all that it needs outside, gives up its rights, and only then executes what is inside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.host.process import run
+from crckpt.images.rights import Rights
+
+_KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")
+"""The mounts last: then nothing is opened any more. The PID namespace is that of children only."""
+# linux/prctl.h, linux/capability.h
+_PR_CAPBSET_READ: Final = 23
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION: Final = 0x20080522
+_NOT_EXECUTED: Final = 127
+
+
+class TreeRights(Struct, frozen=True):
+    """One user and group, and the capabilities (a set of bits) of what root executes."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    capabilities: int
+
+
+def rights_of(program: Rights) -> TreeRights:
+    """The rights for a command next to a program: no more than those of the program, and those of one user."""
+    uid = next((uid for uid in (program.uids[1], *program.uids) if uid), 0)
+    gid = program.gids[1]
+    permitted = program.capabilities[1]
+    return TreeRights(uid, gid, tuple(sorted(program.groups)), 0 if uid else permitted)
+
+
+def start(init: int, rights: TreeRights, command: Sequence[str], *, joining: Sequence[str], output: Path) -> run.Child:
+    """Start the command in the namespaces of `init`; `joining` are words before it. Raises HostCannot."""
+    said = msgspec.json.encode(rights).decode()
+    words = (sys.executable, "-P", "-m", "crckpt.host.namespaces.as_tree", str(init), said, *command)
+    return run.start((*joining, *words), output=output, python_path=Path(__file__).parents[3])
+
+
+def main(init: int, rights: TreeRights, command: list[str]) -> int:
+    """Run the command; its exit status. Ends by the same signal if one ended it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for namespace in [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]:
+        _check(libc.setns(namespace, 0))
+        os.close(namespace)
+    _give_up_rights(libc, rights)
+    # Only now is there a process that those in the PID namespace see.
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status < 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        return status
+    try:
+        os.execvpe(command[0], command, run.ENVIRONMENT)  # noqa: S606
+    except (OSError, ValueError) as error:
+        os.write(2, f"cannot run {command[0]}: {error}\n".encode(errors="backslashreplace"))
+    os._exit(_NOT_EXECUTED)
+
+
+def _give_up_rights(libc: ctypes.CDLL, rights: TreeRights) -> None:
+    for number in range(64):
+        if not rights.capabilities >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+            _check(libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0))
+    os.setgroups(rights.groups)
+    os.setresgid(rights.gid, rights.gid, rights.gid)
+    os.setresuid(rights.uid, rights.uid, rights.uid)
+    low, high = rights.capabilities & 0xFFFFFFFF, rights.capabilities >> 32 & 0xFFFFFFFF
+    # Root keeps what it has until it executes something.
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    _check(libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=TreeRights), sys.argv[3:]))
+    except (OSError, OverflowError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,151 @@
+"""From inside new namespaces: a copy of the file system that takes what is written, and the addresses of others.
+
+Every writable file system gets an overlay over it, whose changes lie in memory: the host's files are read and never
+written. The kernel forgets all of it with the last process of the namespaces.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.host.disk.own_files import write_private
+from crckpt.host.proc.mountinfo import Mount, become_root, bind, bind_read_only, mount, mounted
+
+_SIOCSIFFLAGS: Final = 0x8914
+_SIOCSIFADDR: Final = 0x8916
+_SIOCSIFNETMASK: Final = 0x891C
+_IFF_UP: Final = 1
+"""linux/sockios.h, linux/if.h"""
+
+
+class Plan(Struct, frozen=True):
+    """What is asked for.
+
+    `work` is a private directory that stays shared with the host, `sockets` are paths of sockets of the host that stay
+    within reach. `addresses` are put on the loopback interface, `cut` are (path, size in bytes) of files to cut back.
+    `room` is how many bytes may be written.
+    """
+
+    work: str
+    sockets: tuple[str, ...]
+    addresses: tuple[str, ...]
+    cut: tuple[tuple[str, int], ...]
+    room: int
+
+
+class Secluded(Struct, frozen=True):
+    """What came of it: `unwritable` are mount points that could get no overlay, so they are read-only or not there."""
+
+    unwritable: tuple[str, ...]
+
+
+def seclude(plan: Path) -> None:
+    """Carry out the plan, and write what came of it beside it as `answer_to` says. Raises OSError."""
+    wanted = msgspec.json.decode(plan.read_bytes(), type=Plan)
+    _put_on_loopback(wanted.addresses)
+    unwritable = _renew_root(wanted)
+    for path, size in wanted.cut:
+        os.truncate(path, size)
+    write_private(answer_to(plan), msgspec.json.encode(Secluded(unwritable)))
+
+
+def answer_to(plan: Path) -> Path:
+    """Where the answer to a plan lies: a `Secluded` as JSON."""
+    return plan.with_suffix(".answer")
+
+
+def _renew_root(wanted: Plan) -> tuple[str, ...]:
+    """Mount everything anew below a directory and make it the root."""
+    memory = Path(wanted.work) / "overlays"
+    memory.mkdir(mode=0o700)
+    mount("tmpfs", str(memory), "tmpfs", data=f"size={wanted.room},mode=0700")
+    root = memory / "root"
+    root.mkdir()
+    root.chmod(0o755)
+    unwritable = []
+    for number, found in enumerate(mounted()):
+        # Of what is mounted below the directory, or below a mount that hides it, nothing is to be seen.
+        if found.path == str(memory) or not os.path.lexists(found.path):
+            continue
+        try:
+            _mount_anew(found, f"{root}{found.path}", memory / str(number))
+        except OSError:
+            unwritable.append(found.path)
+            with suppress(OSError):
+                bind_read_only(found.path, f"{root}{found.path}", found.flags)
+    for path in (wanted.work, *wanted.sockets):
+        bind(path, f"{root}{path}")
+    become_root(str(root))
+    return tuple(unwritable)
+
+
+def _mount_anew(found: Mount, target: str, layer: Path) -> None:
+    """Mount one file system again at `target`. Raises OSError."""
+    if found.kind == "autofs" or found.path.startswith("/proc/"):
+        return
+    if found.path == "/proc":
+        mount("proc", target, "proc", found.flags)
+        for writable in ("sys", "sysrq-trigger"):  # the kernel's own settings, which have no namespace
+            if Path(target, writable).exists():
+                bind_read_only(f"{target}/{writable}", f"{target}/{writable}", found.flags)
+    elif found.kind == "devpts":
+        mount("devpts", target, "devpts", found.flags, "newinstance,ptmxmode=0666,mode=0620")
+    elif found.kind == "mqueue":
+        mount("mqueue", target, "mqueue", found.flags)
+    elif found.is_read_only or not Path(found.path).is_dir() or f"{found.path}/".startswith("/sys/"):
+        bind_read_only(found.path, target, found.flags)
+    else:
+        _overlay(found, target, layer)
+
+
+def _overlay(found: Mount, target: str, layer: Path) -> None:
+    upper, work = layer / "upper", layer / "work"
+    for directory in (layer, upper, work):
+        directory.mkdir(mode=0o700)
+    # The root of an overlay is what its upper directory is.
+    shutil.copystat(found.path, upper)
+    status = Path(found.path).stat()
+    os.chown(upper, status.st_uid, status.st_gid)
+    lower = os.open(found.path, os.O_PATH | os.O_DIRECTORY)
+    beside = os.open(layer, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # By descriptors: in the paths themselves commas and colons would have a meaning.
+        below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
+        data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
+        mount("overlay", target, "overlay", found.flags, data)
+    finally:
+        os.close(lower)
+        os.close(beside)
+
+
+def _put_on_loopback(addresses: Iterable[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+        for number, address in enumerate(map(ip_address, addresses)):
+            if isinstance(address, IPv4Address):
+                label = f"lo:{number}".encode()
+                _set(control, _SIOCSIFADDR, label, address.packed)
+                _set(control, _SIOCSIFNETMASK, label, b"\xff" * 4)
+            else:
+                _add6(address.packed)
+
+
+def _set(control: socket.socket, what: int, label: bytes, value: bytes) -> None:
+    fcntl.ioctl(control, what, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, value))
+
+
+def _add6(packed: bytes) -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFADDR, struct.pack("16sIi", packed, 128, socket.if_nametoindex("lo")))

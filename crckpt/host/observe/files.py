@@ -1,0 +1,106 @@
+"""Whether the files of a live tree can be found by their names, as a restore must: from our own mount namespace."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.maps import mapped_files
+from crckpt.host.proc.mountinfo import every_mount
+
+_NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
+"""What lies on no disk, or is found another way (/proc/PID of a process that has ended)."""
+
+
+class OutOfReach(Struct, frozen=True):
+    """A file in use that its name does not lead to: it lies on a mount that is not there (`mount`), or under another.
+
+    `fd` is -1 for a mapped file and a directory that a process is in.
+    """
+
+    pid: int
+    fd: int
+    path: str
+    why: Literal["mount", "hidden"]
+
+
+def out_of_reach(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[OutOfReach, ...]:
+    """Of these processes, all of our mount namespace. What changes while it is looked at is left out."""
+    mounts = _mounts()
+    known: dict[str, tuple[int, int] | None] = {}
+    reached: set[tuple[str, str, str]] = set()
+    held = tuple(found for found in descriptors if _is_file(found.mode, found.target))
+    return (
+        *(OutOfReach(found.pid, found.fd, found.target, "mount") for found in held if found.mount not in mounts),
+        *(
+            OutOfReach(found.pid, found.fd, found.target, "hidden")
+            for found in held
+            if found.mount in mounts and _hidden(f"/proc/{found.pid}/fd/{found.fd}", found.target, known)
+        ),
+        *(found for pid in pids for found in _unreached(pid, known, reached)),
+    )
+
+
+def _unreached(
+    pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
+) -> Iterator[OutOfReach]:
+    """A mapped file that is `reached` by its name in one process is so in all."""
+    for name in ("cwd", "root"):
+        yield from _hidden_behind(pid, f"/proc/{pid}/{name}", known)
+    for file, link in mapped_files(pid).items():
+        if file not in reached:
+            found = tuple(_hidden_behind(pid, link, known))
+            yield from found
+            if not found:
+                reached.add(file)
+
+
+def _hidden_behind(pid: int, link: str, known: dict[str, tuple[int, int] | None]) -> Iterator[OutOfReach]:
+    with suppress(OSError):
+        target = os.readlink(link)
+        if not target.startswith(_NAMELESS) and target.startswith("/") and _hidden(link, target, known):
+            yield OutOfReach(pid, -1, target, "hidden")
+
+
+def _hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
+    """Whether the name leads to another file than the link, or to none, and did so before and after a look."""
+    if target.endswith(" (deleted)"):
+        return False
+    try:
+        if target not in known:
+            known[target] = _identity(target)
+        return (
+            _identity(link) != known[target]
+            and _is_file(os.stat(link).st_mode, target)
+            and os.readlink(link) == target
+            and _identity(link) != _identity(target)
+        )
+    except OSError:
+        return False
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """None where nothing is. Raises OSError where the file system does not answer."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_file(mode: int, target: str) -> bool:
+    return (
+        (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISFIFO(mode))
+        and target.startswith("/")
+        and not target.startswith(_NAMELESS)
+    )
+
+
+def _mounts() -> frozenset[int]:
+    return frozenset(mount.id for mount in every_mount())

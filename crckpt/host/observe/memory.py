@@ -1,0 +1,123 @@
+"""The memory of a live process, looked at without stopping it and without bringing in a page.
+
+Source: proc_pid_maps(5), proc_pid_pagemap(5), proc_pid_mem(5).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from crckpt.host.proc import procfs
+from crckpt.model import PAGE_SIZE
+
+_CHUNK: Final = 16
+"""Pages that are taken together at most: alone they would compress worse than they do among their neighbours."""
+
+_RUNS: Final = 16
+"""Of each process at least so many are wanted, though they be shorter."""
+
+_MOST_CHUNKS: Final = 1 << 14
+"""Places that are looked at of one map, which may be reserved address space of terabytes with next to nothing in it."""
+
+_SPREAD: Final = 0x9E3779B1
+_PRESENT: Final = 1 << 63
+_OF_FILE: Final = 1 << 61
+_IN_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV")
+
+
+class Map(NamedTuple):
+    """A map that may hold memory which is in no file. `shared`: others see what is written to it."""
+
+    start: int
+    end: int
+    shared: bool
+
+
+def maps(pid: int) -> int:
+    """How many maps a process has; none if it has ended."""
+    return len(_maps(pid))
+
+
+def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
+    """About `most` of the `memory` bytes that these processes have, in runs of whole pages; all if it is not more.
+
+    The same places are taken of the same maps of each process, so that what processes have in common is common in the
+    sample, too.
+    """
+    every = max(1, -(-memory // most))
+    chunk = max(1, min(_CHUNK, most // (len(pids) * _RUNS * PAGE_SIZE)))
+    left = 2 * most
+    for pid in pids:
+        with suppress(OSError):
+            for run in _runs(pid, every, chunk):
+                yield run
+                left -= len(run)
+                if left <= 0:
+                    return
+
+
+def _maps(pid: int) -> list[str]:
+    with suppress(OSError):
+        return procfs.lines(f"/proc/{pid}/maps")
+    return []
+
+
+def _own(pid: int) -> Iterator[Map]:
+    """The maps that may hold memory that is in no file."""
+    for line in _maps(pid):
+        words = line.split(maxsplit=5)
+        name = words[5] if len(words) > 5 else ""
+        shared = words[1][3] == "s"
+        if name.startswith(("[v", "/dev/")) and not name.startswith(_IN_MEMORY):
+            continue
+        if not shared or name.startswith(_IN_MEMORY):
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            yield Map(start, end, shared)
+
+
+def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
+    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+        try:
+            for number, found in enumerate(_own(pid)):
+                for first, count in _resident(pagemap, found, chunk, every, number):
+                    with suppress(OSError):  # gone by now, or of a device
+                        yield os.pread(memory, count * PAGE_SIZE, first)
+        finally:
+            os.close(memory)
+    finally:
+        os.close(pagemap)
+
+
+def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) -> Iterator[tuple[int, int]]:
+    """(address, pages) of what is in memory, in one chunk of every so many of a map: not always the same of them."""
+    chunks = -(-(found.end - found.start) // (PAGE_SIZE * chunk))
+    step = max(every, chunks // _MOST_CHUNKS)
+    for group in range(0, chunks, step):
+        number = group + ((ordinal + group) * _SPREAD >> 8) % step
+        if number >= chunks:
+            break
+        start = found.start + number * chunk * PAGE_SIZE
+        wanted = min(chunk, (found.end - start) // PAGE_SIZE)
+        entries = os.pread(pagemap, 8 * wanted, start // PAGE_SIZE * 8)
+        there = [_is_own(entry, shared=found.shared) for (entry,) in struct.iter_unpack("<Q", entries)]
+        yield from ((start + first * PAGE_SIZE, count) for first, count in _together(there))
+
+
+def _is_own(entry: int, *, shared: bool) -> bool:
+    return bool(entry & _PRESENT) and (shared or not entry & _OF_FILE)
+
+
+def _together(there: list[bool]) -> Iterator[tuple[int, int]]:
+    """(first, how many) of those that are next to each other."""
+    first = 0
+    for at in range(len(there) + 1):
+        if at == len(there) or not there[at]:
+            if at > first:
+                yield first, at - first
+            first = at + 1

@@ -1,0 +1,83 @@
+"""The ends of the pipes that a tree holds, and whether any process has the other end.
+
+The kernel does not say which process that is. poll(2) says whether there is one, also for a descriptor in the queue of
+a socket: POLLHUP at the end for reading, POLLERR at the end for writing. Source: fs/pipe.c, pipe_poll.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+from collections.abc import Iterable
+from contextlib import suppress
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.syscalls.pidfd_getfd import borrow
+
+
+def reads(end: Descriptor) -> bool:
+    """Whether a pipe can be read there."""
+    return end.flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def writes(end: Descriptor) -> bool:
+    """Whether a pipe can be written to there."""
+    return end.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def pipes(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
+    """Inode of each pipe -> the descriptors that lead to it, in the order given. Named pipes are not among them."""
+    found: dict[int, tuple[Descriptor, ...]] = {}
+    for each in descriptors:
+        inode = each.target.removeprefix("pipe:[").removesuffix("]")
+        if each.target.startswith("pipe:[") and inode.isdecimal():
+            found[int(inode)] = (*found.get(int(inode), ()), each)
+    return found
+
+
+def filled_pipe(size: int, content: bytes) -> tuple[int, int]:
+    """Both ends of a new pipe that takes `size` bytes (0: as many as usual) and has `content` in it.
+
+    Closing them is the caller's. Raises OSError if we may not make it so large.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _fill(writer, size, content)
+    except BaseException:
+        os.close(reader)
+        os.close(writer)
+        raise
+    return reader, writer
+
+
+def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
+    """Inodes of the pipes with one end: no process, in the tree or elsewhere, has the other.
+
+    Skips a process that closed its end meanwhile, or that we may not inspect.
+    """
+    return frozenset(inode for inode, ends in pipes(descriptors).items() if _is_closed(inode, ends))
+
+
+def _fill(writer: int, size: int, content: bytes) -> None:
+    if size:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
+    # What does not fit now never will: no process reads.
+    if content and os.write(writer, content) < len(content):
+        raise OSError(errno.ENOSPC, "a pipe holds less than it did")
+
+
+def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
+    # Where the tree writes, it is to be known whether anybody reads: the tree itself may have done so until now.
+    for end in sorted(ends, key=reads):
+        with suppress(OSError):
+            borrowed = borrow(end.pid, end.fd)
+            try:
+                if os.fstat(borrowed).st_ino == inode:
+                    waiting = select.poll()
+                    waiting.register(borrowed, 0)
+                    return any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0))
+            finally:
+                os.close(borrowed)
+    return False

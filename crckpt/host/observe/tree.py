@@ -1,0 +1,326 @@
+"""One look at a live tree, as a value that the preflight judges."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from msgspec import Struct, structs
+
+from crckpt.host import proc
+from crckpt.host.namespaces import network
+from crckpt.host.namespaces.owners import ForeignNamespace, foreign_namespaces
+from crckpt.host.observe.files import OutOfReach, out_of_reach
+from crckpt.host.observe.pipes import closed_pipes
+from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
+from crckpt.host.observe.waits import Wait, interrupted_calls
+from crckpt.host.observe.watches import lost_watches
+from crckpt.host.observe.weak_sockets import WeakSocket, weak_sockets
+from crckpt.host.proc.maps import Mapping, odd_mappings
+from crckpt.host.process import cgroups
+from crckpt.host.process.signals import start_thread
+from crckpt.host.syscalls.kcmp import escaped, share_memory, sharers
+from crckpt.host.syscalls.pidfd_getfd import SocketKind, is_readable, socket_kinds, unread_bytes
+
+_IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
+_LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
+_OF_ONE_PROCESS: Final = (
+    "descriptors",
+    "outside_ends",
+    "sockets",
+    "unread",
+    "mappings",
+    "out_of_reach",
+    "lost_watches",
+    "escaped",
+    "shared_locks",
+    "traced_threads",
+    "waits",
+    "weak_sockets",
+)
+"""Fields of `Observed` whose entries have the PID by which they were read."""
+_PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
+
+
+class OutsideEnd(Struct, frozen=True):
+    """A descriptor that is one end of a unix connection; the other, bound to `name` if to any, is not in the tree."""
+
+    pid: int
+    fd: int
+    name: str
+
+
+class Unread(Struct, frozen=True):
+    """A descriptor in which data waits that no image holds: `what` is a socket or a watch."""
+
+    pid: int
+    fd: int
+    what: Literal["UDP", "inotify"]
+
+
+class SharedLock(Struct, frozen=True):
+    """A descriptor with a lock that process `other`, outside the tree, holds too."""
+
+    pid: int
+    fd: int
+    path: str
+    other: int
+
+
+class TracedThread(Struct, frozen=True):
+    """A thread, not the first of its process, that somebody traces."""
+
+    pid: int
+    tid: int
+    tracer: int
+
+
+class Passing(Struct, frozen=True):
+    """What a running tree may be over with in a moment: it counts if it was so at two looks.
+
+    `queues` are (PID, fd) of listening TCP sockets where somebody waits, `messages` of netlink sockets with something
+    to read; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that do nothing
+    meanwhile (vfork).
+    """
+
+    queues: frozenset[tuple[int, int]] = frozenset()
+    messages: frozenset[tuple[int, int]] = frozenset()
+    shared: frozenset[tuple[int, int]] = frozenset()
+    waiting: frozenset[int] = frozenset()
+
+    def stayed(self, later: Passing) -> Passing:
+        """What was the same at another look."""
+        return Passing(
+            self.queues & later.queues,
+            self.messages & later.messages,
+            self.shared & later.shared,
+            self.waiting & later.waiting,
+        )
+
+
+class Observed(Struct, frozen=True):
+    """What was seen of a live tree and of ourselves, at one time, without stopping it.
+
+    `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
+    is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
+    `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
+    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are
+    threads in a call that CRIU alone would interrupt. `weak_sockets` come back with less protection.
+    """
+
+    tree: proc.Tree
+    descriptors: tuple[proc.Descriptor, ...]
+    deleted_maps: tuple[tuple[str, int, int], ...]
+    connections: tuple[network.Connection, ...]
+    datagram_sockets: frozenset[int]
+    own_namespaces: tuple[tuple[str, int], ...]
+    own_capabilities: frozenset[int]
+    memory: int
+    outside_ends: tuple[OutsideEnd, ...] = ()
+    sockets: tuple[SocketKind, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    mappings: tuple[Mapping, ...] = ()
+    out_of_reach: tuple[OutOfReach, ...] = ()
+    lost_watches: tuple[proc.Descriptor, ...] = ()
+    escaped: tuple[proc.Descriptor, ...] = ()
+    shared_locks: tuple[SharedLock, ...] = ()
+    traced_threads: tuple[TracedThread, ...] = ()
+    strangers: frozenset[int] = frozenset()
+    frozen: tuple[tuple[int, cgroups.Frozen], ...] = ()
+    foreign_namespaces: tuple[ForeignNamespace, ...] = ()
+    closed_pipes: frozenset[int] = frozenset()
+    passing: Passing = Passing()
+    waits: tuple[Wait, ...] = ()
+    weak_sockets: tuple[WeakSocket, ...] = ()
+
+    @property
+    def tracers(self) -> frozenset[int]:
+        """PIDs of all who trace something of the tree."""
+        threads = (thread.tracer for thread in self.traced_threads)
+        return frozenset((*threads, *(process.tracer for process in self.tree.processes if process.tracer)))
+
+
+def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
+    """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known.
+
+    What was read by the PID of a process that has ended since is left out: another process may have got that PID.
+    """
+    return without_ended(_observe(root, own, memory))
+
+
+def without_ended(seen: Observed) -> Observed:
+    """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
+
+    Whoever works on the tree holds its root by a pidfd. `foreign_namespaces` stay: they only refuse.
+    """
+    tree = seen.tree
+    ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
+    if not ended:
+        return seen
+    kept = {name: tuple(found for found in getattr(seen, name) if found.pid not in ended) for name in _OF_ONE_PROCESS}
+    descriptors = tuple(found for found in seen.descriptors if found.pid not in ended)
+    return structs.replace(
+        seen,
+        tree=proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
+        frozen=tuple((pid, frozen) for pid, frozen in seen.frozen if pid not in ended),
+        closed_pipes=closed_pipes(descriptors),
+        **kept,
+    )
+
+
+def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Observed:
+    tree = proc.read_tree(root)
+    descriptors = _descriptors(tree)
+    # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.
+    measured = _meanwhile(lambda: proc.memory(*tree.pids) if memory is None else memory)
+    sockets = tuple(_kinds(descriptors))
+    passing = _passing(tree, sockets)
+    with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
+    # The kernel takes milliseconds for its table of TCP, and each time anew. Sockets that we may not see may be of it.
+    may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
+    here = frozenset(process.pid for process in tree.processes if _same(process, own, "mnt"))
+    reached = tuple(found for found in descriptors if found.pid in here)
+    return Observed(
+        tree=tree,
+        descriptors=descriptors,
+        deleted_maps=tuple(found for pid in tree.pids for found in proc.mapped_deleted_files(pid)),
+        connections=network.tcp_connections(sorted(with_sockets)) if may_have_tcp else (),
+        datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
+        own_namespaces=own.namespaces,
+        own_capabilities=proc.effective_capabilities(),
+        outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
+        sockets=sockets,
+        unread=tuple(_unread(descriptors, sockets)),
+        mappings=tuple(found for pid in tree.pids for found in odd_mappings(pid)),
+        out_of_reach=out_of_reach(sorted(here), reached),
+        lost_watches=lost_watches(reached),
+        escaped=escaped(descriptors),
+        shared_locks=tuple(_shared_locks(tree, descriptors)),
+        traced_threads=tuple(
+            TracedThread(process.pid, tid, tracer)
+            for process in tree.processes
+            if len(process.threads) > 1
+            for tid, tracer in proc.tracers(process.pid)
+        ),
+        strangers=frozenset(_strangers(tree, descriptors)),
+        frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
+        foreign_namespaces=foreign_namespaces(tree.processes, own),
+        closed_pipes=closed_pipes(descriptors),
+        passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
+        waits=tuple(found for process in tree.processes for found in interrupted_calls(process.pid, process.threads)),
+        weak_sockets=tuple(_weak(tree, descriptors, sockets)),
+        memory=measured(),
+    )
+
+
+def _meanwhile(work: Callable[[], int]) -> Callable[[], int]:
+    """Have a thread do it; what is returned waits for the result."""
+    found: list[int] = []
+    thread = start_thread(lambda: found.append(work()))
+
+    def result() -> int:
+        thread.join()
+        return found[0]
+
+    return result
+
+
+def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
+    shared = frozenset(
+        (process.pid, process.ppid) for process in tree.processes[1:] if share_memory(process.pid, process.ppid)
+    )
+    return Passing(
+        queues=frozenset(network.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
+        messages=frozenset(
+            (held.pid, held.fd)
+            for held in sockets
+            if held.family == socket.AF_NETLINK and is_readable(held.pid, held.fd)
+        ),
+        shared=shared,
+        waiting=frozenset(parent for _, parent in shared if _waits(parent)),
+    )
+
+
+def _weak(
+    tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]
+) -> Iterator[WeakSocket]:
+    inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
+    return weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
+
+
+def _shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
+    """A lock of a process (POSIX) goes with it, all others with their open file."""
+    inside = frozenset(tree.pids)
+    for found in descriptors:
+        if _LOCKED.search(found.info):
+            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in sharers(found, inside))
+
+
+def _waits(pid: int) -> bool:
+    process = proc.read_process(pid)
+    return process is not None and process.state == "uninterruptible"
+
+
+def _strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
+    """The kernel says 0 of a process that we cannot see, and -1 of one that has ended."""
+    for found in descriptors:
+        if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
+            pid = int(named[1])
+            if pid >= 0 and pid not in tree.pids and tree.root.pid not in proc.ancestors(pid):
+                yield pid
+
+
+def _unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
+    for held in sockets:
+        if held.protocol == socket.IPPROTO_UDP and unread_bytes(held.pid, held.fd):
+            yield Unread(held.pid, held.fd, "UDP")
+    for found in descriptors:
+        if found.target == "anon_inode:inotify" and unread_bytes(found.pid, found.fd):
+            yield Unread(found.pid, found.fd, "inotify")
+
+
+def _descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
+    return tuple(found for pid in tree.pids for found in proc.descriptors(pid))
+
+
+def _kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
+    for found in _by_inode(descriptors).values():
+        yield from socket_kinds(found.pid, (found.fd,))
+
+
+def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descriptor]:
+    """Each socket once, however many descriptors it has: the first of them."""
+    return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
+
+
+def _same(one: proc.Process, other: proc.Process, kind: str) -> bool:
+    """Of another network namespace the kernel tells us nothing, and in another mount namespace paths mean others."""
+    return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
+
+
+def _outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
+    """The tree runs on and makes connections: one is outside that was there before and after a look for its ends."""
+    try:
+        before = unix_sockets()
+        if not any(_ends(before, descriptors)):
+            return ()
+        descriptors = _descriptors(proc.read_tree(root))
+        stayed = dict(before.items() & unix_sockets().items())
+    except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
+        return ()
+    # What waits in a socket of the tree to be received, CRIU saves: the other end may be there.
+    return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
+
+
+def _ends(known: dict[int, UnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
+    """Of connections, and of datagram sockets whose peer has no name: any other is found again by it."""
+    inside = _by_inode(descriptors)
+    for inode, found in reversed(inside.items()):
+        end = known.get(inode)
+        if end is not None and end.peer and end.peer not in inside:
+            other = known.get(end.peer)
+            if end.kind == socket.SOCK_DGRAM and (other is None or other.name):
+                continue
+            yield OutsideEnd(found.pid, found.fd, other.name if other else "")

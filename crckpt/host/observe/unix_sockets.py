@@ -1,0 +1,68 @@
+"""Unix sockets and who is at their other end, as the kernel tells by sock_diag(7)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.syscalls.sock_diag import aligned, answers
+
+# include/uapi/linux/unix_diag.h
+_NAME: Final = 0
+_PEER: Final = 2
+_SHOW_NAME_AND_PEER: Final = 1 << 0 | 1 << 2
+
+_TYPES: Final[dict[int, str]] = {
+    socket.SOCK_STREAM: "stream",
+    socket.SOCK_DGRAM: "datagram",
+    socket.SOCK_SEQPACKET: "seqpacket",
+}
+
+_REQUEST: Final = struct.Struct("=BBHIIIII")
+_MESSAGE: Final = struct.Struct("=BBBxIII")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+_INODE: Final = struct.Struct("=I")
+
+
+class UnixSocket(Struct, frozen=True):
+    """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
+
+    Abstract names begin with `@`.
+    """
+
+    inode: int
+    kind: int
+    peer: int
+    name: str
+
+    @property
+    def title(self) -> str:
+        """Type and name; the inode if it has no name."""
+        return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
+
+
+def unix_sockets() -> dict[int, UnixSocket]:
+    """All in our network namespace, by inode. Raises OSError where the kernel has no unix_diag."""
+    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME_AND_PEER, 0, 0)
+    return {found.inode: found for found in map(_socket, answers(request))}
+
+
+def _socket(message: memoryview) -> UnixSocket:
+    _, kind, _, inode, *_ = _MESSAGE.unpack_from(message)
+    attributes = dict(_attributes(message[_MESSAGE.size :]))
+    # The name of a file ends with a zero byte, an abstract one begins with it.
+    name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
+    peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
+    return UnixSocket(inode, kind, peer, os.fsdecode(name))
+
+
+def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
+    while len(rest) >= _ATTRIBUTE.size:
+        size, kind = _ATTRIBUTE.unpack_from(rest)
+        yield kind, rest[_ATTRIBUTE.size : size]
+        rest = rest[aligned(size) :]

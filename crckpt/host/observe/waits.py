@@ -1,0 +1,113 @@
+"""System calls in which threads wait, and that a freeze interrupts.
+
+Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. crckpt's preload library
+restarts them: crckpt/tracking/preload/restart.c.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+
+RESTARTED: Final = "restart_syscall"
+"""The name of a call that was interrupted before, for example by a stop signal or a debugger, and is not known."""
+
+_X86_64: Final = {
+    7: "poll",
+    35: "nanosleep",
+    65: "semop",
+    128: "rt_sigtimedwait",
+    202: "futex",
+    208: "io_getevents",
+    219: RESTARTED,
+    220: "semtimedop",
+    230: "clock_nanosleep",
+    232: "epoll_wait",
+    281: "epoll_pwait",
+    333: "io_pgetevents",
+    441: "epoll_pwait2",
+}
+_I386: Final = {
+    0: RESTARTED,
+    117: "ipc",
+    162: "nanosleep",
+    168: "poll",
+    177: "rt_sigtimedwait",
+    240: "futex",
+    247: "io_getevents",
+    256: "epoll_wait",
+    267: "clock_nanosleep",
+    319: "epoll_pwait",
+    385: "io_pgetevents",
+    407: "clock_nanosleep",
+    416: "io_pgetevents",
+    420: "semtimedop",
+    421: "rt_sigtimedwait",
+    422: "futex",
+    441: "epoll_pwait2",
+}
+_AARCH64: Final = {
+    4: "io_getevents",
+    22: "epoll_pwait",
+    137: "rt_sigtimedwait",
+    192: "semtimedop",
+    193: "semop",
+    292: "io_pgetevents",
+    441: "epoll_pwait2",
+}
+"""CRIU itself restarts all others there."""
+
+_TIMEOUT: Final = {"futex": 3}
+"""Which argument is a timeout without which the call is made again as it is."""
+_FLAGS: Final = {"clock_nanosleep": 1}
+"""Which argument says that a time is absolute: then, too."""
+
+
+class Wait(Struct, frozen=True):
+    """A thread, and the call that it waits in."""
+
+    pid: int
+    tid: int
+    call: str
+
+
+def interrupted_calls(pid: int, threads: Iterable[int]) -> Iterator[Wait]:
+    """The threads of a process whose call returns EINTR after a dump by CRIU alone."""
+    for tid in threads:
+        # It has ended, or is not ours to look at; or the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK).
+        with suppress(OSError):
+            call, is_compat = interrupted_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
+            if call == RESTARTED:
+                call = restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
+            if call:
+                yield Wait(pid, tid, call)
+
+
+def restarted_call(stack: str, *, is_compat: bool) -> str:
+    """What restart_syscall(2) goes on with, as the preload library finds it (restart.c)."""
+    if "poll" in stack:
+        return "poll"
+    if is_compat or not stack:
+        return RESTARTED
+    return "futex" if "futex" in stack else "nanosleep"
+
+
+def interrupted_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
+    """The name of such a call of a thread of which /proc says this, empty if it is in none; whether it is 32-bit."""
+    number, *words = said.split()
+    # "running", or blocked outside of a call: "-1", stack and place.
+    if len(words) != 8:
+        return "", False
+    values = [int(word, 16) for word in words]
+    is_compat = values[6] < 1 << 32
+    names = {"x86_64": _I386 if is_compat else _X86_64, "aarch64": _AARCH64}.get(machine, {})
+    call = names.get(int(number), "")
+    if (call in _TIMEOUT and not values[_TIMEOUT[call]]) or (call in _FLAGS and values[_FLAGS[call]] & 1):
+        call = ""
+    return call, is_compat

@@ -1,0 +1,79 @@
+"""Whether what a live process watches (inotify) can be found again, as CRIU does it: by its file handle."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.mountinfo import every_mount
+
+_WATCH: Final = re.compile(
+    r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
+)
+_SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
+"""Where CRIU looks for what has no handle. Source: criu/irmap.c."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+    """Those of which a watch lies on a file system of our mounts that opens no handle. Source: open_by_handle_at(2).
+
+    One watch stands for all of its kind on a file system: there may be many thousands.
+    """
+    found: list[Descriptor] = []
+    opens: dict[tuple[int, int], bool] = {}
+    searched = frozenset(_device(path) for path in _SEARCHED)
+    for held in descriptors:
+        if held.target != "anon_inode:inotify":
+            continue
+        for device, size, kind, handle in _WATCH.findall(held.info):
+            key = _kernel_device(int(device, 16)), int(kind, 16)
+            if key not in opens:
+                opens[key] = key[0] in searched or _opens(*key, bytes.fromhex(handle)[: int(size, 16)])
+            if not opens[key]:
+                found.append(held)
+                break
+    return tuple(found)
+
+
+def _opens(device: int, kind: int, handle: bytes) -> bool:
+    """Whether any of our mounts of that file system leads to it; True where none can be asked."""
+    answers = [_opened(point, kind, handle) for point in _mount_points(device)]
+    return not answers or any(answers)
+
+
+def _opened(point: str, kind: int, handle: bytes) -> bool:
+    asked = ctypes.create_string_buffer(struct.pack("=Ii", len(handle), kind) + handle)
+    with suppress(OSError):
+        mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            opened = _LIBC.open_by_handle_at(mount, asked, os.O_PATH)
+        finally:
+            os.close(mount)
+        if opened >= 0:
+            os.close(opened)
+            return True
+    return False
+
+
+def _mount_points(device: int) -> list[str]:
+    return [each.path for each in every_mount() if each.device == device and Path(each.path).is_dir()]
+
+
+def _kernel_device(number: int) -> int:
+    """As it is in fdinfo: 12 bits for the major number, 20 for the minor one (linux/kdev_t.h)."""
+    return os.makedev(number >> 20, number & 0xFFFFF)
+
+
+def _device(path: str) -> int:
+    with suppress(OSError):
+        return Path(path).stat().st_dev
+    return -1

@@ -1,0 +1,113 @@
+"""File locks that programs hold now. Source: proc_locks(5), proc_pid_fdinfo(5)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs, title
+from crckpt.host.proc.mountinfo import every_mount
+from crckpt.images.locks import Kind
+
+_KINDS: Final[dict[str, Kind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
+_LINE: Final = re.compile(
+    r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
+)
+"""Of a lock that is held: who waits for one stands behind an arrow."""
+
+
+class Held(Struct, frozen=True):
+    """A lock that process `pid` (`comm`) holds, on bytes from `start` to `end` with it, None for the file's end.
+
+    `pid` is 0 where nobody is found: somebody in a PID namespace that we do not see.
+    """
+
+    kind: Kind
+    exclusive: bool
+    start: int
+    end: int | None
+    pid: int
+    comm: str
+
+
+def held_locks(paths: Iterable[str]) -> dict[str, tuple[Held, ...]]:
+    """By path, for those that have any. Missing files have none."""
+    wanted = tuple(paths)
+    if not wanted:
+        # The kernel takes its time over that list: it waits for every CPU.
+        return {}
+    lines = [line for line in map(_LINE.match, Path("/proc/locks").read_text().splitlines()) if line]
+    found = {path: _file(path) for path in wanted} if lines else {}
+    holders = _Holders()
+    of_files = {
+        path: tuple(_held(line, holders) for line in lines if line["file"] == file) for path, file in found.items()
+    }
+    return {path: held for path, held in of_files.items() if held}
+
+
+def _file(path: str) -> str:
+    """What names it in /proc/locks. The device is that of its file system, which stat(2) does not always tell."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            info, inode = Path(f"/proc/self/fdinfo/{descriptor}").read_text(), os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+        told = dict(line.split(":\t", 1) for line in info.splitlines())
+        for mount in every_mount():
+            if mount.id == int(told["mnt_id"]):
+                return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"
+    return ""
+
+
+def _held(line: re.Match[str], holders: _Holders) -> Held:
+    pid, comm = holders.of(line)
+    return Held(
+        kind=_KINDS[line["kind"]],
+        exclusive=line["mode"] == "WRITE",
+        start=int(line["start"]),
+        end=None if line["end"] == "EOF" else int(line["end"]),
+        pid=pid,
+        comm=comm,
+    )
+
+
+class _Holders:
+    """Who has locked files open. Each process is looked at once: one may hold any number of locks."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, int] = {}
+        self._names: dict[int, str] = {0: "?"}
+        self._looked_at: set[int] = set()
+        self._is_all_seen = False
+
+    def of(self, line: re.Match[str]) -> tuple[int, str]:
+        """A PID and what it is called. Who locked it may have ended, or handed it over; of OFD locks nobody is told."""
+        what = line[0].partition(": ")[2]
+        self._look_at(int(line["pid"]))
+        if what not in self._found and not self._is_all_seen:
+            self._is_all_seen = True
+            for process in Path("/proc").iterdir():
+                if process.name.isdecimal():
+                    self._look_at(int(process.name))
+        pid = self._found.get(what, 0)
+        if pid not in self._names:
+            self._names[pid] = title(pid)
+        return pid, self._names[pid]
+
+    def _look_at(self, pid: int) -> None:
+        if pid <= 0 or pid in self._looked_at:
+            return
+        self._looked_at.add(pid)
+        with suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
+                with suppress(OSError):
+                    for told in procfs.lines(str(descriptor)):
+                        if told.startswith("lock:"):
+                            self._found.setdefault(told.partition(": ")[2], pid)

@@ -1,0 +1,1 @@
+"""Start, hold, signal and end processes. `run` is the only module that starts programs."""

@@ -1,0 +1,185 @@
+"""What the limits of our control groups leave us, version 1 and 2; and whose are frozen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+from crckpt.host.syscalls.bpf import group_programs
+
+_OURS = Path("/proc/self/cgroup")
+_MOUNTS = Path("/sys/fs/cgroup")
+_NOT_MOUNTED_ALONE = "unified"
+
+# Version 2 and 1: the limit, what is used of it, and the lines of memory.stat that tell of files.
+_MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+_MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+
+_LIMITED = {
+    "memory.max": "memory",
+    "memory.limit_in_bytes": "memory",
+    "memory.swap.max": "swap",
+    "pids.max": "pids",
+}
+_NO_LIMIT = 1 << 62
+"""Version 1 has no word for that, but a number of about this size."""
+
+# Version 2 and 1: what says whether a group is frozen itself, and what to write where to thaw it.
+_FREEZERS = (
+    ("cgroup.freeze", "echo 0", "cgroup.freeze"),
+    ("freezer.self_freezing", "echo THAWED", "freezer.state"),
+)
+
+
+class TasksLeft(Struct, frozen=True):
+    """How many more tasks (processes and threads) may be started in a control group and those below it."""
+
+    group: str
+    left: int
+
+
+class Frozen(Struct, frozen=True):
+    """A control group that is frozen itself, its directory, and the shell command that thaws it."""
+
+    group: str
+    thaw: str
+
+
+def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
+    """The group of a process, or our own, and those above it, where a controller's files stand.
+
+    Source: cgroups(7), /proc/PID/cgroup. Raises OSError if the process has ended.
+    """
+    for line in procfs.lines(f"/proc/{pid}/cgroup" if pid else str(_OURS)):
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for mount in (_MOUNTS / names,) if names else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
+            if mount.is_dir():
+                own = mount / path.lstrip("/")
+                yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
+                break
+
+
+def memberships(pid: int | str) -> tuple[tuple[str, str], ...]:
+    """(controllers, path) of each hierarchy in which a process has a group; version 2 has no controllers' names.
+
+    Raises OSError if the process has ended.
+    """
+    found = (line.split(":", 2) for line in procfs.lines(f"/proc/{pid}/cgroup"))
+    return tuple((names, path) for _, names, path in found)
+
+
+def directory(controllers: str, path: str) -> Path | None:
+    """Where the group lies; None if it is not there, or is no path from the top of a hierarchy."""
+    parts = path.strip("/").split("/")
+    if not path.startswith("/") or "." in parts or ".." in parts:
+        return None
+    name = controllers.removeprefix("name=")
+    if "/" in name or name in (".", ".."):
+        return None
+    for mount in (_MOUNTS / name,) if name else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
+        if mount.is_dir():
+            found = mount / path.lstrip("/")
+            return found if (found / "cgroup.procs").exists() else None
+    return None
+
+
+def restrictions(controllers: str, path: str) -> dict[str, int]:
+    """What a group and those above it restrict: the least limit of memory and swap (bytes), tasks and CPU (in ppm).
+
+    Rules on devices and on the network, of which nothing more can be compared, count as 1.
+    """
+    least: dict[str, int] = {}
+    own = directory(controllers, path)
+    if own is None:
+        return least
+    above = len([part for part in path.split("/") if part])
+    for group in (own, *list(own.parents)[:above]):
+        for name, limit in _limits(group):
+            least[name] = min(limit, least.get(name, limit))
+    if not controllers:
+        least.update(dict.fromkeys(group_programs(own), 1))
+    return least
+
+
+def _limits(group: Path) -> Iterator[tuple[str, int]]:
+    for file, name in _LIMITED.items():
+        with suppress(OSError, ValueError):
+            limit = _number(group / file)
+            if limit is not None and limit < _NO_LIMIT:
+                yield name, limit
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        if quota != "max":
+            yield "cpu", int(quota) * 1_000_000 // int(period)
+    with suppress(OSError, ValueError):
+        quota_1 = int((group / "cpu.cfs_quota_us").read_text())
+        if quota_1 > 0:
+            yield "cpu", quota_1 * 1_000_000 // int((group / "cpu.cfs_period_us").read_text())
+    with suppress(OSError):
+        if (group / "devices.list").read_text().split() != ["a", "*:*", "rwm"]:
+            yield "devices", 1
+
+
+def frozen(pid: int) -> Frozen | None:
+    """What keeps a process frozen, its own group or one above it; None if nothing does, or if it has ended."""
+    with suppress(OSError):
+        for group in groups("freezer", pid):
+            for switch, thaw, file in _FREEZERS:
+                if (group / switch).exists() and (group / switch).read_text().strip() == "1":
+                    return Frozen(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
+    return None
+
+
+def memory_left(*, swap: int = 0) -> Iterator[int]:
+    """Bytes that each group with a limit leaves us. What it holds of files counts: the kernel takes that back first.
+
+    `swap` bytes of the system are free, of which a group gets what its own limit allows.
+    """
+    for group in groups("memory"):
+        limit, used, cached = _MEMORY if (group / _MEMORY[0]).exists() else _MEMORY_1
+        try:
+            most = _number(group / limit)
+            if most is not None:
+                files = _counted(group / "memory.stat", cached)
+                yield most - int((group / used).read_text()) + files + min(swap, _swap_left(group, swap))
+        except OSError:
+            continue
+
+
+def tasks_left() -> TasksLeft | None:
+    """The group with a limit that leaves the fewest; None if there is no limit."""
+    found = []
+    for group in groups("pids"):
+        try:
+            most = _number(group / "pids.max")
+            if most is not None:
+                found.append(TasksLeft(str(group), most - int((group / "pids.current").read_text())))
+        except OSError:
+            continue
+    return min(found, key=lambda group: group.left, default=None)
+
+
+def _number(file: Path) -> int | None:
+    said = file.read_text().strip()
+    return None if said == "max" else int(said)
+
+
+def _counted(file: Path, names: tuple[str, ...]) -> int:
+    words = (line.split() for line in file.read_text().splitlines())
+    return sum(int(number) for name, number in words if name in names)
+
+
+def _swap_left(group: Path, most: int) -> int:
+    """Version 1 has memory and swap together in a limit that need not be set: what the system has is taken for it."""
+    try:
+        limit = _number(group / "memory.swap.max")
+        return most if limit is None else max(0, limit - int((group / "memory.swap.current").read_text()))
+    except OSError:
+        return most

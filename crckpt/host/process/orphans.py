@@ -1,0 +1,115 @@
+"""Processes that a restore left behind which failed, or whose CRIU was killed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host import proc
+from crckpt.host.proc import procfs
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_PR_GET_CHILD_SUBREAPER: Final = 37
+
+
+@contextmanager
+def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
+    """If the block fails, end those of these processes that descend from us.
+
+    A PID alone is no proof: one that was free when we looked may be another program's by now. So whoever loses its
+    parent in this block becomes our child, and only children of ours are ended.
+    """
+    with _orphans_adopted():
+        try:
+            yield
+        except BaseException:
+            _end(pids)
+            raise
+
+
+class Ending(Struct, frozen=True):
+    """How a process ended: its exit status, or minus the signal; None if nobody knows."""
+
+    code: int | None
+
+    @property
+    def how(self) -> str:
+        """To end a clause with; empty if it is not known."""
+        if self.code is None:
+            return ""
+        return f" with status {self.code}" if self.code >= 0 else f" by signal {-self.code}"
+
+
+def ending_of(pid: int) -> Ending | None:
+    """How this process, whose parent we may be, has ended; None if it lives. It stays to be waited for."""
+    with suppress(ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return Ending(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+    process = proc.read_process(pid)
+    return Ending(None) if process is None or process.state == "zombie" else None
+
+
+def end_with_descendants(pid: int) -> None:
+    """SIGKILL a child of ours and all that descends from it; who waits for it still has to."""
+    _send(pid, signal.SIGKILL, lambda _: True)
+
+
+def continue_with_descendants(pid: int) -> None:
+    """SIGCONT a child of ours, and what descends from it, where that is stopped."""
+    child = proc.read_process(pid)
+    if child is not None and (child.state == "stopped" or _has_stopped_child(pid)):
+        _send(pid, signal.SIGCONT, lambda process: process.state == "stopped")
+
+
+def _has_stopped_child(pid: int) -> bool:
+    with suppress(OSError):
+        found = (proc.read_process(int(child)) for child in procfs.text(f"/proc/{pid}/task/{pid}/children").split())
+        return any(child is not None and child.state == "stopped" for child in found)
+    return False
+
+
+def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], bool]) -> None:
+    process = proc.read_process(pid)
+    if process is None:
+        return
+    for each in filter(is_meant, proc.read_tree(process).processes):
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(each.pid)
+            try:
+                # Now the number is held: whoever has it can be looked at.
+                if proc.start_of(each.pid) == each.start:
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+
+def _end(pids: Collection[int]) -> None:
+    while ours := [pid for pid in pids if _is_child(pid)]:
+        for pid in ours:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _is_child(pid: int) -> bool:
+    process = proc.read_process(pid)
+    return process is not None and process.ppid == os.getpid()
+
+
+@contextmanager
+def _orphans_adopted() -> Iterator[None]:
+    before = ctypes.c_int()
+    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

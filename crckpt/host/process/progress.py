@@ -1,0 +1,119 @@
+"""Whether CRIU, and the processes that it restores, make progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host import proc
+from crckpt.host.disk.steps import limit
+from crckpt.host.proc import procfs
+
+QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
+"""Seconds without progress after which CRIU hangs."""
+
+ANSWERED_BY_PROGRAMS: Final = ("request_wait_answer", "handle_userfault")
+"""In these functions of the kernel a task waits for a FUSE file system or a userfaultfd. Source: fs/userfaultfd.c."""
+
+_UNINTERRUPTIBLE: Final = "D"
+
+
+class Progress:
+    """Signs of progress of a restore: its log grows, or a process reads, writes, gets memory, starts or ends.
+
+    CPU time is no sign: a process that hangs may spin. It is no hang while a process waits for a disk.
+    """
+
+    def __init__(self, log: Path) -> None:
+        """`log` is CRIU's; it need not be there yet."""
+        self._log = log
+        self._signs: object = None
+        self._quiet = 0
+
+    def is_stuck(self) -> bool:
+        """Whether there was no progress for QUIET_S seconds. Call it every second.
+
+        It counts calls and reads no clock: CRIU may have been stopped together with us.
+        """
+        before, self._signs = self._signs, _signs(self._log)
+        self._quiet = self._quiet + 1 if self._signs is not None and self._signs == before else 0
+        return self._quiet > QUIET_S
+
+
+def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
+    """Values that change with progress; None if a process waits for a disk."""
+    ours = proc.read_process(os.getpid())
+    assert ours is not None
+    pids = proc.read_tree(ours).pids
+    if waits_for_a_disk(pids) and not waits_for_a_program(pids):
+        return None
+    others = [pid for pid in pids if pid != ours.pid]
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    return frozenset(others), sum(map(_bytes_moved, others)), sum(map(_memory, others)), size
+
+
+def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple[tuple[int, ...], int, int] | None:
+    """Values that change while a dump makes progress, of CRIU's processes and the tree; None if CRIU waits for a disk.
+
+    Here CPU time is a sign: CRIU may move pages for minutes without a read or write that the kernel counts.
+    """
+    if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
+        return None
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    return criu, sum(map(work_of, (*criu, *tree))), size
+
+
+def _bytes_moved(pid: int) -> int:
+    with suppress(OSError):
+        told = dict(line.split(": ", 1) for line in procfs.lines(f"/proc/{pid}/io") if ": " in line)
+        return int(told["rchar"]) + int(told["wchar"])
+    return 0
+
+
+def _memory(pid: int) -> int:
+    with suppress(OSError):
+        return int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.huge_pages(pid)
+    return 0
+
+
+def waits_for_a_disk(pids: Iterable[int]) -> bool:
+    """Whether a thread of these processes waits uninterruptibly."""
+    return any(_state(task) == _UNINTERRUPTIBLE for task in _tasks(pids))
+
+
+def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_BY_PROGRAMS) -> bool:
+    """Whether a thread of these processes waits in one of these functions of the kernel, for another program."""
+    return any(call in stack for task in _tasks(pids) for stack in _stack(task) for call in calls)
+
+
+def _tasks(pids: Iterable[int]) -> Iterator[str]:
+    for pid in pids:
+        with suppress(OSError):
+            yield from map(str, Path(f"/proc/{pid}/task").iterdir())
+
+
+def _state(task: str) -> str:
+    with suppress(OSError):
+        return procfs.behind_the_name(procfs.text(f"{task}/stat"))[0]
+    return ""
+
+
+def _stack(task: str) -> Iterator[str]:
+    with suppress(OSError):
+        yield procfs.text(f"{task}/stack")
+
+
+def work_of(pid: int) -> int:
+    """A number that grows while a process works: bytes that it moved, pages from disks, CPU time; 0 if it has ended."""
+    with suppress(OSError):
+        fields = procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))
+        faults, user, system = (int(fields[number]) for number in (9, 11, 12))
+        return _bytes_moved(pid) + faults + user + system
+    return 0

@@ -1,0 +1,177 @@
+"""A userfaultfd of another process: it makes one, we take it, and it closes its own.
+
+What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.process.userfaultfd SOCKET
+PID:START[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle of the
+call it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a
+millisecond, a SIGKILL would end the process as well, and all else is kept from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+from crckpt.host.process import run
+from crckpt.host.syscalls import ptrace
+from crckpt.host.syscalls.pidfd_getfd import borrow
+
+# userfaultfd, close: x86-64 and 32-bit
+_NUMBERS: Final = {False: (323, 3), True: (374, 6)}
+_USER_MODE_ONLY: Final = 1
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+_MOST: Final = 4096
+_PATIENCE_S: Final = 15.0
+"""For one process."""
+
+
+class Taken(Struct, frozen=True):
+    """What became of one process: our `descriptor`, or -1, and if it was refused why, and what to do about it."""
+
+    pid: int
+    descriptor: int
+    why: str = ""
+    hint: str = ""
+
+
+def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
+    """A userfaultfd of each of these processes; closing them is the caller's. Takes about 0.1 s for all.
+
+    In each one thread is stopped for some milliseconds. The system call that it waits in is made again after that.
+    """
+    return _entered(dict.fromkeys(pids, ""))
+
+
+def close_in(descriptors: Mapping[int, int]) -> tuple[Taken, ...]:
+    """Close one descriptor in each of these processes, given by PID."""
+    return _entered({pid: f":{descriptor}" for pid, descriptor in descriptors.items()})
+
+
+def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
+    if not wanted:
+        return ()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            # Until the helper gets to it, a process may have ended, and its PID be another's.
+            entered = (f"{pid}:{_start(pid)}{word}" for pid, word in wanted.items())
+            words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *entered)
+            child = run.start(
+                words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[3]
+            )
+        ours.settimeout(_PATIENCE_S)
+        found: dict[int, Taken] = {}
+        try:
+            for taken in _answers(ours):
+                found[taken.pid] = taken
+            why = f"ended with {child.wait()}"
+        except TimeoutError:
+            # Killed amid a call it would take the process with it; and it may wait for what only the program can give.
+            child.let_go()
+            why = f"was kept waiting for {_PATIENCE_S:g} s"
+    return tuple(found.get(pid) or Taken(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted)
+
+
+def _answers(listening: socket.socket) -> Iterable[Taken]:
+    """Until every helper has ended."""
+    while True:
+        said, descriptors, _, _ = socket.recv_fds(listening, _MOST, 1, socket.MSG_CMSG_CLOEXEC)
+        if not said:
+            return
+        taken = msgspec.json.decode(said, type=Taken)
+        yield Taken(taken.pid, descriptors[0] if descriptors else -1, taken.why, taken.hint)
+
+
+def main(words: list[str]) -> int:
+    """Enter each process in turn, and say what became of it on the socket."""
+    _be_spared()
+    with socket.socket(fileno=int(words[0])) as speaking:
+        for word in words[1:]:
+            pid, start, *descriptor = (int(part) for part in word.split(":"))
+            child = os.fork()
+            if child == 0:
+                _enter(pid, start, (*descriptor, -1)[0], speaking)
+            os.waitpid(child, 0)
+    return 0
+
+
+def _be_spared() -> None:
+    """No signal, and memory that runs out, ends us: a thread is in the middle of our call."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+
+
+def _start(pid: int) -> int:
+    """When it was started; 1 if it has ended, as nothing was."""
+    process = proc.read_process(pid)
+    return process.start if process is not None else 1
+
+
+def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoReturn:
+    try:
+        said, descriptors = Taken(pid, -1), []
+        try:
+            descriptors = [_made_in(pid, start)] if surplus < 0 else _closed_in(pid, start, surplus)
+        except HostCannot as error:
+            said = Taken(pid, -1, error.message, error.hint)
+        except OSError as error:
+            said = Taken(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
+        socket.send_fds(speaking, [msgspec.json.encode(said)], descriptors)
+    finally:
+        os._exit(0)
+
+
+def _made_in(pid: int, start: int = 0) -> int:
+    with ptrace.stopped(pid, start=start) as thread:
+        make, close = _NUMBERS[thread.is_compat]
+        theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
+        if theirs < 0:
+            raise _unmade(pid, -theirs)
+        try:
+            ours = borrow(pid, theirs)
+        finally:
+            # CRIU refuses a program that holds one. But another thread may have put something else in its place, where
+            # it redirects what another program is to inherit; now there are some microseconds left for that.
+            if _is_userfaultfd(thread.tid, theirs):
+                thread.system_call(close, theirs)
+    if not _is_userfaultfd(os.getpid(), ours):
+        raise HostCannot(f"PID {pid}: another thread has taken the number of our descriptor there", hint="try again")
+    return ours
+
+
+def _is_userfaultfd(tid: int, descriptor: int) -> bool:
+    """In the table of a thread, which may have one of its own."""
+    with suppress(OSError):
+        return str(Path(f"/proc/{tid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
+    return False
+
+
+def _closed_in(pid: int, start: int, surplus: int) -> list[int]:
+    with ptrace.stopped(pid, start=start) as thread:
+        if _is_userfaultfd(thread.tid, surplus):
+            thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
+    return []
+
+
+def _unmade(pid: int, number: int) -> HostCannot:
+    if number == errno.EMFILE:
+        return HostCannot(
+            f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)", hint=f"prlimit --pid {pid} --nofile=N: raise it"
+        )
+    return HostCannot(f"userfaultfd is refused to PID {pid}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

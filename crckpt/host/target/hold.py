@@ -1,0 +1,80 @@
+"""A process held by a pidfd, so that crckpt does not mistake another process with the same PID for it."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from crckpt.errors import DumpFailed, UsageError
+from crckpt.host import proc
+from crckpt.host.proc import procfs
+from crckpt.host.target import resolve
+
+
+class HeldProcess:
+    """A process that had the PID `pid` when this was made."""
+
+    def __init__(self, pid: int) -> None:
+        """Open a pidfd. If there is no such process, `has_its_number` is false."""
+        self.pid = pid
+        self._descriptor = -1
+        with suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+
+    @property
+    def has_its_number(self) -> bool:
+        """Whether the PID still belongs to this process: it runs, or is a zombie."""
+        if self._descriptor < 0:
+            return False
+        lines = procfs.lines(f"/proc/self/fdinfo/{self._descriptor}")
+        # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
+        return any(line.split() == ["Pid:", str(self.pid)] for line in lines)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        if self._descriptor < 0:
+            return False
+        looking = select.poll()
+        looking.register(self._descriptor, select.POLLIN)
+        return not looking.poll(0)
+
+    def check(self) -> None:
+        """Raise DumpFailed unless the PID has belonged to this process all the time."""
+        if self.has_its_number:
+            return
+        now = proc.read_process(self.pid)
+        whose = f", and another process ({now.comm}) now has its number" if now is not None else ""
+        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="find its PID, if it runs again: pgrep -l NAME")
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another process has its number."""
+        return not self.has_its_number and proc.start_of(self.pid) is not None
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@contextmanager
+def held(target: str) -> Iterator[HeldProcess]:
+    """Hold the root that `target` names while the block runs. Raises what `targets.resolve` raises.
+
+    The PID of a unit, pidfile or control group may go to another process before its pidfd is open. So a process that
+    started after the look-up is refused with UsageError.
+    """
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process = HeldProcess(resolve.resolve(target))
+    try:
+        started = proc.start_of(process.pid)
+        if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
+            raise UsageError(f"the process that {target} names was started a moment ago", hint="try again")
+        yield process
+    finally:
+        process.close()

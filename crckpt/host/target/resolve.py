@@ -1,0 +1,141 @@
+"""A target, as a user names it -> the PID of the tree's root."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from crckpt.errors import PreflightRefused, UsageError
+from crckpt.host import proc
+from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
+from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.process import run
+
+_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
+
+_MOST_OF_A_PIDFILE = 4096
+_FORMS = "give a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
+_PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
+
+
+def resolve(target: str) -> int:
+    """The PID of the root that `target` names: a PID, `pidfile:PATH`, `unit:NAME` or `cgroup:PATH`.
+
+    Raises UsageError when it names no process, or more than one tree, and PreflightRefused when a user who may neither
+    be root nor that process's user could have written which process it names.
+    """
+    kind, colon, name = target.partition(":")
+    if not colon:
+        return _number(target, target, _FORMS)
+    resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
+    if resolver is None or not name:
+        raise UsageError(f"{target} is no target", hint=_FORMS)
+    return resolver(name)
+
+
+def _number(text: str, target: str, hint: str) -> int:
+    if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
+        return int(text)
+    named = f"{target} is no target: " if target else ""
+    raise UsageError(f"{named}{text.strip()[:40]!r} is not a PID", hint=hint)
+
+
+def _of_pidfile(name: str) -> int:
+    """The PID in the file, if nobody but root and the user of that process can have written it there.
+
+    systemd has the same rule for PIDFile=. Source: systemd.service(5).
+    """
+    try:
+        descriptor, entries = open_path(Path(name))
+        try:
+            text = read_small(descriptor, _MOST_OF_A_PIDFILE).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(f"cannot read the pidfile {name}: {error.strerror}", hint="is the program running?") from error
+    pid = _number(text, f"pidfile:{name}", f"look into it: cat {run.spelled([name])}")
+    process = proc.read_process(pid)
+    if process is None:
+        raise UsageError(f"there is no process {pid}, which the pidfile {name} names", hint="is the program running?")
+    # A program that uses the rights of more than one user is of none but root.
+    users = frozenset(process.uids)
+    if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
+        raise PreflightRefused(
+            f"the pidfile {name} names {process.comm} (PID {pid}), and others can change it: {intruder}",
+            hint=f"if this is the right process, give its PID: {pid}; else keep the file in a directory of root's",
+        )
+    return pid
+
+
+def _of_unit(name: str) -> int:
+    shown = run.run(["systemctl", "show", f"--property={_PROPERTIES}", "--", name])
+    if not shown.ok:
+        said = shown.output.strip().partition("\n")[0]
+        raise UsageError(
+            f"systemd does not tell of unit {name!r}: {said}", hint="give a PID, pidfile:PATH or cgroup:PATH"
+        )
+    # One block of lines a unit: a name may be a pattern that matches several.
+    units = [_properties(block) for block in shown.output.split("\n\n") if "Id=" in block]
+    if len(units) != 1:
+        ids = ", ".join(sorted(unit["Id"] for unit in units)[:8]) or "none"
+        raise UsageError(f"unit:{name} must name one unit, and it names {ids}", hint="look: systemctl list-units")
+    pid = int(units[0].get("MainPID", "0"))
+    if pid == 0:
+        raise _no_main_process(units[0])
+    return pid
+
+
+def _properties(block: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def _no_main_process(unit: dict[str, str]) -> UsageError:
+    name, cgroup = unit["Id"], unit.get("ControlGroup")
+    hint = f"give its cgroup: cgroup:{cgroup}" if cgroup else "name a service, or give a PID"
+    if unit["LoadState"] == "not-found":
+        return UsageError(f"there is no unit {name}", hint="look for it: systemctl list-units --all")
+    if "MainPID" not in unit:
+        return UsageError(f"unit {name} is no service: it has no main process", hint=hint)
+    if cgroup:
+        return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
+    return UsageError(
+        f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
+        hint=f"systemctl start {run.spelled([name])}",
+    )
+
+
+def _of_cgroup(name: str) -> int:
+    directory = _cgroup_directory(name)
+    if intruder := _intruder_of_cgroup(directory):
+        raise PreflightRefused(f"{directory} is no control group, and {intruder}", hint="find it: cat /proc/PID/cgroup")
+    members: set[int] = set()
+    for place, _, _ in os.walk(directory):
+        with suppress(OSError):  # a cgroup may vanish while we look
+            members.update(int(line) for line in Path(place, "cgroup.procs").read_text().split())
+    roots: list[int] = [
+        pid for pid in sorted(members) if (found := proc.read_process(pid)) and found.ppid not in members
+    ]
+    if not roots:
+        raise UsageError(f"no process lives in cgroup {name}", hint=f"look: cat {directory}/cgroup.procs")
+    if len(roots) > 1:
+        shown = ", ".join(str(pid) for pid in roots[:8])
+        raise UsageError(
+            f"{len(roots)} separate trees live in cgroup {name}: {shown}", hint="give the PID of one of them"
+        )
+    return roots[0]
+
+
+def _intruder_of_cgroup(directory: Path) -> str:
+    """Who else can write which processes are in it; empty if that is the kernel's to say, or root's."""
+    device = directory.stat().st_dev
+    if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in every_mount()):
+        return ""
+    return find_intruder_on(directory / "cgroup.procs", frozenset())
+
+
+def _cgroup_directory(name: str) -> Path:
+    for directory in (Path(name), *(base / name.lstrip("/") for base in _CGROUPS)):
+        if (directory / "cgroup.procs").is_file():
+            return directory
+    raise UsageError(f"there is no cgroup {name}", hint="find it: cat /proc/PID/cgroup")

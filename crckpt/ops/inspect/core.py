@@ -1,0 +1,222 @@
+"""Write a process of a checkpoint as an ELF core file."""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.host.disk.files import (
+    open_private,
+    own_name,
+    removed_on_failure,
+    rename,
+    resize,
+    sync,
+    sync_directory,
+    write_at,
+)
+from crckpt.images.mm import GUARD
+from crckpt.images.registers import Registers, read_registers
+from crckpt.images.tree import ImageTree, Process, Thread
+from crckpt.model import PAGE_SIZE, CheckpointId
+from crckpt.ops.context import Context, Progress
+from crckpt.ops.failures import written_to
+from crckpt.ops.inspect import elf_core
+from crckpt.ops.inspect.elf_core import Ids, Layout, MappedFile, Segment
+
+if TYPE_CHECKING:
+    from crckpt.ops.inspect.memory import Memory, Region
+
+_WHAT: Final = "core"
+_LONGEST_HOLE: Final = 1 << 30
+"""Bytes of zeros in a row that still are in the file, as a hole: some programs reserve more than a file may have."""
+
+
+class Cored(Struct, frozen=True):
+    """What was written. `size` are the file's bytes, `held` those of them that the checkpoint holds."""
+
+    id: CheckpointId
+    pid: int
+    comm: str
+    threads: int
+    executable: str
+    path: Path
+    size: int
+    held: int
+
+
+def core(context: Context, ref: str, pid: int | None, output: Path | None, *, force: bool = False) -> Cored:
+    """Write the process `pid` of `ref`, by default the root, into `output`, by default `core.PID` here (0600).
+
+    Takes bounded memory. Raises UsageError if there is no such process, if it has no memory or is not of x86-64, or if
+    the file cannot be made, or is there and not to be replaced (`force`); NoSuchCheckpoint, IntegrityError.
+    """
+    from crckpt.ops.inspect.images import tree_of
+    from crckpt.ops.inspect.memory import Memory
+    from crckpt.store import read_file, reader
+
+    repository = context.repository()
+    with repository.shared():
+        checkpoint = repository.get(repository.resolve(ref))
+        process = _chosen(tree_of(repository, checkpoint), pid)
+        target = _free(output or Path(f"core.{process.pid}"), force=force)
+        registers = _registers(process, lambda name: read_file(repository, checkpoint, name))
+        with reader(repository, checkpoint) as reading:
+            memory = Memory(reading, process)
+            segments = [segment for region in memory.regions for segment in segments_of(region)]
+            layout = elf_core.layout(segments, _notes(process, memory, registers))
+            with written_to(target, "name another place: --output FILE"):
+                _write(target, segments, layout, memory, context.progress)
+    return Cored(
+        id=checkpoint.id,
+        pid=process.pid,
+        comm=process.comm,
+        threads=len(process.threads),
+        executable="" if process.exe is None else process.exe.title,
+        path=target,
+        size=layout.size,
+        held=_held(memory),
+    )
+
+
+def segments_of(region: Region) -> Iterator[Segment]:
+    """Where a region stands in the core file.
+
+    Zeros are holes in it. What lies in other files is left out: a debugger takes it from there, by NT_FILE.
+    """
+    import numpy as np
+
+    if region.vma.status & GUARD:
+        return  # No map of its own: CRIU lists it once more, behind all others (criu/mem.c, collect_madv_guards).
+    low, high = region.vma.start // PAGE_SIZE, region.vma.end // PAGE_SIZE
+    first = region.extents["first"].astype(np.int64)
+    begins = np.concatenate(([low], first, [high]))
+    ends = np.concatenate(([low], first + region.extents["count"], [high]))
+    longest = _LONGEST_HOLE // PAGE_SIZE if region.is_zero_elsewhere else 0
+    apart = begins[1:] - ends[:-1] > longest
+    blocks = zip(begins[np.append(True, apart)].tolist(), ends[np.append(apart, True)].tolist(), strict=True)
+    at = low
+    for begin, end in blocks:
+        for start, stop, in_file in ((at, begin, False), (begin, end, True)):
+            if start < stop:
+                yield Segment(start * PAGE_SIZE, (stop - start) * PAGE_SIZE, region.vma.prot, in_file)
+        at = end
+
+
+def _chosen(tree: ImageTree, pid: int | None) -> Process:
+    if pid is None:
+        process = tree.root
+    else:
+        found = [process for process in tree.processes if process.pid == pid]
+        if not found:
+            known = ", ".join(str(process.pid) for process in tree.processes)
+            raise UsageError(f"the checkpoint has no process {pid}", hint=f"give one of its processes: {known}")
+        process = found[0]
+    if process.memory is None:
+        raise UsageError(f"process {process.pid} was a zombie: it had no memory", hint="give another process")
+    if process.core.arch != "x86_64":
+        raise UsageError(f"process {process.pid} is one of {process.core.arch}; core files are made of x86_64 only")
+    return process
+
+
+def _free(output: Path, *, force: bool) -> Path:
+    if str(output) == "-":
+        raise UsageError("a core file has holes and cannot be written to a pipe", hint="name a file: --output FILE")
+    target = output.absolute()
+    if os.path.lexists(target) and not force:
+        raise UsageError(f"{output} is there already", hint="replace it with --force, or name another: --output FILE")
+    if os.path.lexists(target) and not target.is_file():
+        raise UsageError(f"{output} is not a regular file", hint="name another: --output FILE")
+    return target
+
+
+def _registers(process: Process, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
+    names = (f"core-{thread.tid}.img" for thread in process.threads)
+    registers = tuple(read_registers(read(name), name) for name in names)
+    if not registers[0].is_native:
+        raise UsageError(f"process {process.pid} is a 32-bit program; core files are made of 64-bit ones only")
+    return registers
+
+
+def _notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
+    try:
+        return b"".join(_each_note(process, memory, registers))
+    except struct.error as error:
+        raise IntegrityError(f"the images of process {process.pid} have a number that is too large: {error}") from error
+
+
+def _each_note(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
+    """In the kernel's order: what belongs to the process stands between the leader's two notes."""
+    for thread, values in zip(process.threads, registers, strict=True):
+        yield _prstatus(process, thread, values)
+        if thread.tid == process.pid:
+            yield from _of_process(process, memory)
+        yield elf_core.note(elf_core.NT_FPREGSET, values.floating)
+        if values.extended:
+            state = elf_core.xstate(values.floating, values.extended, values.in_use)
+            yield elf_core.note(elf_core.NT_X86_XSTATE, state)
+
+
+def _prstatus(process: Process, thread: Thread, values: Registers) -> bytes:
+    ids = Ids(thread.tid, process.ppid, process.pgid, process.sid)
+    content = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
+    return elf_core.note(elf_core.NT_PRSTATUS, content)
+
+
+def _of_process(process: Process, memory: Memory) -> Iterator[bytes]:
+    space, owner = process.memory, process.core.credentials
+    if space is None:
+        return
+    ids = Ids(process.pid, process.ppid, process.pgid, process.sid)
+    arguments = memory.read(space.arg_start, max(0, min(space.arg_end - space.arg_start, PAGE_SIZE)))
+    user = (0, 0) if owner is None else (owner.uid, owner.gid)
+    yield elf_core.note(elf_core.NT_PRPSINFO, elf_core.prpsinfo(ids, user, process.comm, arguments))
+    yield elf_core.note(elf_core.NT_AUXV, elf_core.auxv(space.auxv))
+    files = [
+        MappedFile(region.vma.start, region.vma.end, region.vma.pgoff, region.path)
+        for region in memory.regions
+        if region.path and not region.is_zero_elsewhere
+    ]
+    yield elf_core.note(elf_core.NT_FILE, elf_core.mapped_files(files))
+
+
+def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
+    """Beside the target first; it has its name once it is whole and durable."""
+    beside = target.with_name(f".{target.name}.{own_name()}")
+    try:
+        descriptor = open_private(beside, _WHAT)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another: --output FILE") from error
+    with removed_on_failure(beside, _WHAT):
+        try:
+            write_at(descriptor, layout.head, 0, _WHAT)
+            _write_memory(descriptor, segments, layout, memory, progress)
+            resize(descriptor, layout.size, _WHAT)
+            sync(descriptor, _WHAT)
+        finally:
+            os.close(descriptor)
+        rename(beside, target, _WHAT)
+    sync_directory(target.parent, _WHAT)
+
+
+def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
+    total, done = _held(memory), 0
+    begins = [segment.address for segment in segments]
+    for region in memory.regions:
+        for address, content in memory.runs(region):
+            spot = bisect_right(begins, address) - 1
+            write_at(descriptor, content, layout.offsets[spot] + address - begins[spot], _WHAT)
+            done += len(content)
+            progress(done, total)
+    progress(total, total)
+
+
+def _held(memory: Memory) -> int:
+    return sum(region.pages for region in memory.regions) * PAGE_SIZE

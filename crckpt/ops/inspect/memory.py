@@ -1,0 +1,223 @@
+"""A process's memory by address, out of the store. Every byte is verified before it is given."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError
+from crckpt.images.files import OpenFile
+from crckpt.images.mm import (
+    ANON_PRIVATE,
+    ANON_SHARED,
+    GUARD,
+    MEMFD,
+    PROT_EXEC,
+    PROT_READ,
+    PROT_WRITE,
+    SYSV_IPC,
+    VDSO,
+    VSYSCALL,
+    VVAR,
+    Vma,
+)
+from crckpt.images.special import MemFd
+from crckpt.images.tree import Process
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.extents import EXTENT, Extents, ends_of
+from crckpt.store.format.index import PAGES, StoredFile
+from crckpt.store.read.reading import Reader
+
+_MAP_SHARED: Final = 1
+_OF_THE_KERNEL: Final = VVAR | VSYSCALL | GUARD
+_ANONYMOUS: Final = ANON_PRIVATE | ANON_SHARED | SYSV_IPC
+_SEGMENT: Final = "pagemap-shmem-"
+_NOTHING: Final = np.empty(0, EXTENT)
+
+
+class Region(Struct, frozen=True):
+    """One map, the path of the file in it (empty if there is none), and the pages of it that the checkpoint holds.
+
+    `extents` are as in the store's index: `first` is an address / PAGE_SIZE, in ascending order.
+    """
+
+    vma: Vma
+    path: str
+    extents: Extents
+
+    @property
+    def pages(self) -> int:
+        """How many pages of it the checkpoint holds."""
+        return int(self.extents["count"].sum(dtype=np.int64))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may have the same memory."""
+        return bool(self.vma.flags & _MAP_SHARED)
+
+    @property
+    def is_zero_elsewhere(self) -> bool:
+        """Whether pages that the checkpoint does not hold are zeros; else they lie in a file, or are the kernel's."""
+        if self.vma.status & _OF_THE_KERNEL:
+            return False
+        return bool(self.vma.status & _ANONYMOUS) or (self.is_shared and bool(self.vma.status & MEMFD))
+
+    @property
+    def dirty_pages(self) -> int:
+        """Pages that somebody wrote and that are in no file: of private and shared memory CRIU dumps these alone.
+
+        But the vdso it dumps whole, which nobody writes (criu/mem.c, should_dump_page and should_dump_entire_vma).
+        """
+        return 0 if self.vma.status & VDSO else self.pages
+
+    @property
+    def resident_pages(self) -> int | None:
+        """Pages that were in memory or swapped out; None for maps of files: CRIU leaves out those that nobody wrote."""
+        return self.pages if self.is_zero_elsewhere or self.vma.status & (_OF_THE_KERNEL | VDSO) else None
+
+    @property
+    def permissions(self) -> str:
+        """As /proc/PID/maps has them: `rw-p`."""
+        bits = ((PROT_READ, "r"), (PROT_WRITE, "w"), (PROT_EXEC, "x"))
+        return "".join(word if self.vma.prot & bit else "-" for bit, word in bits) + "ps"[self.is_shared]
+
+    @property
+    def label(self) -> str:
+        """The path, or what it is in brackets: `[heap]`."""
+        return self.path or f"[{self.vma.kind}]"
+
+
+class Memory:
+    """The memory of one process of a checkpoint. Every method raises IntegrityError on any damage."""
+
+    def __init__(self, reading: Reader, process: Process) -> None:
+        """Nothing but the index is read yet. A zombie has no regions."""
+        self.regions = _regions(reading.files, process)
+        self._reading = reading
+
+    def runs(self, region: Region) -> Iterator[tuple[int, memoryview]]:
+        """(address, bytes) of what the checkpoint holds of a region, in ascending order; zeros may be left out.
+
+        Each is good until the next is asked for. Takes bounded memory, however large the region is: see `Reader`.
+        """
+        return addressed(region.extents, self._reading.parts(stored(region.extents)))
+
+    def contents(self, extents: Extents) -> Iterator[memoryview]:
+        """The pages of some extents, one after the other, those of zeros left out. Each is good until the next."""
+        return (content for _, content in self._reading.parts(stored(extents)))
+
+    def read(self, address: int, length: int) -> bytes:
+        """`length` bytes from an address on; fewer where the next one is not mapped, or not known to the checkpoint.
+
+        What is asked for must fit in memory.
+        """
+        content = bytearray()
+        end = address + length
+        for region in self.regions:
+            start = address + len(content)
+            if region.vma.end <= start:
+                continue
+            stop = min(end, region.vma.end)
+            if region.vma.start > start or start >= stop:
+                break
+            piece = self._piece(region, start, stop)
+            content += piece
+            if len(piece) < stop - start:
+                break
+        return bytes(content)
+
+    def _piece(self, region: Region, start: int, stop: int) -> bytes:
+        """What is known of a region from `start` on, up to `stop`."""
+        low, high = start // PAGE_SIZE, -(-stop // PAGE_SIZE)
+        if not region.is_zero_elsewhere:
+            high = _first_gap(between(region.extents, low, high), low)
+        held = between(region.extents, low, high)
+        pages = bytearray((high - low) * PAGE_SIZE)
+        for address, content in addressed(held, self._reading.parts(stored(held))):
+            at = address - low * PAGE_SIZE
+            pages[at : at + len(content)] = content
+        begin = start - low * PAGE_SIZE
+        return bytes(pages[begin : begin + stop - start])
+
+
+def between(extents: Extents, low: int, high: int) -> Extents:
+    """What the extents, in ascending order, have of the pages numbered from `low` to before `high`."""
+    first = extents["first"].astype(np.int64)
+    begin = int(np.searchsorted(first + extents["count"], low, side="right"))
+    found = extents[begin : max(begin, int(np.searchsorted(first, high, side="left")))].copy()
+    if len(found):
+        before = max(0, low - int(found["first"][0]))
+        found["first"][0] += before
+        found["page"][0] += before
+        found["count"][0] -= before
+        found["count"][-1] -= max(0, int(found["first"][-1]) + int(found["count"][-1]) - high)
+    return found
+
+
+def stored(extents: Extents) -> StoredFile:
+    """These pages, one after the other, as a file for `Reader.parts`."""
+    return StoredFile("pages", PAGES, int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE, "", extents)
+
+
+def addressed(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+    """(address, bytes) instead of (offset in the pages of the extents, bytes)."""
+    first = extents["first"].astype(np.int64)
+    begin = ends_of(extents) - extents["count"]
+    jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
+    begins: list[int] = (begin[jumps] * PAGE_SIZE).tolist()
+    addresses: list[int] = (first[jumps] * PAGE_SIZE).tolist()
+    for at, content in parts:
+        offset, left = at, content
+        while left:
+            spot = bisect_right(begins, offset) - 1
+            taken = begins[spot + 1] - offset if spot + 1 < len(begins) else len(left)
+            yield addresses[spot] + offset - begins[spot], left[:taken]
+            offset, left = offset + taken, left[taken:]
+
+
+def _regions(files: Iterable[StoredFile], process: Process) -> tuple[Region, ...]:
+    if process.memory is None:
+        return ()
+    mapped = {file.id: file for file in process.mapped}
+    named = [(vma, None if vma.file_id is None else mapped[vma.file_id]) for vma in process.memory.vmas]
+    sources = [_source(vma, file, process.pid) for vma, file in named]
+    held = {file.pagemap: _in_order(file) for file in files if file.pagemap in sources}
+    return tuple(
+        Region(vma, "" if file is None else file.title, _held(held.get(source, _NOTHING), vma, source))
+        for (vma, file), source in zip(named, sources, strict=True)
+    )
+
+
+def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
+    """The page map that has a map's pages: that of the process, or of the shared memory in it."""
+    if not vma.flags & _MAP_SHARED or not vma.status & (ANON_SHARED | SYSV_IPC | MEMFD):
+        return f"pagemap-{pid}.img"
+    return f"{_SEGMENT}{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
+
+
+def _held(extents: Extents, vma: Vma, source: str) -> Extents:
+    """Pages of shared memory are numbered from the begin of the segment on (criu/shmem.c)."""
+    shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
+    found = between(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
+    found["first"] = found["first"].astype(np.int64) + shift
+    return found
+
+
+def _in_order(file: StoredFile) -> Extents:
+    first = file.extents["first"].astype(np.int64)
+    if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
+        raise IntegrityError(f"{file.pagemap}: its pages do not stand in the order of their addresses")
+    return file.extents
+
+
+def _first_gap(extents: Extents, low: int) -> int:
+    """The first page from `low` on that the extents lack."""
+    for first, count, _, _ in extents.tolist():
+        if first > low:
+            break
+        low = first + count
+    return low

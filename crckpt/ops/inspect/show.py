@@ -1,0 +1,95 @@
+"""What a checkpoint holds."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from msgspec import Struct
+
+from crckpt.criu.command import shown
+from crckpt.images.tree import ImageTree, Process
+from crckpt.ops.context import Context
+from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.sections import is_socket
+from crckpt.preflight.restore import uses
+from crckpt.store import Checkpoint
+from crckpt.store.read.details import read_details
+
+
+class ProcessDetail(Struct, frozen=True):
+    """One process. `memory_bytes` is what it had in pages of its own."""
+
+    pid: int
+    ppid: int
+    comm: str
+    state: str
+    threads: int
+    memory_bytes: int
+    command_line: str
+    directory: str
+
+
+class FileDetail(Struct, frozen=True):
+    """A file that was open or mapped. `bytes` is None where nobody recorded it."""
+
+    path: str
+    state: str
+    bytes: int | None
+    use: str
+
+
+class Detail(Struct, frozen=True):
+    """All of it, in the order of the tree."""
+
+    checkpoint: Checkpoint
+    tags: tuple[str, ...]
+    criu_options: tuple[str, ...]
+    processes: tuple[ProcessDetail, ...]
+    files: tuple[FileDetail, ...]
+    sockets: tuple[str, ...]
+
+
+def show(context: Context, ref: str) -> Detail:
+    """Read a checkpoint's images and describe it. Raises NoSuchCheckpoint, IntegrityError."""
+    repository = context.repository()
+    with repository.shared():
+        checkpoint = repository.get(repository.resolve(ref))
+        tree = tree_of(repository, checkpoint)
+        details = read_details(repository, checkpoint)
+        index = repository.contents(checkpoint).index
+        tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
+    memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
+    known = {entry["pid"]: entry for entry in details.get("processes", [])}
+    return Detail(
+        checkpoint=checkpoint,
+        tags=tags,
+        criu_options=shown(checkpoint.options),
+        processes=tuple(_process(process, known.get(process.pid, {}), memory) for process in tree.processes),
+        files=_files(tree),
+        sockets=tuple(file.title for file in tree.files if is_socket(file)),
+    )
+
+
+def _process(process: Process, known: dict[str, Any], memory: dict[str, int]) -> ProcessDetail:
+    return ProcessDetail(
+        pid=process.pid,
+        ppid=process.ppid,
+        comm=process.comm,
+        state=process.state,
+        threads=len(process.threads),
+        memory_bytes=memory.get(f"pagemap-{process.pid}.img", 0),
+        command_line=shlex.join(known.get("command_line", ())),
+        directory=known.get("directory", ""),
+    )
+
+
+def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
+    """Each path once, with its first use; directories and devices too."""
+    used = uses(tree)
+    found: dict[str, FileDetail] = {}
+    for file in tree.regular_files:
+        state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""
+        size = file.remap.size if file.remap is not None else file.size
+        found.setdefault(file.path, FileDetail(file.path, state, size, used.get(file.id, "")))
+    return tuple(found.values())

@@ -1,0 +1,193 @@
+"""Check that a restored tree has its own files open, and not files that somebody put in their place.
+
+CRIU opens the files of a tree by their paths, with the rights of root. A user who can change a path may put a link to
+any file there, at any moment. So crckpt checks the open files in the hold, before the tree runs: each must be the one
+that the tree had, or one that its program, and each user who can change the path, could open as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.errors import RestoreFailed
+from crckpt.host import proc
+from crckpt.host.disk.access import Seen, User, name_of, refused, seen, users_of
+from crckpt.host.disk.path_trust import Changers, changers
+from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import mapped_files
+from crckpt.images.core import ZOMBIE
+from crckpt.images.mm import PROT_WRITE
+from crckpt.images.regular import RegularFile
+from crckpt.images.special import Fifo
+from crckpt.images.tree import ImageTree, Process
+from crckpt.preflight.restore import required_path
+
+_Identities = dict[str, list[tuple[int, int, int]]]
+
+_ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
+_MAP_SHARED: Final = 0x01  # sys/mman.h
+_PROCESS: Final = re.compile(r"/proc/(\d+)/")
+
+
+class Known(Struct, frozen=True):
+    """By path what a tree had open there: file system, inode, and whether for writing.
+
+    Of those paths that others than root can change. `by_inode` is whether a restored tree has other file systems.
+    """
+
+    files: _Identities
+    by_inode: bool = False
+
+    def had(self, found: Seen, *, writes: bool) -> bool:
+        """Whether this is what it had at that path."""
+        return any(
+            inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
+            for device, inode, written in self.files.get(found.path, ())
+        )
+
+
+def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> _Identities:
+    """What a live tree has open, for the details of its checkpoint."""
+    look = _Paths()
+    known: _Identities = {}
+    for held in descriptors:
+        if held.identity != (0, 0) and look(held.target):
+            writes = int(held.flags & os.O_ACCMODE != os.O_RDONLY)
+            known.setdefault(held.target, []).append((*held.identity, writes))
+    for process in tree.processes:
+        names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
+        links = (*names, *mapped_files(process.pid).values())
+        reached = [found for link in links if (found := seen(link))]
+        # Files of another process that has got its PID are not the tree's.
+        for found in reached if proc.is_current(process) else ():
+            if look(found.path):
+                known.setdefault(found.path, []).append((found.device, found.inode, 0))
+    return {path: sorted(set(found)) for path, found in known.items()}
+
+
+def check(tree: ImageTree, known: Known, init: int | None, *, allow_weaker: bool) -> tuple[Finding, ...]:
+    """Find files, in the hold, that the tree must not have open. It is in our PID namespace, or in that of `init`.
+
+    Raises RestoreFailed if there are any, unless they are allowed.
+    """
+    if tree.is_apart("mnt") or tree.is_apart("pid"):
+        return ()
+    root = os.open("/" if init is None else f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = tuple(_Check(tree, known, root).findings(init))
+    finally:
+        os.close(root)
+    if found and not allow_weaker:
+        raise RestoreFailed(f"{found[0].what}; nothing is left behind", hint=found[0].remedy)
+    return found
+
+
+class _Paths:
+    """Who but root can change what paths lead to; each directory is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Changers] = {}
+
+    def __call__(self, path: str) -> Changers:
+        above = path.rpartition("/")[0] or "/"
+        if above not in self._known:
+            self._known[above] = changers(Path(above))
+        return self._known[above]
+
+
+class _Held(Struct, frozen=True):
+    """A file of a process: the link in /proc that leads to it, and for what it has it (as of access(2))."""
+
+    link: str
+    file: RegularFile
+    access: int
+
+
+class _Check:
+    def __init__(self, tree: ImageTree, known: Known, root: int) -> None:
+        self._tree, self._known, self._root = tree, known, root
+        self._paths = _Paths()
+        self._files = {file.id: file for file in tree.regular_files}
+        self._inside = {process.pid for process in tree.processes}
+
+    def findings(self, init: int | None) -> Iterator[Finding]:
+        pids = proc.seen_from_here(self._inside, init)
+        for process in self._tree.processes:
+            if process.state != ZOMBIE and process.pid in pids:
+                done: set[tuple[int, int]] = set()
+                for held in self._held(process, pids[process.pid]):
+                    if (held.file.id, held.access) not in done:
+                        done.add((held.file.id, held.access))
+                        yield from self._finding(process, held)
+
+    def _held(self, process: Process, pid: int) -> Iterator[_Held]:
+        for opened in process.descriptors:
+            # Of a named pipe the path is that of another file in the images.
+            named = self._files.get(opened.file.file_id or -1) if isinstance(opened.file, Fifo) else opened.file
+            if isinstance(named, RegularFile):
+                yield _Held(f"/proc/{pid}/fd/{opened.fd}", named, _ACCESS.get(named.flags & os.O_ACCMODE, os.R_OK))
+        for name, file in (("exe", process.exe), ("cwd", process.cwd), ("root", process.root)):
+            if isinstance(file, RegularFile):
+                yield _Held(f"/proc/{pid}/{name}", file, os.X_OK)
+        yield from self._mapped(process, pid)
+
+    def _mapped(self, process: Process, pid: int) -> Iterator[_Held]:
+        wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
+        if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
+            return
+        words = [line.split(" ", 1)[0] for line in procfs.lines(f"/proc/{pid}/maps")]
+        starts = [int(word.partition("-")[0], 16) for word in words]
+        for vma in wanted:
+            low, _, high = words[bisect_right(starts, vma.start) - 1].partition("-")
+            # The link's name has no zeros in front.
+            link = f"/proc/{pid}/map_files/{int(low, 16):x}-{int(high, 16):x}"
+            writes = vma.flags & _MAP_SHARED and vma.prot & PROT_WRITE
+            yield _Held(link, self._files[vma.file_id or 0], os.R_OK | (os.W_OK if writes else 0))
+
+    def _changers(self, file: RegularFile) -> Changers:
+        path = required_path(file)
+        return self._paths(path) if path else Changers()
+
+    def _finding(self, process: Process, held: _Held) -> Iterator[Finding]:
+        owner = process.core.credentials
+        theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
+        found = seen(held.link)
+        if who := self._changers(held.file):
+            if found is None or not self._is_right(found, held, None if who.users else owner.euid if owner else 0):
+                others = users_of(Changers(who.users - {each.uid for each in theirs}))
+                yield from self._told(process, held, (*theirs, *others) or users_of(who))
+        elif theirs and self._is_of_another(held) and (found is None or found.owner != theirs[0].uid):
+            yield _say(process, held, theirs[0])
+
+    def _is_of_another(self, held: _Held) -> bool:
+        """Whether it is of a process outside: the right to see it comes from that process, not from its path."""
+        of_process = _PROCESS.match(held.file.path)
+        return of_process is not None and int(of_process[1]) not in self._inside
+
+    def _is_right(self, found: Seen, held: _Held, uid: int | None) -> bool:
+        """Whether it is what was there, or is of `uid` where nobody else can put what is of that user (as in /tmp)."""
+        if found.path != required_path(held.file):
+            return False
+        return found.owner == uid or self._known.had(found, writes=bool(held.access & os.W_OK))
+
+    def _told(self, process: Process, held: _Held, users: tuple[User, ...]) -> Iterator[Finding]:
+        try:
+            who = refused(held.link, held.access, users, self._root)
+        except OSError:
+            who = users[0]
+        if who is not None:
+            yield _say(process, held, who)
+
+
+def _say(process: Process, held: _Held, who: User) -> Finding:
+    found = seen(held.link)
+    told = {"path": held.file.path, "found": found.path if found else "nothing", "user": name_of(who)}
+    return cause("file-exchanged").told(pid=process.pid, comm=process.comm, **told)

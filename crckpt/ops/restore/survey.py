@@ -1,0 +1,180 @@
+"""What this host says of everything that a checkpoint needs: the facts for the preflight of a restore."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from crckpt.host import proc
+from crckpt.host.disk import build_id, space
+from crckpt.host.disk.files import status_of
+from crckpt.host.namespaces import network
+from crckpt.host.probes import kernel
+from crckpt.host.proc.locks import held_locks
+from crckpt.host.process import cgroups
+from crckpt.images.regular import RegularFile, ghost_image
+from crckpt.images.tree import ImageTree
+from crckpt.model import moment
+from crckpt.preflight.needs import Disk, Here, HugePages, Need, huge_pages, needs
+from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, locked, numbers, paths, required_path
+
+if TYPE_CHECKING:
+    from crckpt.store.format.index import StoredFile
+
+_REAPED_WITHIN_S = 5.0
+_WRITTEN_BY_CRIU = 1 << 20
+"""Bytes of its log, and more."""
+
+
+def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
+    """Look at PIDs, files, addresses and the host. Waits some seconds for PIDs of ended processes to be given back.
+
+    `images` are the checkpoint's files. No program is started unless a file changed: then its package is asked for.
+    """
+    tree = wanted.tree
+    now = Now(
+        owners=() if wanted.new_pid_namespace else _owners(tree),
+        files={
+            path: _file(path, file, may_cut=wanted.grown == "rewind")
+            for file in paths(tree)
+            if (path := required_path(file))
+        },
+        refused={
+            socket.id: refusal
+            for socket, use in bound(wanted)
+            if (refusal := network.refusal(socket.source.host, socket.source.port, use))
+        },
+        here=_here(wanted, images, store),
+        us=os.getpid(),
+        locks=held_locks({path for _, path, _ in locked(tree)}),
+    )
+    suspects = changed(wanted, now)
+    if not suspects:
+        return now
+    from crckpt.host.disk import packages
+    from crckpt.host.proc import writers
+
+    return replace(
+        now,
+        packages=packages.owners(suspects, wanted.created),
+        writers=writers.writers(suspects) if wanted.grown == "rewind" else {},
+    )
+
+
+def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
+    wanted = numbers(tree)
+    owners = proc.owners(wanted)
+    ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
+    if not ended:
+        return owners
+    proc.wait_until_gone(ended, _REAPED_WITHIN_S)
+    return proc.owners(wanted)
+
+
+def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
+    found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
+    if found is None:
+        return None
+    now = b""
+    with suppress(OSError):  # it has gone, or somebody has a lease on it
+        now = (build_id.build_id(path) if file.build_id else None) or b""
+    is_linked = may_cut and os.path.realpath(path) != path
+    return FileNow(
+        found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked, found.st_uid
+    )
+
+
+def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
+    tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
+    asked = needs(tree, sizes, keeps_connections=wanted.keeps_connections)
+    ghosts = tuple(_ghosts(tree, sizes))
+    # Streams need no room; files do, until the tree runs.
+    unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
+    memory, free = _memory(images, (*ghosts, *unpacked))
+    return Here(
+        arch=kernel.arch(),
+        cpu_features=frozenset(kernel.cpu_features()),
+        missing=tuple(need for need in asked if not _met(need)),
+        pid_limit=kernel.pid_limit(),
+        tasks=cgroups.tasks_left(),
+        memory=memory,
+        free_memory=free,
+        disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *unpacked, *ghosts))),
+        huge_pages=tuple(
+            HugePages(size, count, space.free_huge_pages(size)) for size, count in huge_pages(tree).items()
+        ),
+    )
+
+
+def _met(need: Need) -> bool:
+    match need.key:
+        case "no-address-family":
+            return kernel.has_family(need.number)
+        case "seccomp-again":
+            return kernel.has_seccomp_filters()
+        case "no-guard-pages":
+            return kernel.has_guard_pages()
+        case "security-module":
+            return kernel.has_security_module(need.name)
+        case "clocks-jump":
+            return kernel.has_clocks()
+    # Of few trees, and dear to load.
+    from crckpt.host.probes import network as tried
+
+    trial = {"no-tcp-repair": tried.tcp_repair, "no-tun": tried.tun}[need.key]
+    return trial().state != "missing"
+
+
+def _memory(images: tuple[StoredFile, ...], written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
+    """What the tree will take, with what is written beside, and what is free."""
+    pages = tuple(file for file in images if file.pagemap)
+    beside = sum(size for directory, size in written if space.is_in_memory(directory))
+    needed, free = sum(file.bytes for file in pages) + beside, space.free_memory()
+    if needed > free:
+        needed, free = _bytes_apart(pages) + beside, space.free_memory(swap=True)
+    return needed, free
+
+
+def _bytes_apart(pages: tuple[StoredFile, ...]) -> int:
+    """Bytes of memory in these images, without what processes share.
+
+    A parent and a child have a page in common if both have the same one at the same address: so does CRIU see it.
+    """
+    import numpy as np
+
+    from crckpt.model import PAGE_SIZE
+    from crckpt.store.format.extents import ZERO
+
+    found = []
+    for file in pages:
+        extents = file.extents
+        counts = extents["count"].astype(np.int64)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        one = np.empty(len(within), [("address", "<u8"), ("pack", "<u4"), ("page", "<u8")])
+        one["address"] = np.repeat(extents["first"], counts) + within.astype(np.uint64)
+        one["pack"] = np.repeat(extents["pack"], counts)
+        one["page"] = np.where(one["pack"] == ZERO, 0, np.repeat(extents["page"], counts) + within.astype(np.uint64))
+        found.append(one)
+    return len(np.unique(np.concatenate(found))) * PAGE_SIZE if found else 0
+
+
+def _ghosts(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
+    """Where deleted files come back, and how large they are: each once, whoever has it open."""
+    found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
+    for target, path in found.items():
+        yield space.existing(Path(path).parent), sizes.get(ghost_image(target), 0)
+
+
+def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[Disk]:
+    """One for each file system."""
+    found: dict[int, tuple[Path, int]] = {}
+    for directory, size in written:
+        device = directory.stat().st_dev
+        first, before = found.get(device, (directory, 0))
+        found[device] = (first, before + size)
+    yield from (Disk(str(directory), size, space.free_disk(directory)) for directory, size in found.values())

@@ -1,0 +1,152 @@
+"""Indexes: which files a checkpoint has, and the extents of each."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.columns import decode_columns, encode_columns
+from crckpt.store.format.documents import decode
+from crckpt.store.format.extents import EXTENT, ZERO, Extents
+from crckpt.store.format.names import IMAGE
+from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
+
+FILE: Final = "file"
+PAGES: Final = "pages"
+DETAILS: Final = "details"
+
+_KINDS: Final = (FILE, PAGES, DETAILS)
+_COLUMNS: Final = "columns"
+_LENGTH: Final = struct.Struct("<I")
+
+MOST_EXTENTS: Final = 1 << 25
+"""Extents of a checkpoint: those of 128 GiB of memory in single pages. They take some 2 GiB while they are read."""
+
+_LAST_NUMBER: Final = (1 << 64) // PAGE_SIZE
+_LAST_PAGE: Final = MOST_FRAMES * FRAME_PAGES
+_MOST_FILES: Final = 1 << 21
+_MOST_PAGES: Final = 1 << 40
+"""Of one file, and of all together: 4 PiB."""
+
+
+class StoredFile(Struct, frozen=True):
+    """A file of a checkpoint: its size in bytes and extents. `pagemap` names the page map that addresses PAGES."""
+
+    name: str
+    kind: str
+    bytes: int
+    pagemap: str
+    extents: Extents
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What names the same object in the next checkpoint, where pages-N.img may have another N."""
+        return self.kind, self.pagemap or self.name
+
+
+class Index(Struct, frozen=True):
+    """All files of a checkpoint."""
+
+    files: tuple[StoredFile, ...]
+
+    def find(self, name: str, kinds: tuple[str, ...] = (FILE, PAGES)) -> StoredFile | None:
+        """The file of that name and one of those kinds."""
+        return next((file for file in self.files if file.name == name and file.kind in kinds), None)
+
+
+def encode_index(index: Index) -> bytes:
+    """A length, a JSON header, and all extents in the order of the files, as columns."""
+    header = [
+        {
+            "name": file.name,
+            "kind": file.kind,
+            "bytes": file.bytes,
+            "pagemap": file.pagemap,
+            "extents": len(file.extents),
+        }
+        for file in index.files
+    ]
+    text = json.dumps({"coding": _COLUMNS, "files": header}, sort_keys=True, separators=(",", ":")).encode()
+    extents = np.concatenate([np.empty(0, EXTENT), *(file.extents for file in index.files)])
+    return _LENGTH.pack(len(text)) + text + encode_columns(extents)
+
+
+class _Entry(Struct, frozen=True):
+    name: str
+    kind: str
+    bytes: Annotated[int, Meta(ge=0, le=_MOST_PAGES * PAGE_SIZE)]
+    pagemap: str
+    extents: Annotated[int, Meta(ge=0, le=MOST_EXTENTS)]
+
+    @property
+    def pages(self) -> int:
+        return -(-self.bytes // PAGE_SIZE)
+
+
+class _Header(Struct, frozen=True):
+    coding: str
+    files: Annotated[tuple[_Entry, ...], Meta(max_length=_MOST_FILES)]
+
+
+_HEADER: Final = msgspec.json.Decoder(_Header)
+
+
+def decode_index(content: bytes, packs: int) -> Index:
+    """The inverse. `packs` is how many packs there are to refer to. Raises IntegrityError if it contradicts itself.
+
+    How many extents there are is checked before memory is taken for them.
+    """
+    try:
+        header, extents = _taken_apart(content)
+    except (struct.error, msgspec.ValidationError) as error:
+        raise IntegrityError(f"the index cannot be read: {error}") from error
+    files: list[StoredFile] = []
+    at = 0
+    for entry in header.files:
+        files.append(_stored_file(entry, extents[at : at + entry.extents]))
+        at += entry.extents
+    names = {(file.kind == DETAILS, file.name) for file in files}
+    if at != len(extents) or len(names) != len(files) or not _refer_to(extents, packs):
+        raise IntegrityError("the index contradicts itself")
+    return Index(tuple(files))
+
+
+def _taken_apart(content: bytes) -> tuple[_Header, Extents]:
+    (length,) = _LENGTH.unpack_from(content)
+    start = _LENGTH.size + length
+    header = decode(content[_LENGTH.size : start], _HEADER, "the index")
+    if header.coding != _COLUMNS:
+        raise StoreUnusable(f"the index has extents coded as {header.coding!r}", hint="use the newest crckpt")
+    extents = sum(entry.extents for entry in header.files)
+    # An extent has a page at least.
+    crowded = (entry.name for entry in header.files if entry.extents > entry.pages)
+    if extents > MOST_EXTENTS or next(crowded, None) is not None:
+        raise IntegrityError(f"the index declares {extents} extents, more than its files can have")
+    if sum(entry.pages for entry in header.files) > _MOST_PAGES:
+        raise IntegrityError("the index declares more pages than a checkpoint can have")
+    return header, decode_columns(content[start:], extents)
+
+
+def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
+    if entry.kind not in _KINDS:
+        raise StoreUnusable(f"the index has a file of kind {entry.kind!r}", hint="use the newest crckpt")
+    for name in (entry.name, *([entry.pagemap] if entry.pagemap else [])):
+        if IMAGE.fullmatch(name) is None:
+            raise IntegrityError(f"{name!r} in the index is not the name of an image")
+    if int(extents["count"].sum(dtype=np.uint64)) != entry.pages:
+        raise IntegrityError(f"the index has too few or too many pages of {entry.name}")
+    return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)
+
+
+def _refer_to(extents: Extents, packs: int) -> bool:
+    """Whether they have pages, in packs that there are, and numbers that can be added up without a carry."""
+    is_zero = extents["pack"] == ZERO
+    fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER) & (is_zero | (extents["page"] <= _LAST_PAGE))
+    return bool((fit & (is_zero | (extents["pack"] < packs))).all())

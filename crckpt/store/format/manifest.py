@@ -1,0 +1,228 @@
+"""Manifests: what a checkpoint is, as JSON that people can read, named by its SHA-256."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.model import CheckpointId, Count, Host, JobName, Options, RunId, Statistics, Task
+from crckpt.store.format.documents import decode
+from crckpt.store.format.names import SHORT
+
+SCHEMA: Final = 1
+
+_MOST: Final = 1 << 53
+"""The highest number that all who read JSON agree about."""
+
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
+
+MOST_BYTES: Final = 32 << 20
+"""The size of the largest manifest: that of a tree of some 300,000 processes."""
+
+MOST_INDEX_BYTES: Final = 512 << 20
+"""The size of the largest index: extents that compress badly take up to ten bytes each."""
+
+_FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
+_LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
+"""So that a time is one in every time zone."""
+
+_Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
+"""Of many packs all digests are matched at once: see `_check`."""
+
+_DIGITS: Final = re.compile(r"[0-9a-f]*")
+_U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+_IndexBytes: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_INDEX_BYTES)]
+_Time: TypeAlias = Annotated[datetime, Meta(tz=True)]
+
+
+class PackUse(Struct, frozen=True):
+    """A pack, and how many of its frames and pages a checkpoint uses."""
+
+    digest: _Digest
+    frames: Count
+    pages: Count
+
+
+class IndexPlace(Struct, frozen=True):
+    """Where a checkpoint's index lies: its size in bytes and extents (first, count, pack, page)."""
+
+    bytes: _IndexBytes
+    extents: tuple[tuple[Count, _U32, _U32, Count], ...]
+
+
+class Checkpoint(Struct, frozen=True):
+    """One immutable, complete restore point.
+
+    `created` is aware, in UTC; `parent` is for lineage only; `run_id` is CRIU's `dump_criu_run_id`; `stopped` says
+    that the tree was ended by the dump; extents' pack numbers count in `packs`. `sequence` orders the checkpoints of a
+    store as they were committed; older crckpts wrote none: those count as 0, and so as older than all others.
+    """
+
+    id: CheckpointId
+    job: JobName
+    created: _Time
+    parent: CheckpointId | None
+    host: Host
+    options: Options
+    tree: tuple[Task, ...]
+    note: str | None
+    run_id: RunId | None
+    stopped: bool
+    packs: tuple[PackUse, ...]
+    index: IndexPlace
+    statistics: Statistics
+    config_digest: str | None
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
+
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        """What sorts checkpoints as they were committed, whatever the clock said: the time counts for equal numbers."""
+        return self.sequence, self.created, self.id
+
+    def is_in_future(self, now: datetime) -> bool:
+        """Whether it was made later than now, by more than clocks differ: under a clock that was wrong, or is."""
+        return self.created > now + _CLOCKS_DIFFER
+
+    @property
+    def short_id(self) -> str:
+        """The id as people are shown it."""
+        return self.id[:SHORT]
+
+
+def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
+    """The checkpoint with its id, and its manifest, of which the id is the SHA-256.
+
+    Raises what `unseal` raises if nobody could read it: images from elsewhere may say anything.
+    """
+    manifest = _encode(draft)
+    checkpoint_id = _id_of(manifest)
+    unseal(manifest, checkpoint_id)
+    return replace(draft, id=checkpoint_id), manifest
+
+
+def _id_of(manifest: bytes) -> CheckpointId:
+    # Loaded only where it is used: OpenSSL takes its time, and a dump has none until the tree runs again.
+    import hashlib
+
+    return CheckpointId(hashlib.sha256(manifest).hexdigest())
+
+
+def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
+    """The checkpoint that a manifest describes.
+
+    Raises IntegrityError if `checkpoint_id` is not its SHA-256, StoreUnusable if a newer crckpt wrote it.
+    """
+    short = checkpoint_id[:SHORT]
+    if _id_of(manifest) != checkpoint_id:
+        raise IntegrityError(f"the manifest of checkpoint {short} is damaged: its SHA-256 is not its id")
+    what = f"the manifest of checkpoint {short}"
+    try:
+        return _decode(manifest, checkpoint_id, what)
+    except msgspec.ValidationError as error:
+        schema = _schema_of(manifest)
+        if schema not in (None, SCHEMA):
+            raise StoreUnusable(
+                f"{what} has schema {schema}; this crckpt knows schema {SCHEMA}",
+                hint=f"use a crckpt that knows schema {schema}",
+            ) from error
+        raise StoreUnusable(
+            f"{what} was written by another version of crckpt ({error})", hint="use the newest crckpt"
+        ) from error
+
+
+def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
+    """Return the number of the checkpoint that is committed after these.
+
+    Raises StoreUnusable if one has the last number: a new checkpoint would not be the newest of its job.
+    """
+    found = tuple(checkpoints)
+    last = max((checkpoint.sequence for checkpoint in found), default=0)
+    if last >= _MOST:
+        # No store counts so far by ones: the first of these was made up.
+        high = (checkpoint for checkpoint in found if checkpoint.sequence > _MOST // 2)
+        jumped = min(high, key=lambda checkpoint: checkpoint.sequence)
+        raise StoreUnusable(
+            f"checkpoint {jumped.short_id} has sequence number {jumped.sequence}: too few are left to store another",
+            hint=f"remove it if it is not one of yours: crckpt rm {jumped.short_id}",
+        )
+    return last + 1
+
+
+def job_named_in(manifest: bytes) -> str | None:
+    """The job that a manifest names, however damaged the rest of it is; None if that cannot be read."""
+    found = re.search(rb'"job": "([A-Za-z0-9._-]+)"', manifest)
+    return found[1].decode() if found else None
+
+
+def _encode(checkpoint: Checkpoint) -> bytes:
+    entries: dict[str, Any] = {
+        **msgspec.to_builtins(checkpoint),
+        "schema": SCHEMA,
+        "created": checkpoint.created.astimezone(UTC).isoformat(timespec="microseconds"),
+    }
+    del entries["id"]
+    lines = (f" {json.dumps(key)}: {json.dumps(entries[key], sort_keys=True)}" for key in sorted(entries))
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+# A host is most of its manifest, and the same in thousands of them: it is decoded once.
+_FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "schema": Literal[SCHEMA]}
+_OPTIONAL: Final = {"sequence": 0}
+
+
+def _stored(name: str, host: Any) -> type[Struct]:
+    kinds = {**_FIELDS, "host": host}
+    needed = [(entry, kind) for entry, kind in kinds.items() if entry not in ("id", *_OPTIONAL)]
+    return msgspec.defstruct(name, [*needed, *((entry, kinds[entry], value) for entry, value in _OPTIONAL.items())])
+
+
+_PLAIN: Final = _stored("_Plain", Host)
+_STORED: Final = msgspec.json.Decoder(_stored("_Stored", msgspec.Raw))
+_HOST: Final = msgspec.json.Decoder(Host)
+
+
+class _AnySchema(Struct):
+    schema: int
+
+
+_ANY_SCHEMA: Final = msgspec.json.Decoder(_AnySchema)
+
+
+@lru_cache(maxsize=64)
+def _host(content: bytes) -> Host:
+    return decode(content, _HOST, "the host of a manifest")
+
+
+def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoint:
+    entries = msgspec.structs.asdict(decode(manifest, _STORED, what, _PLAIN))
+    del entries["schema"]
+    host = entries["host"]
+    checkpoint = Checkpoint(
+        **{**entries, "id": checkpoint_id, "host": host if isinstance(host, Host) else _host(bytes(host))}
+    )
+    _check(checkpoint)
+    return checkpoint
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Raises ValidationError for what types do not say."""
+    if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
+        raise msgspec.ValidationError(f"its year is {checkpoint.created.year}")
+    if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:
+        raise msgspec.ValidationError("a pack's digest is not a SHA-256")
+
+
+def _schema_of(manifest: bytes) -> int | None:
+    try:
+        return decode(manifest, _ANY_SCHEMA, "").schema
+    except (IntegrityError, msgspec.ValidationError):
+        return None

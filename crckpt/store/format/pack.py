@@ -1,0 +1,222 @@
+"""Reading packs. The format is specified in this package's docstring; the writer is in `pack_writer`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError
+from crckpt.host.disk.checked_files import check_directory, open_checked
+from crckpt.host.disk.files import LOST
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.names import SHORT
+
+MAGIC: Final = b"CRCKPAK1"
+FRAME_PAGES: Final = 64
+FRAME_SIZE: Final = FRAME_PAGES * PAGE_SIZE
+MOST_FRAMES: Final = 1 << 20
+"""Frames of the largest pack: 256 GiB of pages. Their table takes 48 MiB."""
+
+_MOST_STORED: Final = 2 * FRAME_SIZE
+"""Bytes of a frame that does not compress: zstd adds far less (ZSTD_compressBound)."""
+
+FOOTER: Final = struct.Struct("<QII8s")
+FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])
+
+_local = threading.local()
+
+
+class Pack(Struct, frozen=True):
+    """A pack whose frame table is known to be the one that its digest names. `size` is the file's, in bytes."""
+
+    path: Path
+    digest: str
+    size: int
+    table: npt.NDArray[np.void]
+
+    @property
+    def pages(self) -> int:
+        """How many pages it holds."""
+        return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
+
+    def stored(self, first: int, count: int = 1) -> memoryview:
+        """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
+        start, last = int(self.table["offset"][first]), first + count - 1
+        length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
+        with _opened(self.path, f"{self.name}, frame {first}") as descriptor:
+            content = os.pread(descriptor, length, start)
+        if len(content) != length:
+            raise self._cut_short(first)
+        return memoryview(content)
+
+    def check(self, frame: int, stored: memoryview) -> None:
+        """Raises IntegrityError if these are not the bytes of that frame."""
+        if hashlib.sha256(stored).digest() != self.table["sha256"][frame].tobytes():
+            raise IntegrityError(f"{self.name}, frame {frame}: its SHA-256 does not match")
+
+    def unpacked(self, frame: int, stored: memoryview) -> bytes:
+        """The pages of a frame from its stored bytes. Raises IntegrityError unless they are what was stored."""
+        self.check(frame, stored)
+        raw = int(self.table["raw"][frame])
+        self._check_size(frame, stored, raw)
+        try:
+            content = _decompressor().decompress(stored, max_output_size=raw)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
+        if len(content) != raw:
+            raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes where {raw} belong")
+        return content
+
+    def unpack(self, frames: list[int], into: Sequence[memoryview]) -> None:
+        """Unpack frames, in the order of the pack, each into memory of FRAME_SIZE bytes. Neighbours are read at once.
+
+        Raises IntegrityError unless they are what was stored.
+        """
+        some = self.table[frames]
+        offsets, sizes, raws = (some[column].tolist() for column in ("offset", "stored", "raw"))
+        content = self._read_together(frames, offsets, sizes)
+        for frame, size, raw, memory in zip(frames, sizes, raws, into, strict=True):
+            stored, content = content[:size], content[size:]
+            self.check(frame, stored)
+            self._check_size(frame, stored, raw)
+            try:
+                done = _decompressor().stream_reader(stored).readinto(memory[:raw])
+            except zstandard.ZstdError as error:
+                raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
+            if done != raw:
+                raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
+
+    def _check_size(self, frame: int, stored: memoryview, raw: int) -> None:
+        """Raises IntegrityError if the frame says another size than its pages have: zstd takes as much memory."""
+        try:
+            size = zstandard.frame_content_size(stored)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
+        if size != raw:
+            raise IntegrityError(f"{self.name}, frame {frame}: it has {size} bytes, not {raw}")
+
+    def read_ahead(self, frames: Sequence[int]) -> None:
+        """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
+        with suppress(IntegrityError, OSError), _opened(self.path, self.name) as descriptor:
+            for first, last in _neighbours(frames):
+                start = int(self.table["offset"][first])
+                end = int(self.table["offset"][last]) + int(self.table["stored"][last])
+                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+
+    def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
+        """The stored bytes of frames, one after the other; good until this thread reads others."""
+        content = _buffer(sum(sizes))
+        with _opened(self.path, f"{self.name}, frame {frames[0]} or one after it") as descriptor:
+            at = done = 0
+            for first, last in _neighbours(frames):
+                count = last + 1 - first
+                length = sum(sizes[at : at + count])
+                if os.preadv(descriptor, [content[done : done + length]], offsets[at]) != length:
+                    raise self._cut_short(first)
+                at, done = at + count, done + length
+        return content
+
+    def _cut_short(self, frame: int) -> IntegrityError:
+        return IntegrityError(f"{self.name}, frame {frame}: the file is cut short")
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"pack {self.digest[:SHORT]}"
+
+
+def open_pack(path: Path, digest: str) -> Pack:
+    """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
+    name = f"pack {digest[:SHORT]}"
+    try:
+        _check_directory(path, name)
+        with _opened(path, name) as descriptor:
+            size = os.fstat(descriptor).st_size
+            table = _table(descriptor, size, name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise IntegrityError(f"{name} is missing ({path})") from None
+    if hashlib.sha256(table).hexdigest() != digest:
+        raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
+    frames = np.frombuffer(table, FRAME)
+    _check_layout(frames, size - FOOTER.size - len(table), name)
+    return Pack(path, digest, size, frames)
+
+
+def _check_directory(path: Path, name: str) -> None:
+    try:
+        check_directory(path.parent)
+    except IntegrityError as error:
+        raise IntegrityError(f"{name}: {error.message}") from error
+
+
+def _table(descriptor: int, size: int, name: str) -> bytes:
+    if size < len(MAGIC) + FOOTER.size or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+        raise IntegrityError(f"{name}: it does not begin as packs do")
+    offset, count, page_size, magic = FOOTER.unpack(os.pread(descriptor, FOOTER.size, size - FOOTER.size))
+    whole = offset + count * FRAME.itemsize + FOOTER.size == size
+    if count > MOST_FRAMES:
+        raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
+    if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
+        raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
+    return os.pread(descriptor, count * FRAME.itemsize, offset)
+
+
+def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
+    starts = np.concatenate((frames["offset"], [np.uint64(end)]))
+    gapless = starts[0] == len(MAGIC) and np.array_equal(starts[1:], frames["offset"] + frames["stored"])
+    last = int(frames["raw"][-1])
+    if (frames["stored"] > _MOST_STORED).any():
+        raise IntegrityError(f"{name}: a frame is larger than its pages")
+    if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
+        raise IntegrityError(f"{name}: its frame table contradicts itself")
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[int]:
+    """A descriptor to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
+    try:
+        try:
+            descriptor = open_checked(path, None)
+        except IntegrityError as error:
+            raise IntegrityError(f"{name}: {error.message}") from error
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in LOST:
+            raise IntegrityError(f"{name}: {error.strerror}") from error
+        raise
+
+
+def _neighbours(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of frames that follow each other, of frames in order."""
+    bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
+    return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
+
+
+def _buffer(size: int) -> memoryview:
+    """Memory of so many bytes, one for each thread: what is used again costs no page faults."""
+    if len(getattr(_local, "buffer", b"")) < size:
+        _local.buffer = memoryview(bytearray(size))
+    buffer: memoryview = _local.buffer
+    return buffer[:size]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One for each thread: they must not be shared."""
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _local.decompressor
+    return found

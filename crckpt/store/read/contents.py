@@ -1,0 +1,115 @@
+"""What a checkpoint holds, read from its packs: every byte is verified before it is used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.extents import EXTENT, ZERO, Extents
+from crckpt.store.format.index import Index, StoredFile, decode_index
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
+from crckpt.store.layout import Layout
+
+_MOST_WHOLE: Final = 1 << 30
+"""The size of the largest file that is read as a whole: a page map of 64 million entries."""
+
+_KEPT_FRAMES: Final = 32
+"""Unpacked frames that are remembered, 8 MiB: an image set's small files lie next to each other."""
+
+
+class Contents:
+    """A checkpoint's files. Every method raises IntegrityError, naming checkpoint, pack and frame, on any damage."""
+
+    def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
+        """Nothing is read yet."""
+        self.checkpoint = checkpoint
+        self._layout = layout
+        self._packs: dict[int, Pack] = {}
+        self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+
+    @cached_property
+    def index(self) -> Index:
+        """The files."""
+        place = self.checkpoint.index
+        with self.named():
+            if sum(extent[1] for extent in place.extents) != -(-place.bytes // PAGE_SIZE):
+                raise IntegrityError("its index has too few or too many pages")
+            try:
+                content = self._read(index_extents(self.checkpoint), place.bytes)
+                return decode_index(content, len(self.checkpoint.packs))
+            except MemoryError as error:
+                raise IntegrityError("its index does not fit in memory") from error
+
+    def read(self, file: StoredFile) -> bytes:
+        """A file as a whole; for those that fit in memory."""
+        with self.named():
+            if file.bytes > _MOST_WHOLE:
+                raise IntegrityError(f"{file.name} has {file.bytes} bytes, more than such an image may have")
+            return self._read(file.extents, file.bytes)
+
+    def pack(self, number: int) -> Pack:
+        """One of the checkpoint's packs."""
+        if number not in self._packs:
+            if number >= len(self.checkpoint.packs):
+                raise IntegrityError(f"it refers to pack number {number}, and has {len(self.checkpoint.packs)}")
+            digest = self.checkpoint.packs[number].digest
+            self._packs[number] = open_pack(self._layout.pack(digest), digest)
+        return self._packs[number]
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let integrity errors of the block begin with the checkpoint's name. Its packs are in doubt then."""
+        try:
+            yield
+        except IntegrityError as error:
+            self._layout.doubt(use.digest for use in self.checkpoint.packs)
+            raise IntegrityError(
+                f"checkpoint {self.checkpoint.short_id}: {error.message}",
+                hint=error.hint or "see what else is damaged: crckpt verify --all; an older checkpoint may be whole",
+            ) from error
+
+    def _read(self, extents: Extents, size: int) -> bytes:
+        content = bytearray(size)
+        at = 0
+        for _, count, pack, page in extents.tolist():
+            if pack != ZERO:
+                for part in self._pages(pack, page, count):
+                    some = part[: max(0, size - at)]
+                    content[at : at + len(some)] = some
+                    at += len(part)
+            else:
+                at += count * PAGE_SIZE
+        if at < size:
+            raise IntegrityError("its index lacks pages")
+        return bytes(content)
+
+    def _pages(self, pack: int, page: int, count: int) -> Iterator[bytes]:
+        if page + count > self.pack(pack).pages:
+            raise IntegrityError(f"{self.pack(pack).name} has no page {page + count - 1}")
+        while count:
+            frame, start = divmod(page, FRAME_PAGES)
+            taken = min(count, FRAME_PAGES - start)
+            yield self._frame(pack, frame)[start * PAGE_SIZE : (start + taken) * PAGE_SIZE]
+            page, count = page + taken, count - taken
+
+    def _frame(self, pack: int, frame: int) -> bytes:
+        key = pack, frame
+        if key not in self._frames:
+            self._frames[key] = self.pack(pack).unpacked(frame, self.pack(pack).stored(frame))
+            if len(self._frames) > _KEPT_FRAMES:
+                self._frames.popitem(last=False)
+        self._frames.move_to_end(key)
+        return self._frames[key]
+
+
+def index_extents(checkpoint: Checkpoint) -> Extents:
+    """Where a checkpoint's index lies."""
+    return np.array(list(checkpoint.index.extents), EXTENT)

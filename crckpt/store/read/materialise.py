@@ -1,0 +1,98 @@
+"""Get a checkpoint's files back: into a directory, as streams, or into memory. No byte is given unverified."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crckpt.errors import NoSuchCheckpoint
+from crckpt.host.disk.files import open_private, resize, write_at, write_unsynced
+from crckpt.images.pagemap import tells_pages
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.repository import Repository
+
+if TYPE_CHECKING:
+    from crckpt.store.read.reading import Reader
+
+
+def materialise(
+    repository: Repository,
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write the checkpoint's image files (mode 0600) into `directory`, which must be empty.
+
+    Pages of zeros become holes in files above 1 MiB. `progress` is told (bytes done, bytes in all). Raises
+    IntegrityError naming the checkpoint, pack and frame on any damage, FileExistsError if a file is there, OSError if
+    the disk is full.
+    """
+    with reader(repository, checkpoint) as reading:
+        done = 0
+        for file in reading.files:
+            descriptor = open_private(directory / file.name, "image")
+            try:
+                resize(descriptor, file.bytes, "image")
+                for offset, content in reading.parts(file):
+                    write_at(descriptor, content, offset, "image")
+                    progress(done + offset + len(content), reading.total)
+            finally:
+                os.close(descriptor)
+            done += file.bytes
+            progress(done, reading.total)
+
+
+def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: Path) -> None:
+    """Write into `directory`, which must be empty, what CRIU wants of the set before an incremental one: no page.
+
+    That are the inventory and all page maps. Raises IntegrityError on damage, also if a pack that is in doubt is
+    damaged, in which pages lie that the new set leaves to this one; OSError if the disk is full.
+    """
+    from crckpt.store.fingerprints import read_key, recall
+
+    with repository.shared():
+        contents = repository.contents(checkpoint)
+        with contents.named():
+            for number, use in enumerate(checkpoint.packs):
+                if not repository.layout.fingerprints_of(use.digest).exists():
+                    recall(repository.layout, read_key(repository.layout), contents.pack(number))
+        for file in contents.index.files:
+            if file.kind == "file" and tells_pages(file.name):
+                write_unsynced(directory / file.name, contents.read(file), "image")
+
+
+@contextmanager
+def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
+    """What reads the checkpoint's image files from front to back, several at once. Raises IntegrityError."""
+    from crckpt.store.read.reading import Reader
+    from crckpt.store.workers import workers
+
+    with repository.shared(), workers() as pool:
+        yield Reader(repository.contents(checkpoint), pool)
+
+
+def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The names of the checkpoint's image files. Raises IntegrityError."""
+    with repository.shared():
+        return tuple(file.name for file in repository.contents(checkpoint).index.files if file.kind != "details")
+
+
+def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> bytes:
+    """One image file. Raises NoSuchCheckpoint if the checkpoint has no such file, IntegrityError."""
+    with repository.shared():
+        contents = repository.contents(checkpoint)
+        file = contents.index.find(name)
+        if file is None:
+            raise NoSuchCheckpoint(f"checkpoint {checkpoint.short_id} has no file {name}")
+        return contents.read(file)
+
+
+def details_of(repository: Repository, checkpoint: Checkpoint) -> bytes:
+    """What `NewCheckpoint.details` was. Raises IntegrityError."""
+    with repository.shared():
+        contents = repository.contents(checkpoint)
+        return b"".join(contents.read(file) for file in contents.index.files if file.kind == "details")

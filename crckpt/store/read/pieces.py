@@ -1,0 +1,104 @@
+"""In which frames the pages of extents lie, and frames unpacked, each into memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError
+from crckpt.store.format.extents import ZERO, Bytes, Extents, Places, spread
+from crckpt.store.format.pack import FRAME_PAGES, Pack
+from crckpt.store.read.contents import Contents
+
+_PACK_SHIFT: Final = 40
+
+_MOST_PIECES: Final = 1 << 26
+"""Pieces that are planned at once: they take some 100 bytes each."""
+
+
+class Pieces(Struct, frozen=True):
+    """`count` pages from page `start` on of the frame `frames[which]` are pages `to` and following of extent `of`.
+
+    All but `frames` are arrays of as many; a frame's number is its pack's, shifted, and its own there. Pages of zeros
+    are in no piece.
+    """
+
+    frames: Places
+    which: Places
+    start: Places
+    count: Places
+    to: Places
+    of: Places
+
+
+def pieces_of(contents: Contents, name: str, extents: Extents, to: Places) -> Pieces:
+    """Extents, cut where frames end. The pages of each are to be pages `to` and following, in whatever is filled.
+
+    Raises IntegrityError, which begins with `name`, if a pack does not have the pages.
+    """
+    rows = np.flatnonzero(extents["pack"] != ZERO)
+    page, count, pack = (extents[column][rows].astype(np.int64) for column in ("page", "count", "pack"))
+    starts = _starts(contents, name, pack, page, page + count)
+    first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
+    if int((last - first + 1).sum()) > _MOST_PIECES:
+        raise IntegrityError(f"{name} lies in more pieces than a checkpoint can have")
+    frame = spread(first, last - first + 1).view(np.int64)
+    of = np.repeat(np.arange(len(rows)), last - first + 1)
+    start = np.maximum(page[of], frame * FRAME_PAGES)
+    frames, which = _needed(starts, starts[pack][of] + frame)
+    return Pieces(
+        frames=frames,
+        which=which,
+        start=start - frame * FRAME_PAGES,
+        count=np.minimum((page + count)[of], (frame + 1) * FRAME_PAGES) - start,
+        to=to[rows][of] + start - page[of],
+        of=rows[of],
+    )
+
+
+def unpack(contents: Contents, frames: Places, pages: Bytes, slots: Sequence[int]) -> None:
+    """Unpack frames, numbered as in `Pieces` and in order, each into its slot: FRAME_PAGES of the `pages`.
+
+    Raises IntegrityError.
+    """
+    memory = iter([pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots])
+    for pack, numbers in _by_pack(contents, frames):
+        pack.unpack(numbers, list(islice(memory, len(numbers))))
+
+
+def read_ahead(contents: Contents, frames: Places) -> None:
+    """Have the disk read frames, numbered as in `Pieces` and in order, before they are to be unpacked."""
+    for pack, numbers in _by_pack(contents, frames):
+        pack.read_ahead(numbers)
+
+
+def _by_pack(contents: Contents, frames: Places) -> Iterator[tuple[Pack, list[int]]]:
+    for number, some in groupby(frames.tolist(), lambda frame: frame >> _PACK_SHIFT):
+        yield contents.pack(number), [frame - (number << _PACK_SHIFT) for frame in some]
+
+
+def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Places) -> Places:
+    """Where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have none.
+
+    Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
+    """
+    pages = np.zeros(len(contents.checkpoint.packs), np.int64)
+    for number in np.flatnonzero(np.bincount(pack)).tolist():
+        pages[number] = contents.pack(number).pages
+    beyond = np.flatnonzero((page < 0) | (end > pages[pack]))
+    if len(beyond):
+        raise IntegrityError(f"{name} refers to pages that {contents.pack(int(pack[beyond[0]])).name} does not have")
+    return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
+
+
+def _needed(starts: Places, numbers: Places) -> tuple[Places, Places]:
+    """Of frames by their numbers in the row: all that there are, as `Pieces` has them, and which of those each is."""
+    are_needed = np.zeros(int(starts[-1]), np.bool_)
+    are_needed[numbers] = True
+    needed = np.flatnonzero(are_needed)
+    pack = np.searchsorted(starts, needed, side="right") - 1
+    return pack << _PACK_SHIFT | needed - starts[pack], (np.cumsum(are_needed) - 1)[numbers]

@@ -1,0 +1,231 @@
+"""Pages from the store straight into the memory of processes, on every core.
+
+Frame by frame: each is unpacked once, and what it holds is written wherever it belongs. So neither the order of the
+addresses nor in how many packs the pages lie makes a difference, and little memory is taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from itertools import pairwise
+from mmap import MAP_PRIVATE, mmap
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crckpt.host.process.signals import interrupt_is_waiting, interrupts_put_off
+from crckpt.host.syscalls.process_vm import write_memory
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.extents import EXTENT, Extents, Numbers, Places, count_of
+from crckpt.store.format.pack import FRAME_PAGES
+from crckpt.store.read.contents import Contents
+from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
+from crckpt.store.workers import Workers, result_of
+
+_FRAMES_AT_ONCE: Final = 8
+"""Frames that are unpacked, and then written, by one thread: 2 MiB."""
+
+_PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
+
+_RUNS_AT_ONCE: Final = 256
+"""Runs that are written at once, which are 2 MiB each at most: then it is seen whether to go on."""
+
+_READ_AHEAD: Final = 16
+"""Batches of as many that the disk reads while others are unpacked: at most 32 MiB, which are the kernel's."""
+
+_MOST_AHEAD: Final = 64
+"""Batches of as many that may be unpacked before the memory is there: 128 MiB."""
+
+_EXTENTS_AT_ONCE: Final = 1 << 18
+"""Extents that are planned at once, or all of one pack: that takes some 200 bytes each."""
+
+
+class _Runs(NamedTuple):
+    """Pages that follow each other both where they are unpacked and where they belong, in the order of batches.
+
+    All are arrays of as many: the number of the owner, and in bytes where in the unpacked batch they begin, how many
+    they are, and at which address they belong.
+    """
+
+    owner: npt.NDArray[np.uint32]
+    start: npt.NDArray[np.uint32]
+    length: npt.NDArray[np.uint32]
+    address: Numbers
+
+
+class _Batch(NamedTuple):
+    """A batch that is unpacked, or is to be, and its place in our memory."""
+
+    number: int
+    slot: int
+
+
+class Placement:
+    """Pages, and where they belong. They may be placed once.
+
+    Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; to plan them, 50 MiB for a while.
+    """
+
+    def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
+        """`parts` has the pages of each owner, by any name; `first` of the extents is an address / PAGE_SIZE."""
+        self.bytes = sum(count_of(extents) for extents in parts.values()) * PAGE_SIZE
+        self._contents = contents
+        self._pool = pool
+        self._owners = tuple(parts)
+        extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
+        owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
+        self._frames: list[Places] = []
+        # Where the runs of each batch begin, and at last their number.
+        self._begins = [0]
+        runs = []
+        for rows in _by_packs(extents):
+            some = extents[rows]
+            pieces = pieces_of(contents, "memory", some, some["first"].astype(np.int64))
+            frames = [pieces.frames[at : at + _FRAMES_AT_ONCE] for at in range(0, len(pieces.frames), _FRAMES_AT_ONCE)]
+            found, ends = _runs(pieces, owner[rows][pieces.of], len(frames))
+            runs.append(found)
+            self._begins += (self._begins[-1] + ends).tolist()
+            self._frames += frames
+        self._runs = _Runs(*map(np.concatenate, zip(*runs, strict=True)))
+        slots = min(len(self._frames), _MOST_AHEAD + pool.size)
+        # Not numpy's own memory, which asks for huge pages: where few are free, the kernel takes long to find them.
+        memory = mmap(-1, max(slots, 1) * _PAGES_AT_ONCE * PAGE_SIZE, MAP_PRIVATE)
+        self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
+        # The pool's threads take from these and add to them.
+        self._left = deque(range(len(self._frames)))
+        self._asked_for = 0
+        self._free = deque(range(slots))
+        self._unpacked: deque[_Batch] = deque()
+        self._ahead: list[Future[Any]] = []
+        self._is_placed = self._has_ended = False
+
+    def begin(self) -> None:
+        """Begin to unpack what there is room for. Whatever else the pool is asked for has its turn in between."""
+        self._ahead = [self._pool.submit(self._unpack_ahead) for _ in range(self._pool.size)]
+
+    def place(self, pids: Mapping[str, int], progress: Callable[[int], None]) -> None:
+        """Write all pages into the memory of the processes that own them; `pids` has them by the names.
+
+        `progress` is told how many bytes more are done, by several threads. Raises IntegrityError naming checkpoint,
+        pack and frame on any damage, OSError if a process or its memory is not there. Whatever it raises, some of the
+        pages are written by then, and none is any more.
+        """
+        owners = [pids[name] for name in self._owners]
+        works: list[Future[int]] = []
+        try:
+            self._is_placed = True
+            with self._contents.named():
+                for ahead in self._ahead:
+                    following = ahead
+                    while following is not None:
+                        following = result_of(following)
+                with interrupts_put_off():
+                    works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
+                if sum(result_of(work) for work in works) != len(self._frames):
+                    raise RuntimeError("not all pages were placed")
+        finally:
+            with interrupts_put_off():
+                self._has_ended = True
+                wait(works)
+
+    def _unpack_ahead(self) -> Future[Any] | None:
+        """Unpack one batch; the next one, if there is room, is a turn of its own."""
+        # Each of those who place will need a slot.
+        if self._is_placed or len(self._free) <= self._pool.size or (batch := self._next()) is None:
+            return None
+        self._unpack(batch)
+        self._unpacked.append(batch)
+        return self._pool.submit(self._unpack_ahead)
+
+    def _work(self, owners: list[int], progress: Callable[[int], None]) -> int:
+        """Place batches until none is left, or who waits for it is to be interrupted; how many."""
+        placed = 0
+        while self._goes_on() and (batch := self._next_unpacked()) is not None:
+            for begin, end in self._slices(batch):
+                if not self._goes_on():
+                    return placed
+                progress(self._write(batch, begin, end, owners))
+            # Taken next: what was touched a moment ago is still in the core's cache.
+            self._free.appendleft(batch.slot)
+            placed += 1
+        return placed
+
+    def _goes_on(self) -> bool:
+        return not (self._has_ended or interrupt_is_waiting())
+
+    def _next_unpacked(self) -> _Batch | None:
+        try:
+            return self._unpacked.popleft()
+        except IndexError:
+            batch = self._next()
+            if batch is not None:
+                self._unpack(batch)
+            return batch
+
+    def _next(self) -> _Batch | None:
+        """The next batch to be unpacked, and where; there is room."""
+        try:
+            batch = _Batch(self._left.popleft(), self._free.popleft())
+        except IndexError:
+            return None
+        # Of two threads here at once both may ask for some: no harm.
+        first, self._asked_for = self._asked_for, batch.number + 1 + _READ_AHEAD
+        for frames in self._frames[first : self._asked_for]:
+            read_ahead(self._contents, frames)
+        return batch
+
+    def _unpack(self, batch: _Batch) -> None:
+        frames = self._frames[batch.number]
+        unpack(self._contents, frames, self._pages[batch.slot * _PAGES_AT_ONCE :], range(len(frames)))
+
+    def _slices(self, batch: _Batch) -> Iterator[tuple[int, int]]:
+        """From where to where in the runs the batch's ones are, each time of one owner and no more than a few."""
+        first, last = self._begins[batch.number : batch.number + 2]
+        owner = self._runs.owner[first:last]
+        bounds = [first, *(np.flatnonzero(np.diff(owner)) + 1 + first).tolist(), last]
+        for begin, end in pairwise(bounds):
+            yield from ((at, min(at + _RUNS_AT_ONCE, end)) for at in range(begin, end, _RUNS_AT_ONCE))
+
+    def _write(self, batch: _Batch, begin: int, end: int, owners: list[int]) -> int:
+        """Write the runs from `begin` to before `end`, which lie in the batch; how many bytes."""
+        runs, memory = self._runs, self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data
+        lengths = runs.length[begin:end].astype(np.uint64)
+        ours = np.stack((runs.start[begin:end] + np.uint64(memory), lengths), axis=1)
+        theirs = np.stack((runs.address[begin:end], lengths), axis=1)
+        write_memory(owners[int(runs.owner[begin])], ours, theirs)
+        return int(lengths.sum())
+
+
+def _by_packs(extents: Extents) -> Iterator[Places]:
+    """Which extents are to be planned at once: all of some packs."""
+    if len(extents) <= _EXTENTS_AT_ONCE:
+        yield np.arange(len(extents))
+        return
+    in_order = np.argsort(extents["pack"], kind="stable")
+    begin = 0
+    for end in [*(np.flatnonzero(np.diff(extents["pack"][in_order])) + 1).tolist(), len(extents)]:
+        if end - begin >= _EXTENTS_AT_ONCE or end == len(extents):
+            yield in_order[begin:end]
+            begin = end
+
+
+def _runs(pieces: Pieces, owner: Places, batches: int) -> tuple[_Runs, Places]:
+    """The runs of some pieces, each with an owner; and where those of each batch end."""
+    batch = pieces.which // _FRAMES_AT_ONCE
+    order = np.lexsort((owner, batch))
+    batch, owner, to, count = batch[order], owner[order], pieces.to[order], pieces.count[order]
+    start = (pieces.which % _FRAMES_AT_ONCE * FRAME_PAGES + pieces.start)[order]
+    goes_on = (batch[1:] == batch[:-1]) & (owner[1:] == owner[:-1])
+    goes_on &= (start[1:] == start[:-1] + count[:-1]) & (to[1:] == to[:-1] + count[:-1])
+    first = np.flatnonzero(np.concatenate((np.ones(len(batch[:1]), np.bool_), ~goes_on)))
+    length = np.diff(np.concatenate(([0], np.cumsum(count)))[np.append(first, len(count))])
+    runs = _Runs(
+        owner=owner[first].astype(np.uint32),
+        start=(start[first] * PAGE_SIZE).astype(np.uint32),
+        length=(length * PAGE_SIZE).astype(np.uint32),
+        address=(to[first] * PAGE_SIZE).view(np.uint64),
+    )
+    return runs, np.searchsorted(batch[first], np.arange(batches), side="right")

@@ -1,0 +1,1 @@
+"""Verify, repair and collect: what keeps a store whole, and small."""

@@ -1,0 +1,173 @@
+"""Checking packs byte by byte, and checkpoints against their packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from crckpt.errors import CrckptError, IntegrityError
+from crckpt.images.pagemap import PRESENT, read_pagemap
+from crckpt.model import PAGE_SIZE, CheckpointId
+from crckpt.store.format.extents import ZERO, Extents, Numbers, covered
+from crckpt.store.format.index import FILE, PAGES, StoredFile
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
+from crckpt.store.layout import Layout
+from crckpt.store.read.contents import Contents, index_extents
+from crckpt.store.upkeep.verify import Damage
+from crckpt.store.workers import result_of, workers
+
+_FRAMES_AT_ONCE: Final = 16
+
+
+class Audit(Struct):
+    """What is known of packs: what is wrong with a whole pack, or with single frames; and whom it touches."""
+
+    count: int = 0
+    bytes: int = 0
+    packs: dict[str, Pack] = {}
+    broken: dict[str, str] = {}
+    frames: dict[str, dict[int, str]] = {}
+    touched: dict[tuple[str, int], list[CheckpointId]] = {}
+
+    def touch(self, checkpoint: Checkpoint, extents: Extents) -> bool:
+        """Note which damage the extents of a checkpoint meet; whether there is any."""
+        met = False
+        for number, use in enumerate(checkpoint.packs):
+            for frame in self._met(use.digest, number, extents):
+                met = True
+                ids = self.touched.setdefault((use.digest, frame), [])
+                if checkpoint.id not in ids:
+                    ids.append(checkpoint.id)
+        return met
+
+    def _met(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
+        if digest in self.broken:
+            yield -1
+        elif digest in self.frames:
+            pages = covered(extents, number, self.packs[digest].pages)
+            for frame in self.frames[digest]:
+                if pages[frame * FRAME_PAGES : (frame + 1) * FRAME_PAGES].any():
+                    yield frame
+
+    def damages(self) -> Iterator[Damage]:
+        """All damage to packs, that which touches nothing too."""
+        for digest, what in self.broken.items():
+            yield Damage("pack", digest, what, tuple(self.touched.get((digest, -1), ())))
+        for digest, frames in self.frames.items():
+            for frame, what in frames.items():
+                yield Damage("pack", digest, what, tuple(self.touched.get((digest, frame), ())))
+
+
+def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> Audit:
+    """Read every pack that the checkpoints name, once, and compare every frame with its SHA-256."""
+    audit = Audit()
+    for digest in dict.fromkeys(use.digest for checkpoint in checkpoints for use in checkpoint.packs):
+        audit.count += 1
+        try:
+            audit.packs[digest] = open_pack(layout.pack(digest), digest)
+        except (IntegrityError, OSError) as error:
+            audit.broken[digest] = str(error)
+    audit.bytes = sum(pack.size for pack in audit.packs.values())
+    done = 0
+    with workers() as pool:
+        for pack in audit.packs.values():
+            starts = range(0, len(pack.table), _FRAMES_AT_ONCE)
+            for size, found in map(result_of, [pool.submit(_check, pack, start) for start in starts]):
+                audit.frames.setdefault(pack.digest, {}).update(found)
+                done += size
+                progress(done, audit.bytes)
+    audit.frames = {digest: found for digest, found in audit.frames.items() if found}
+    progress(audit.bytes, audit.bytes)
+    return audit
+
+
+def audit_contents(layout: Layout, checkpoint: Checkpoint, packs: Audit) -> list[Damage]:
+    """Whether a checkpoint's index is whole and fits its packs, and every page map its pages."""
+    place = index_extents(checkpoint)
+    try:
+        _check_range(checkpoint, packs, place)
+    except IntegrityError as error:
+        return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
+    if packs.touch(checkpoint, place):
+        # Without the index nobody knows what else it needs; the damage of the pack says what there is to say.
+        return []
+    contents = Contents(layout, checkpoint)
+    try:
+        files = contents.index.files
+        needed = np.concatenate([place, *(file.extents for file in files)])
+        _check_range(checkpoint, packs, needed)
+        if not packs.touch(checkpoint, needed):
+            _check_pagemaps(contents)
+    except CrckptError as error:
+        return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
+    except MemoryError:
+        return [Damage("index", checkpoint.id, "what it holds does not fit in memory", (checkpoint.id,))]
+    return []
+
+
+def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
+    """Bytes read, and the frames among these that are damaged."""
+    count = min(_FRAMES_AT_ONCE, len(pack.table) - first)
+    damaged, size = {}, 0
+    for frame in range(first, first + count):
+        try:
+            stored = pack.stored(frame)
+            size += len(stored)
+            pack.check(frame, stored)
+        except (IntegrityError, OSError) as error:
+            damaged[frame] = str(error)
+    return size, damaged
+
+
+def _check_range(checkpoint: Checkpoint, packs: Audit, extents: Extents) -> None:
+    for number, use in enumerate(checkpoint.packs):
+        inside = extents[extents["pack"] == number]
+        pack = packs.packs.get(use.digest)
+        if pack is not None and len(inside) and int((inside["page"] + inside["count"]).max()) > pack.pages:
+            raise IntegrityError(f"it refers to pages that {pack.name} does not have")
+    if ((extents["pack"] >= len(checkpoint.packs)) & (extents["pack"] != ZERO)).any():
+        raise IntegrityError("it refers to packs that its manifest does not name")
+
+
+def _check_pagemaps(contents: Contents) -> None:
+    for file in contents.index.files:
+        if file.kind == PAGES:
+            _check_pages(contents, file)
+        elif file.kind == FILE and not _is_whole(file):
+            raise IntegrityError(f"the pages of {file.name} are not in order")
+
+
+def _check_pages(contents: Contents, file: StoredFile) -> None:
+    pagemap = contents.index.find(file.pagemap, (FILE,))
+    if pagemap is None:
+        raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
+    told = read_pagemap(contents.read(pagemap), file.pagemap)
+    wanted = _runs(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
+    if not told.having(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
+        raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
+
+
+def _is_whole(file: StoredFile) -> bool:
+    pages = -(-file.bytes // PAGE_SIZE)
+    wanted = np.array([[0, pages]] if pages else [], np.uint64).reshape(-1, 2)
+    return np.array_equal(_runs_of(file.extents), wanted)
+
+
+def _runs_of(extents: Extents) -> Numbers:
+    return _runs(extents["first"], extents["count"].astype(np.uint64))
+
+
+def _runs(first: Numbers, count: Numbers) -> Numbers:
+    """The pages `first` and following, `count` of each, as (first, count) in as few rows as can be.
+
+    However many pages there are, that takes memory by the row.
+    """
+    some = count > 0
+    first, count = first[some], count[some]
+    starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), first[1:] != first[:-1] + count[:-1])))
+    counts = np.add.reduceat(count, starts) if len(starts) else count
+    return np.stack((first[starts], counts), axis=1)

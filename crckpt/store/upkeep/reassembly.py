@@ -1,0 +1,62 @@
+"""A pack from damaged copies: each frame from a copy that has it whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from crckpt.errors import IntegrityError
+from crckpt.host.disk.files import open_private, removed_on_failure, sync, write
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
+
+
+def reassemble(digest: str, copies: Sequence[Path], into: Path) -> None:
+    """Write the pack to `into`, a new file, durable and read back.
+
+    Raises IntegrityError if no copy has its frame table, or one of the frames (then it says what is wrong with the
+    first copy), OSError if the disk is full. Then there is no file.
+    """
+    pack = _opened(digest, copies)
+    table = pack.table.tobytes()
+    with removed_on_failure(into, "pack"):
+        descriptor = open_private(into, "pack")
+        try:
+            write(descriptor, MAGIC, "pack")
+            for frame in range(len(pack.table)):
+                write(descriptor, _whole_frame(pack, frame, copies), "pack")
+            end = pack.size - FOOTER.size - len(table)
+            write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
+            sync(descriptor, "pack")
+        finally:
+            os.close(descriptor)
+        written = open_pack(into, digest)
+        for frame in range(len(written.table)):
+            written.check(frame, written.stored(frame))
+
+
+def _opened(digest: str, copies: Sequence[Path]) -> Pack:
+    errors: list[Exception] = []
+    for path in copies:
+        try:
+            return open_pack(path, digest)
+        except (IntegrityError, OSError) as error:
+            errors.append(error)
+    raise IntegrityError(str(errors[0]))
+
+
+def _whole_frame(pack: Pack, frame: int, copies: Sequence[Path]) -> memoryview:
+    """The table is good for every copy: it is the one that the digest names."""
+    errors: list[Exception] = []
+    for path in copies:
+        try:
+            stored = replace(pack, path=path).stored(frame)
+            pack.check(frame, stored)
+        except (IntegrityError, OSError) as error:
+            errors.append(error)
+        else:
+            return stored
+    raise IntegrityError(str(errors[0]))

@@ -1,0 +1,70 @@
+"""Verify: whether everything that checkpoints need is there, and is what was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.model import CheckpointId
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.repository import Repository
+
+
+class Damage(Struct, frozen=True):
+    """Something that is not what was stored: `name` is an id or digest, `checkpoints` are those that it takes away."""
+
+    kind: Literal["manifest", "index", "pack"]
+    name: str
+    what: str
+    checkpoints: tuple[CheckpointId, ...]
+
+
+class Verified(Struct, frozen=True):
+    """What was looked at, `bytes` of packs among it, and what was found."""
+
+    checkpoints: tuple[CheckpointId, ...]
+    packs: int
+    bytes: int
+    damages: tuple[Damage, ...]
+
+    @property
+    def lost(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints that cannot be restored any more."""
+        return tuple(dict.fromkeys(found for damage in self.damages for found in damage.checkpoints))
+
+
+def verify(
+    repository: Repository,
+    ids: Iterable[CheckpointId] | None = None,
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Verified:
+    """Read and check everything that these checkpoints (None: all) need; a pack is read once however many use it.
+
+    `progress` is told (bytes done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
+    """
+    from crckpt.store.upkeep.audit import audit_contents, audit_packs
+
+    with repository.shared():
+        wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
+        checkpoints, damages = _manifests(repository, wanted)
+        packs = audit_packs(repository.layout, checkpoints, progress)
+        for checkpoint in checkpoints:
+            damages += audit_contents(repository.layout, checkpoint, packs)
+        damages += packs.damages()
+        repository.layout.doubt([*packs.broken, *packs.frames])
+        return Verified(wanted, packs.count, packs.bytes, tuple(damages))
+
+
+def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[list[Checkpoint], list[Damage]]:
+    checkpoints: list[Checkpoint] = []
+    damages: list[Damage] = []
+    for checkpoint_id in ids:
+        try:
+            checkpoints.append(repository.get(checkpoint_id))
+        except (IntegrityError, StoreUnusable) as error:
+            damages.append(Damage("manifest", checkpoint_id, error.message, (checkpoint_id,)))
+    return checkpoints, damages

@@ -1,0 +1,92 @@
+"""Which fingerprints were met before: a hash table in arrays, since objects would cost 200 bytes a page. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crckpt.store.format.extents import Numbers, Places
+
+MOST: Final = 1 << 22
+"""How many a checkpoint remembers: those of 16 GiB of pages, in 96 MiB. What comes after them is stored again."""
+
+
+class FingerprintTable:
+    """Fingerprints (n by 2 numbers), numbered from 0 in the order in which they come.
+
+    The first `most` of them are remembered, in 24 to 32 bytes each; the others only count. Open addressing: a
+    fingerprint lies in the first slot that was free, from the one on that its low bits name.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most` is below 2^31; memory is taken as it is used."""
+        self.count = 0
+        self._most = most
+        # Two rows rather than two columns: numpy looks up single numbers four times as fast as pairs.
+        self._prints: Numbers = np.empty((2, most), np.uint64)
+        self._slots = np.zeros(1 << (2 * most - 1).bit_length(), np.uint32)
+        self._mask = np.uint64(len(self._slots) - 1)
+
+    def find(self, prints: Numbers) -> Places:
+        """The number of each, -1 for those that are not remembered."""
+        found = np.full(len(prints), -1, np.int64)
+        left = np.arange(len(prints) if min(self.count, self._most) else 0)
+        low, high = np.ascontiguousarray(prints.T)
+        slot = low[left] & self._mask
+        while len(left):
+            # A free slot, 0, becomes the last fingerprint: what that is does not matter.
+            held = self._slots[slot].astype(np.int64) - 1
+            hit = (self._prints[0][held] == low[left]) & (self._prints[1][held] == high[left]) & (held >= 0)
+            found[left[hit]] = held[hit]
+            further = ~hit & (held >= 0)
+            left, slot = left[further], (slot[further] + np.uint64(1)) & self._mask
+        return found
+
+    def extend(self, prints: Numbers) -> None:
+        """Give the next numbers to all of them, also to those that were met before: `find` knows the older number."""
+        some = prints[: max(0, self._most - self.count)]
+        numbers = np.arange(self.count, self.count + len(some))
+        self._prints[:, self.count : self.count + len(some)] = some.T
+        self.count += len(prints)
+        slot = some[:, 0] & self._mask
+        while len(numbers):
+            free = self._slots[slot] == 0
+            # Of several that claim a slot the last here gets it, which is the oldest; the others see that.
+            self._slots[slot[free][::-1]] = numbers[free][::-1] + 1
+            lost = self._slots[slot] != numbers + 1
+            numbers, slot = numbers[lost], (slot[lost] + np.uint64(1)) & self._mask
+
+    def number(self, prints: Numbers) -> tuple[Places, Places]:
+        """The number of each, and which rows are the first with theirs, in order: those are new, and now have one.
+
+        Once no more can be remembered, all that is not found is new, even if it comes twice.
+        """
+        numbers = self.find(prints)
+        missing = np.flatnonzero(numbers < 0)
+        fresh, group = missing, np.arange(len(missing))
+        if len(missing) and self.count < self._most:
+            first, group = _grouped(prints[missing])
+            fresh = missing[first]
+        numbers[missing] = self.count + group
+        self.extend(prints[fresh])
+        return numbers, fresh
+
+
+def _grouped(prints: Numbers) -> tuple[Places, npt.NDArray[np.intp]]:
+    """The first row of each fingerprint, in order, and which of those each row is equal to.
+
+    Equal ones that another one with the same low half comes between may pass for different: it takes 2^32 pages to
+    meet two such, and a page is then stored twice.
+    """
+    low, high = np.ascontiguousarray(prints.T)
+    order = np.argsort(low)
+    low, high = low[order], high[order]
+    begins = np.concatenate(([True], (low[1:] != low[:-1]) | (high[1:] != high[:-1])))
+    first = np.minimum.reduceat(order, np.flatnonzero(begins))
+    rank = np.empty(len(first), np.intp)
+    rank[np.argsort(first)] = np.arange(len(first))
+    group = np.empty(len(prints), np.intp)
+    group[order] = rank[np.cumsum(begins) - 1]
+    return np.sort(first), group

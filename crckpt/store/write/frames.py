@@ -1,0 +1,120 @@
+"""Pages in, compressed frames out, in order: the threads of a pool compress."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from typing import Final
+
+import numpy as np
+import zstandard
+from msgspec import Struct
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.extents import Bytes, Places
+from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
+from crckpt.store.workers import result_of
+
+_TOGETHER: Final = 4
+"""Frames that are compressed by one thread, at one level. One by one, threads wait more for each other."""
+
+_PAGES_TOGETHER: Final = _TOGETHER * FRAME_PAGES
+
+_WAITING: Final = 6
+"""As many may wait for their turn: 8 MiB of memory in all keep threads busy while the next pages are looked at."""
+
+_PLAIN: Final = -1
+_DENSE: Final = 1
+"""This level codes what repeats nowhere by how often each byte comes. That takes a core a third longer, to compress and
+to unpack, and gives a third fewer bytes of a redis, but a twentieth of a Python or a JVM: `scripts/bench choices`."""
+
+_SAMPLE_EVERY: Final = 64
+"""Of every so many pages one is compressed at both levels. What suits these suits all that are compressed together."""
+
+_DENSE_PAYS: Final = 7 / 8
+"""What is left of the stored bytes, at most, where the denser level is worth its time."""
+
+_FAST_UP_TO: Final = 1
+_FAST: Final = {"min_match": 7, "hash_log": 11}
+"""For pages zstd's quickest way is a tenth quicker, and finds as much, where it looks for matches of at least 7 bytes,
+in a table that fits in the nearest cache."""
+
+
+class Frame(Struct, frozen=True):
+    """The stored bytes of a frame, the SHA-256 of them, and how many bytes its pages have."""
+
+    stored: bytes
+    sha256: bytes
+    raw: int
+
+
+class Frames:
+    """Each page is copied once, into its frame."""
+
+    def __init__(self, pool: Executor, level: int | None) -> None:
+        """`level` is zstd's. None is for -1 or 1, whichever suits the frames that are compressed together."""
+        self._pool = pool
+        self._level = level
+        # Memory that is used again costs no page faults; until it is used it is none.
+        self._spare = deque(np.empty((_PAGES_TOGETHER, PAGE_SIZE), np.uint8) for _ in range(_WAITING + 2))
+        self._open: Bytes = self._spare.popleft()
+        self._filled = 0
+        self._waiting: deque[Future[list[Frame]]] = deque()
+        self._local = threading.local()
+
+    def add(self, pages: Bytes, rows: Places) -> Iterator[Frame]:
+        """Append those rows of pages (n by page size); frames that are ready to be written."""
+        while len(rows):
+            some, rows = np.split(rows, [_PAGES_TOGETHER - self._filled])
+            end = self._filled + len(some)
+            # Only with a mode other than the default does numpy copy straight into `out`.
+            np.take(pages, some, axis=0, out=self._open[self._filled : end], mode="clip")
+            self._filled = end
+            if end == _PAGES_TOGETHER:
+                self._close()
+            while len(self._waiting) > _WAITING:
+                yield from result_of(self._waiting.popleft())
+
+    def finish(self) -> Iterator[Frame]:
+        """The frames that are left; the last may be a short one."""
+        if self._filled:
+            self._close()
+        while self._waiting:
+            yield from result_of(self._waiting.popleft())
+
+    def _close(self) -> None:
+        self._waiting.append(self._pool.submit(self._compressed, self._open, self._filled))
+        self._open, self._filled = self._spare.popleft(), 0
+
+    def _compressed(self, memory: Bytes, filled: int) -> list[Frame]:
+        pages = memory[:filled]
+        level = self._suitable(pages) if self._level is None else self._level
+        compressor = self._compressor(level)
+        made = []
+        for start in range(0, filled, FRAME_PAGES):
+            content = pages[start : start + FRAME_PAGES].reshape(-1).data
+            stored: bytes = compressor.compress(content)
+            made.append(Frame(stored, hashlib.sha256(stored).digest(), len(content)))
+        self._spare.append(memory)
+        return made
+
+    def _suitable(self, pages: Bytes) -> int:
+        sample = np.ascontiguousarray(pages[::_SAMPLE_EVERY]).reshape(-1).data
+        plain, dense = (len(self._compressor(level).compress(sample)) for level in (_PLAIN, _DENSE))
+        return _DENSE if dense <= plain * _DENSE_PAYS else _PLAIN
+
+    def _compressor(self, level: int) -> zstandard.ZstdCompressor:
+        """One for each thread and level: they must not be shared."""
+        name = f"level {level}"
+        if not hasattr(self._local, name):
+            fast = _FAST if level and level <= _FAST_UP_TO else {}  # 0 is zstd's own choice: 3
+            # No checksum of zstd's: every frame is under a SHA-256.
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                level, source_size=FRAME_SIZE, write_checksum=False, **fast
+            )
+            setattr(self._local, name, zstandard.ZstdCompressor(compression_params=parameters))
+        found: zstandard.ZstdCompressor = getattr(self._local, name)
+        return found

@@ -1,0 +1,278 @@
+"""An image directory as CRIU left it, as sources of pages; incremental ones are made complete.
+
+An incremental set has page map entries whose pages lie in the set before it, behind its symlink `parent`, and so on.
+They are gathered from there. One set of the chain may be a *base*, that is a checkpoint: of its pages is told only
+which they are. Page maps are changed to have them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError
+from crckpt.images.pagemap import IN_PARENT, PARENT, PageMap, is_pagemap, read_pagemap, write_pagemap
+from crckpt.model import PAGE_SIZE
+from crckpt.store.format.extents import (
+    EXTENT,
+    ZERO,
+    Bytes,
+    Extents,
+    Mask,
+    Numbers,
+    Places,
+    count_of,
+    different,
+    ends_of,
+    found_in,
+    join,
+    part,
+    spread,
+)
+from crckpt.store.format.index import DETAILS, FILE, PAGES
+from crckpt.store.format.names import IMAGE
+from crckpt.store.write.image_files import opened_image, read_image_file
+
+_NOTHING: Final = np.empty(0, EXTENT)
+_IN_BASE: Final = ZERO
+"""In place of a file's number. As pages of zeros, those of the base have no place that could be joined or moved."""
+
+BATCH_PAGES: Final = 2048
+"""Pages that are worked on at once: 8 MiB."""
+
+
+class Source(Struct, frozen=True, dict=True):
+    """An object to be stored: `size` bytes of `content`, or of `files`.
+
+    `extents` say where its pages lie, as in `Index`, with the number of a file for that of a pack: nothing here takes
+    memory by the page, however large the images are. `left` are the addresses of pages that belong to the object beside
+    these, and lie in the checkpoint before.
+    """
+
+    name: str
+    kind: str
+    size: int
+    extents: Extents
+    files: tuple[Path, ...] = ()
+    content: bytes = b""
+    pagemap: str = ""
+    left: Extents = _NOTHING
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """As `StoredFile.key`."""
+        return self.kind, self.pagemap or self.name
+
+    @property
+    def pages(self) -> int:
+        """The last one may be filled up with zeros."""
+        return -(-self.size // PAGE_SIZE)
+
+    def read(self, start: int, into: Bytes) -> Numbers:
+        """Fill `into` (n by page size) with the pages from the `start`-th on; their numbers (addresses for PAGES).
+
+        Raises IntegrityError if files shrink.
+        """
+        end = start + len(into)
+        some = part(self.extents, self._ends, start, end)
+        self._fill(some, into, last=end == self.pages)
+        return spread(some["first"], some["count"])
+
+    def some(self, which: Places) -> Iterator[tuple[slice, Bytes]]:
+        """The pages at these positions, in order, in batches: which of them, and their contents.
+
+        The contents are good until the next batch: its memory is used again. Raises IntegrityError if files shrink.
+        """
+        buffer = np.empty((min(len(which), BATCH_PAGES), PAGE_SIZE), np.uint8)
+        for start in range(0, len(which), BATCH_PAGES):
+            wanted = which[start : start + BATCH_PAGES]
+            pages = buffer[: len(wanted)]
+            spot = np.searchsorted(self._ends, wanted, side="right")
+            ahead = (self._ends[spot] - wanted).astype(np.uint64)
+            found = self.extents[spot]
+            found["page"] += found["count"] - ahead
+            found["count"] = 1
+            self._fill(found, pages, last=int(wanted[-1]) == self.pages - 1)
+            yield slice(start, start + len(wanted)), pages
+
+    @cached_property
+    def _ends(self) -> Places:
+        return ends_of(self.extents)
+
+    def _fill(self, extents: Extents, into: Bytes, *, last: bool) -> None:
+        padding = self.pages * PAGE_SIZE - self.size if last else 0
+        octets = into.reshape(-1).data
+        octets[len(octets) - padding :] = bytes(padding)
+        octets = octets[: len(octets) - padding]
+        reads = extents.copy()
+        reads["first"] = ends_of(extents) - extents["count"]
+        reads = join(reads)
+        with ExitStack() as stack:
+            numbers = different(reads["pack"]).tolist() if self.files else []
+            opened = {number: stack.enter_context(opened_image(self.files[number])) for number in numbers}
+            for first, count, number, page in reads.tolist():
+                wanted = octets[first * PAGE_SIZE : (first + count) * PAGE_SIZE]
+                if self.files:
+                    _read_into(opened[number], self.files[number].name, page * PAGE_SIZE, wanted)
+                else:
+                    wanted[:] = self.content[page * PAGE_SIZE : page * PAGE_SIZE + len(wanted)]
+
+
+def of_bytes(name: str, kind: str, content: bytes) -> Source:
+    """Bytes to be stored."""
+    return Source(name, kind, len(content), _whole(len(content)), content=content)
+
+
+def sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
+    """Everything to be stored of an image directory, in the order of the names, `details` last.
+
+    What it leaves to the set in `base`, which needs not be there, is `left`. Raises IntegrityError if page maps and
+    pages do not fit together, or if something is no regular file.
+    """
+    sizes = _sizes(directory)
+    found: dict[str, Source] = {}
+    for name in filter(is_pagemap, sizes):
+        pagemap = _read_pagemap(directory, name)
+        pages = _pages_source(directory, name, pagemap, base)
+        for source in (_map_source(directory, name, pagemap), pages):
+            if source.name in found:
+                raise IntegrityError(f"{name}: {source.name} belongs to another page map, too")
+            found[source.name] = source
+        if not pages.size and not len(pages.left) and pagemap.pages_name not in sizes:
+            del found[pagemap.pages_name]
+    rest = (_file_source(directory, name, sizes[name]) for name in sizes if name not in found)
+    everything = sorted((*found.values(), *rest), key=lambda source: source.name)
+    return (*everything, of_bytes("details", DETAILS, details))
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    sizes = {}
+    for path in sorted(directory.iterdir()):
+        if path.name == PARENT and path.is_symlink():
+            continue
+        if IMAGE.fullmatch(path.name) is None:
+            raise IntegrityError(f"{str(path)!r} is not the name of an image")
+        with opened_image(path) as descriptor:
+            sizes[path.name] = os.fstat(descriptor).st_size
+    return sizes
+
+
+def _read_pagemap(directory: Path, name: str) -> PageMap:
+    try:
+        return read_pagemap(read_image_file(directory / name), name)
+    except FileNotFoundError:
+        raise IntegrityError(f"{name} is missing in {directory}, where an incremental set needs it") from None
+
+
+def _file_source(directory: Path, name: str, size: int) -> Source:
+    return Source(name, FILE, size, _whole(size), (directory / name,))
+
+
+def _whole(size: int) -> Extents:
+    return np.array([(0, -(-size // PAGE_SIZE), 0, 0)] if size else [], EXTENT)
+
+
+def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
+    if not pagemap.having(IN_PARENT).any():
+        return _file_source(directory, name, (directory / name).stat().st_size)
+    return of_bytes(name, FILE, write_pagemap(pagemap.joined()))
+
+
+def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
+    chain = _Chain(name, base.resolve() if base else None, [])
+    try:
+        extents = chain.placed(directory, pagemap, ())
+    except RecursionError:
+        raise IntegrityError(f"{name}: it has too many parent image sets") from None
+    in_base = extents["pack"] == _IN_BASE
+    # What is left and what is not is put together by the addresses.
+    if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
+        raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
+    own = extents[~in_base]
+    size = count_of(own) * PAGE_SIZE
+    left = extents[in_base]
+    left["pack"] = 0
+    return Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
+
+
+class _Chain(NamedTuple):
+    """The sets that the pages of one page map lie in; `files` are those found so far."""
+
+    name: str
+    base: Path | None
+    files: list[Path]
+
+    def placed(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
+        """Where all its pages lie, in its order, with numbers of `files`."""
+        _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
+        number = len(self.files)
+        self.files.append(directory / pagemap.pages_name)
+        is_some = pagemap.table[:, 1] > 0
+        entries, inherited = pagemap.table[is_some], pagemap.having(IN_PARENT)[is_some]
+        if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
+            raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
+        above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
+        most = count_of(above) if above is not None else np.iinfo(np.uint32).max
+        if inherited.any() and entries[inherited, 1].max() > most:
+            raise IntegrityError(f"{self.name}: an entry needs more pages than the set before can have")
+        extents = np.empty(len(entries), EXTENT)
+        extents["first"], extents["count"], extents["pack"] = (
+            entries[:, 0] // np.uint64(PAGE_SIZE),
+            entries[:, 1],
+            number,
+        )
+        own = np.where(inherited, 0, entries[:, 1])
+        extents["page"] = np.cumsum(own) - own
+        if above is None:
+            extents["pack"][inherited], extents["page"][inherited] = _IN_BASE, 0
+            return extents
+        return _resolved(extents, inherited, above, self.name)
+
+    def _above(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
+        """What lies in the set before; None if that is the base, which has what is left to it."""
+        link = directory / PARENT
+        above = link.resolve()
+        if link.is_symlink() and above == self.base:
+            return None
+        if not link.is_symlink() or not above.is_dir():
+            raise IntegrityError(f"{self.name}: pages lie in the set before, and {link} does not lead to it")
+        if above in seen:
+            raise IntegrityError(f"{link} leads back to {above}")
+        return self.placed(above, _read_pagemap(above, self.name), seen)
+
+
+def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
+    """The extents, with those that are inherited replaced by what `above` has there."""
+    if not inherited.any():
+        return extents
+    try:
+        found, which = found_in(extents[inherited], above)
+    except LookupError as missing:
+        raise IntegrityError(f"{name}: the page at {missing.args[0] * PAGE_SIZE:#x} is in no set before") from None
+    place = np.concatenate((np.flatnonzero(~inherited), np.flatnonzero(inherited)[which]))
+    return join(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
+
+
+def _check_size(pages: Path, name: str, present: int) -> None:
+    size, is_there = 0, os.path.lexists(pages)
+    if is_there:
+        with opened_image(pages) as descriptor:
+            size = os.fstat(descriptor).st_size
+    if size != present * PAGE_SIZE:
+        what = f"holds {size} bytes" if is_there else "is missing"
+        raise IntegrityError(f"{name} describes {present} pages, and {pages.name} {what}")
+
+
+def _read_into(descriptor: int, name: str, offset: int, into: memoryview) -> None:
+    while into:
+        count = os.preadv(descriptor, [into], offset)
+        if not count:
+            raise IntegrityError(f"{name} shrank while it was read")
+        into, offset = into[count:], offset + count

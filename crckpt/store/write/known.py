@@ -1,0 +1,146 @@
+"""What the store already has: the pages of the parent's packs, found by place and by content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.fingerprints import recall
+from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Places, different, found_in
+from crckpt.store.format.index import StoredFile
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.format.pack import FRAME_PAGES, Pack
+from crckpt.store.layout import Layout
+from crckpt.store.read.contents import Contents
+from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
+
+_AT_ONCE: Final = 1 << 16
+"""Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile."""
+
+
+class KnownPages:
+    """The pages of a parent's packs, numbered through all of them. Without a parent there are none.
+
+    `starts` are the numbers of the packs' first pages, and how many there are in all. A damaged pack, or a damaged
+    index of the parent, makes fewer pages known: nothing new comes to depend on damage that was found. The fingerprints
+    lie in mapped files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
+    """
+
+    def __init__(self, layout: Layout, key: bytes, parent: Checkpoint | None) -> None:
+        """Read, or work out, the fingerprints under the store's key."""
+        self.packs: list[Pack] = []
+        self._name = parent.short_id if parent is not None else ""
+        self._files: dict[tuple[str, str], Extents] = {}
+        self._prints: list[Numbers] = []
+        self._contents: Contents | None = None
+        if parent is not None:
+            self._contents = contents = Contents(layout, parent)
+            # First of all: damage that is found there makes what it may have harmed be read whole.
+            files = _files(contents)
+            numbers = np.full(len(parent.packs), ZERO, np.uint32)
+            for number in range(len(parent.packs)):
+                prints = self._take(contents, number, layout, key)
+                if prints is not None:
+                    numbers[number] = len(self.packs) - 1
+                    self._prints.append(prints)
+            self._take_places(files, numbers)
+        self.starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
+
+    def at(self, key: tuple[str, str], first: Numbers) -> Places:
+        """Of the pages numbered `first` in the object `key`: which page the parent has there, -1 for none."""
+        extents = self._files.get(key)
+        if extents is None or not len(extents):
+            return np.full(len(first), -1, np.int64)
+        spot = np.maximum(np.searchsorted(extents["first"], first, side="right"), 1) - 1
+        found = extents[spot]
+        inside = (first >= found["first"]) & (first < found["first"] + found["count"]) & (found["pack"] != ZERO)
+        start = self.starts[np.where(inside, found["pack"], 0)]
+        return np.where(inside, start + (found["page"] + first - found["first"]).astype(np.int64), -1)
+
+    def left(self, key: tuple[str, str], wanted: Extents) -> Extents:
+        """Where the parent has the pages at these addresses of the object `key`. Raises IntegrityError if it lacks one.
+
+        The numbers of packs count in `packs`.
+        """
+        if not len(wanted):
+            return wanted
+        try:
+            found, _ = found_in(wanted, self._files.get(key, wanted[:0]))
+        except LookupError as missing:
+            what = f"{key[1]}: the page at {missing.args[0] * PAGE_SIZE:#x} was left to checkpoint {self._name}"
+            raise IntegrityError(f"{what}, which does not have it") from None
+        return found
+
+    def some(self, pages: Places) -> Iterator[tuple[Places, Bytes]]:
+        """The pages of these numbers, frame by frame: which of them, and their contents. Raises IntegrityError."""
+        assert self._contents is not None
+        pack, page = self.places(pages)
+        frame = page // FRAME_PAGES
+        order = np.lexsort((frame, pack))
+        ends = (np.diff(pack[order]) != 0) | (np.diff(frame[order]) != 0)
+        for at in np.split(order, np.flatnonzero(ends) + 1):
+            of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
+            with self._contents.named():
+                content = np.frombuffer(of.unpacked(number, of.stored(number)), np.uint8).reshape(-1, PAGE_SIZE)
+            yield at, content[page[at] % FRAME_PAGES]
+
+    def with_content(self, prints: Numbers) -> Places:
+        """For each fingerprint, a page that has it, -1 for none."""
+        return self._table.find(prints)
+
+    def fingerprints(self, pages: Places) -> Numbers:
+        """Of the pages of these numbers."""
+        found = np.empty((len(pages), 2), np.uint64)
+        pack, page = self.places(pages)
+        for number in different(pack).tolist():
+            here = pack == number
+            found[here] = self._prints[number][page[here]]
+        return found
+
+    def places(self, pages: Places) -> tuple[npt.NDArray[np.intp], Places]:
+        """Pack numbers (in `packs`) and page numbers there, of pages as the other methods give them."""
+        pack = np.searchsorted(self.starts, pages, side="right") - 1
+        return pack, pages - self.starts[pack]
+
+    def numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Places:
+        """The inverse of `places`."""
+        numbers: Places = self.starts[pack] + page.astype(np.int64)
+        return numbers
+
+    @cached_property
+    def _table(self) -> FingerprintTable:
+        table = FingerprintTable(min(MOST, int(self.starts[-1])))
+        for prints in self._prints:
+            for start in range(0, len(prints), _AT_ONCE):
+                table.extend(prints[start : start + _AT_ONCE])
+        return table
+
+    def _take(self, contents: Contents, number: int, layout: Layout, key: bytes) -> Numbers | None:
+        try:
+            pack = contents.pack(number)
+            prints = recall(layout, key, pack)
+        except IntegrityError:
+            return None
+        self.packs.append(pack)
+        return prints
+
+    def _take_places(self, files: Iterable[StoredFile], numbers: npt.NDArray[np.uint32]) -> None:
+        for file in files:
+            moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
+            stored = moved["pack"] != ZERO
+            moved["pack"][stored] = numbers[moved["pack"][stored]]
+            self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
+
+
+def _files(contents: Contents) -> tuple[StoredFile, ...]:
+    """Those of the index; none if it is damaged."""
+    with suppress(IntegrityError):
+        return contents.index.files
+    return ()

@@ -1,0 +1,108 @@
+"""The packs of one checkpoint, written one after the other: each is of a size that can die before all is old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store.fingerprints import keep
+from crckpt.store.format.extents import Bytes, Numbers, Places
+from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
+from crckpt.store.format.pack_writer import PackWriter, Written
+from crckpt.store.workers import Workers, result_of
+from crckpt.store.write.frames import Frame, Frames
+
+_PARTS: Final = 16
+_SMALLEST: Final = (16 << 20) // PAGE_SIZE
+
+
+def pages_in_a_pack(size: int) -> int:
+    """How many pages a pack of a checkpoint of `size` bytes of images holds: a sixteenth of them, and 16 MiB at least.
+
+    While a pack is copied forward it lies on disk beside the copy: parts keep that small.
+    """
+    part = -(-size // PAGE_SIZE // _PARTS)
+    return min(max(_SMALLEST, -(-part // FRAME_PAGES) * FRAME_PAGES), MOST_FRAMES * FRAME_PAGES)
+
+
+class NewPacks:
+    """Pages go in and are numbered from 0; every `limit` of them are a pack. `new_packs` makes one.
+
+    A thread of its own makes finished packs durable: the disk works while the next one is compressed.
+    """
+
+    def __init__(self, directory: Path, frames: Frames, limit: int, key: bytes, syncer: Executor) -> None:
+        """`limit` is a multiple of a frame's pages; files are made in `directory`."""
+        self.limit = limit
+        self.pages = 0
+        self._directory = directory
+        self._frames = frames
+        self._key = key
+        self._syncer = syncer
+        self._writers: list[PackWriter] = []
+        self._prints: list[Numbers] = []
+        self._finished: list[Future[Written]] = []
+
+    def add(self, pages: Bytes, rows: Places, prints: Numbers) -> None:
+        """Append those rows of pages (n by page size) that have these fingerprints.
+
+        Raises OSError when the disk is full.
+        """
+        self.pages += len(rows)
+        self._prints.append(prints)
+        for frame in self._frames.add(pages, rows):
+            self._write(frame)
+
+    def finish(self) -> tuple[Written, ...]:
+        """All packs, durable under temporary names, with their fingerprints; none if no page was added."""
+        for frame in self._frames.finish():
+            self._write(frame)
+        if len(self._writers) > len(self._finished):
+            self._finish(self._writers[-1])
+        return tuple(result_of(finished) for finished in self._finished)
+
+    def places(self, numbers: Places) -> tuple[Places, Places]:
+        """In which of the packs, and where in it, the pages of these numbers lie."""
+        pack, page = np.divmod(numbers, self.limit)
+        return pack, page
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers:
+            writer.close()
+
+    def _write(self, frame: Frame) -> None:
+        if len(self._writers) == len(self._finished):
+            self._writers.append(PackWriter(self._directory / f"pack-{len(self._writers)}"))
+        writer = self._writers[-1]
+        writer.add(frame)
+        if writer.pages == self.limit:
+            self._finish(writer)
+
+    def _finish(self, writer: PackWriter) -> None:
+        prints = np.concatenate(self._prints)
+        self._prints = [prints[writer.pages :]]
+        self._finished.append(self._syncer.submit(self._durable, writer, prints[: writer.pages]))
+
+    def _durable(self, writer: PackWriter, prints: Numbers) -> Written:
+        written = writer.finish()
+        writer.close()
+        keep(self._key, written, prints)
+        return written
+
+
+@contextmanager
+def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterator[NewPacks]:
+    """Packs that are written in `directory`, with `limit` pages in each but the last; files are closed at the end."""
+    with ExitStack() as stack:
+        syncer = Workers(1)
+        packs = NewPacks(directory, frames, limit, key, syncer)
+        stack.callback(packs.close)
+        stack.callback(syncer.shutdown, cancel_futures=True)
+        yield packs

@@ -1,0 +1,74 @@
+"""What storing some memory would come to: it is stored like a checkpoint's, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from msgspec import Struct
+
+from crckpt.model import PAGE_SIZE
+from crckpt.store.fingerprints import read_key
+from crckpt.store.format.extents import EXTENT
+from crckpt.store.format.index import PAGES
+from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.repository import Repository
+from crckpt.store.workers import workers
+from crckpt.store.write.fingerprint_table import FingerprintTable
+from crckpt.store.write.frames import Frames
+from crckpt.store.write.imageset import Source
+from crckpt.store.write.known import KnownPages
+from crckpt.store.write.new_packs import new_packs, pages_in_a_pack
+from crckpt.store.write.packing import Packing
+
+
+class Tried(Struct, frozen=True):
+    """How long it took to store some memory durably, and the bytes of the packs that came of it.
+
+    `packing_ms` is without what the disk took at the end, which is another each time.
+    """
+
+    ms: float
+    packing_ms: float
+    stored: int
+
+
+class OnTrial:
+    """Stores memory as a child of `parent` would be; packs are written in `directory`.
+
+    `known_ms` is how long it took to read what is known of the parent.
+    """
+
+    def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
+        began = time.monotonic()
+        self._key = read_key(repository.layout)
+        self._known = KnownPages(repository.layout, self._key, parent)
+        self._known.with_content(np.empty((0, 2), np.uint64))
+        self.known_ms = (time.monotonic() - began) * 1000
+        self._directory = directory
+        self._level = level
+
+    def store(self, pages: Path) -> Tried:
+        """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
+        began = time.monotonic()
+        source = _source(pages)
+        met = FingerprintTable(max(1, source.size // PAGE_SIZE))
+        with (
+            TemporaryDirectory(dir=self._directory) as directory,
+            workers() as pool,
+            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
+        ):
+            Packing(self._known, met, packs, self._key).store((source,), pool)
+            packed = time.monotonic()
+            written = packs.finish()
+        return Tried((time.monotonic() - began) * 1000, (packed - began) * 1000, sum(pack.size for pack in written))
+
+
+def _source(pages: Path) -> Source:
+    size = pages.stat().st_size
+    # At no place that the parent has: what is known is found by its content.
+    extents = np.zeros(1, EXTENT)
+    extents["count"] = size // PAGE_SIZE
+    return Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")

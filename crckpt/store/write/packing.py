@@ -1,0 +1,273 @@
+"""From image files to extents: each page is all zero, known already, or new and put into the pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.fingerprints import fingerprints, read_key
+from crckpt.store.format.extents import (
+    ZERO,
+    Bytes,
+    Extents,
+    Mask,
+    Numbers,
+    Places,
+    count_of,
+    covered,
+    different,
+    ends_of,
+    extents_of,
+    join,
+    part,
+    places_of,
+    renumbered,
+    spread,
+    together,
+)
+from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
+from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
+from crckpt.store.format.pack import FRAME_PAGES
+from crckpt.store.format.pack_writer import Written
+from crckpt.store.layout import Layout
+from crckpt.store.workers import workers
+from crckpt.store.write.copy_forward import worth_copying
+from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
+from crckpt.store.write.frames import Frames
+from crckpt.store.write.imageset import Source, of_bytes, sources
+from crckpt.store.write.known import KnownPages
+from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.read_ahead import Batch, read_ahead
+
+_AT_ONCE: Final = 1 << 14
+"""Pages that are looked at for copying at once: each takes some 50 bytes."""
+
+Contents: TypeAlias = Callable[[Places, Places], Iterator[tuple[slice | Places, Bytes]]]
+"""Of pages by their positions in an object and their numbers as known pages: which of them, and their contents."""
+
+
+class Counts(Struct, frozen=True):
+    """Pages of the image files and details: all, those that are zero, those that were known or met before.
+
+    `left` are those of them that CRIU left to the parent.
+    """
+
+    pages: int = 0
+    zero: int = 0
+    shared: int = 0
+    left: int = 0
+
+
+class Packed(Struct, frozen=True):
+    """What is to be committed: packs, with their fingerprints beside them; none if nothing was new.
+
+    `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
+    """
+
+    packs: tuple[Written, ...]
+    uses: tuple[PackUse, ...]
+    index: IndexPlace
+    raw: int
+    counts: Counts
+    copied: int
+
+
+class Target(Struct, frozen=True):
+    """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
+
+    Where `level` is None it is what suits the pages. Without `dedup` every page that is not zero is stored.
+    """
+
+    directory: Path
+    level: int | None
+    dedup: bool
+    progress: Callable[[int, int], None]
+
+
+def pack_images(
+    layout: Layout,
+    parent: Checkpoint | None,
+    images: Path,
+    details: bytes,
+    target: Target,
+    base: Path | None = None,
+) -> Packed:
+    """Store what is new of an image directory in new packs; what it leaves to the set in `base` the parent has.
+
+    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages, or is found to be damaged.
+    """
+    found = sources(images, details, base)
+    held = sum(source.size for source in found)
+    raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
+    key = read_key(layout)
+    known = KnownPages(layout, key, parent if target.dedup or base else None)
+    left = [known.left(source.key, source.left) for source in found]
+    limit = pages_in_a_pack(raw)
+    with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
+        met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
+        packing = Packing(known, met, packs, key)
+        files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
+        counts, new = _counted(packing.counts, left), packs.pages
+        chosen = worth_copying(_known_in_use(files, left, known), known.starts, new)
+        files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
+        copied = packs.pages - new
+        first = _used(files)
+        content = encode_index(
+            Index(tuple(replace(file, extents=renumbered(file.extents, _numbers(first))) for file in files))
+        )
+        (index,) = packing.store((of_bytes("index", FILE, content),), pool)
+        written = packs.finish()
+    order = [*first, *(pack for pack in _used([index]) if pack not in first)]
+    return Packed(
+        packs=written,
+        uses=_uses(order, [*files, index], known, written),
+        index=IndexPlace(len(content), tuple(renumbered(index.extents, _numbers(order)).tolist())),
+        raw=raw,
+        counts=counts,
+        copied=copied,
+    )
+
+
+class Packing:
+    """Stores sources. Packs in its extents are numbered as in `known`, then come the new ones."""
+
+    def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, key: bytes) -> None:
+        """`met` will know the pages of `packs`, `key` is that of the store's fingerprints."""
+        self.counts = Counts()
+        self._known = known
+        self._met = met
+        self._packs = packs
+        self._key = key
+
+    def store(
+        self, sources: Sequence[Source], pool: Executor, tell: Callable[[int], None] = lambda _done: None
+    ) -> list[StoredFile]:
+        """Put what is new into the packs; `tell` hears how many bytes are done. Raises IntegrityError, OSError."""
+        parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
+        done = 0
+        for batch in read_ahead(sources, self._key, pool):
+            parts[batch.source.key].append(self._batch(batch))
+            done += batch.pages.size
+            tell(done)
+        return [
+            StoredFile(source.name, source.kind, source.size, source.pagemap, together(parts[source.key]))
+            for source in sources
+        ]
+
+    def copy(self, source: Source, file: StoredFile, left: Extents, chosen: Mask) -> StoredFile:
+        """Store the pages again that are known and `chosen`, of a file and of what it left to the parent; both as one.
+
+        Raises IntegrityError if the file has changed, or if what it left to the parent is damaged there.
+        """
+        own = self._again(source.name, file.extents, chosen, lambda positions, _: source.some(positions))
+        rest = self._again(source.name, left, chosen, lambda _, numbers: self._known.some(numbers))
+        whole = np.concatenate((own, rest))
+        if len(rest):
+            whole = join(whole[np.argsort(whole["first"], kind="stable")])
+        return replace(file, bytes=file.bytes + count_of(rest) * PAGE_SIZE, extents=whole)
+
+    def _again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """Store the pages again that are known and `chosen`, as far as there are `contents` of them."""
+        ends = ends_of(extents)
+        total = int(ends[-1]) if len(ends) else 0
+        parts = []
+        for start in range(0, total, _AT_ONCE):
+            some = part(extents, ends, start, min(start + _AT_ONCE, total))
+            parts.append(self._copied(name, start, some, chosen, contents))
+        return together(parts)
+
+    def _copied(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """As `_again`, of some of the pages, which begin with the `start`-th."""
+        pack, page = places_of(extents)
+        old = np.flatnonzero(pack < len(self._known.packs))
+        numbers = self._known.numbers(pack[old], page[old])
+        which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
+        if not len(which):
+            return extents
+        for at, pages in contents(start + which, numbers):
+            prints = fingerprints(pages, np.arange(len(pages)), self._key)
+            if (prints != self._known.fingerprints(numbers[at])).any():
+                raise IntegrityError(f"{name} changed while it was read")
+            pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
+        return extents_of(spread(extents["first"], extents["count"]), pack, page)
+
+    def _batch(self, batch: Batch) -> Extents:
+        total, filled = len(batch.pages), batch.filled
+        pack, page = np.full(total, ZERO, np.uint32), np.zeros(total, np.uint64)
+        found = self._look_up(batch.source.key, batch.first[filled], batch.prints)
+        is_known = found >= 0
+        pack[filled[is_known]], page[filled[is_known]] = self._known.places(found[is_known])
+        rest, before = filled[~is_known], self._packs.pages
+        pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
+        fresh = self._packs.pages - before
+        self.counts = Counts(
+            self.counts.pages + total,
+            self.counts.zero + total - len(filled),
+            self.counts.shared + len(filled) - fresh,
+        )
+        return extents_of(batch.first, pack, page)
+
+    def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Places:
+        """The known page of each content: at the same place if it is the same there, else anywhere."""
+        found = self._known.at(key, first)
+        there = np.flatnonzero(found >= 0)
+        differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)
+        found[there[differs]] = -1
+        missing = np.flatnonzero(found < 0)
+        found[missing] = self._known.with_content(prints[missing])
+        return found
+
+    def _add(self, prints: Numbers, pages: Bytes, rows: Places) -> tuple[Places, Places]:
+        """Put those rows of pages into packs that are not there yet; pack and page number of each."""
+        numbers, fresh = self._met.number(prints)
+        self._packs.add(pages, rows[fresh], prints[fresh])
+        pack, page = self._packs.places(numbers)
+        return pack + len(self._known.packs), page
+
+
+def _used(files: Iterable[StoredFile]) -> list[int]:
+    packs = different(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
+    return [int(pack) for pack in packs if pack != ZERO]
+
+
+def _counted(counts: Counts, left: list[Extents]) -> Counts:
+    """With the pages that were left to the parent."""
+    pages = sum(count_of(some) for some in left)
+    zero = sum(count_of(some[some["pack"] == ZERO]) for some in left)
+    return Counts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
+
+
+def _known_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
+    extents = np.concatenate([*(file.extents for file in files), *left])
+    parts = [covered(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+    return np.concatenate([np.empty(0, np.bool_), *parts])
+
+
+def _numbers(order: list[int]) -> npt.NDArray[np.uint32]:
+    """The number in the manifest of each pack."""
+    numbers = np.full(max(order, default=0) + 1, ZERO, np.uint32)
+    numbers[order] = np.arange(len(order), dtype=np.uint32)
+    return numbers
+
+
+def _uses(
+    order: list[int], files: list[StoredFile], known: KnownPages, new: tuple[Written, ...]
+) -> tuple[PackUse, ...]:
+    extents = np.concatenate([file.extents for file in files])
+    packs = [*((pack.digest, pack.pages) for pack in known.packs), *((pack.digest, pack.pages) for pack in new)]
+    return tuple(_use(number, *packs[number], extents) for number in order)
+
+
+def _use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
+    pages = covered(extents, number, total)
+    frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
+    return PackUse(digest, int(frames.sum()), int(pages.sum()))

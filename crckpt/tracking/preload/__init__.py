@@ -1,0 +1,1 @@
+"""The libraries that CRIU is started with, and their C sources."""
