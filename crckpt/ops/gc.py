@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from crckpt.ops.context import Context
-from crckpt.store import Collected
+from crckpt.store import Collected, collect_garbage
 
 
 def gc(context: Context, *, dry_run: bool = False) -> Collected:
     """Collect garbage. Raises StoreLocked, IntegrityError if a manifest cannot be read (nothing is removed then)."""
     repository = context.repository()
     with repository.exclusive():
-        return repository.gc(dry_run=dry_run)
+        return collect_garbage(repository, dry_run=dry_run)

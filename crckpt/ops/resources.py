@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.explain import Explanation, Place
 from crckpt.host import proc
-from crckpt.host.namespaces import network
+from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe import unix_sockets
 from crckpt.host.observe.tree import Observed
 from crckpt.images.regular import RegularFile
@@ -56,7 +56,7 @@ def _live_title(seen: Observed, process: proc.Process, fd: int) -> str:
     before = {(known.pid, known.fd): known.target for known in seen.descriptors}
     if before.get((process.pid, fd), found.target) != found.target:
         return ""
-    return network.socket_titles(process.pid).get(found.socket_inode, found.target)
+    return observed_sockets.socket_titles(process.pid).get(found.socket_inode, found.target)
 
 
 def _this_end(seen: Observed, outside: int) -> Place | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.errors import CrckptError
-from crckpt.host.namespaces import network
+from crckpt.host.namespaces import network_locks
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Repository
@@ -29,7 +29,7 @@ def rm(context: Context, refs: tuple[str, ...]) -> Removed:
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
         locks = [lock for identity in found for lock in _locks_of(repository, identity)]
         repository.remove(tuple(found))
-    lifted = [network.lift_lock(lock, place) for lock, places in locks for place in places]
+    lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
     return Removed(tuple(found), tuple(table for table in lifted if table))
 
 
@@ -42,5 +42,5 @@ def _locks_of(repository: Repository, identity: CheckpointId) -> Iterator[tuple[
         checkpoint = repository.get(identity)
         if checkpoint.stopped and checkpoint.run_id:
             # A tree with a network of its own: that goes with it, unless it has a name.
-            named = network.named_networks() if checkpoint.options.network_lock == "nftables" else ()
+            named = network_locks.named_networks() if checkpoint.options.network_lock == "nftables" else ()
             yield checkpoint.run_id, (None, *named)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.host.namespaces.network import Binding
+from crckpt.host.observe.sockets import Binding
 from crckpt.host.proc import Owner
 from crckpt.host.proc.locks import Held
 from crckpt.images.files import OpenFile

@@ -98,11 +98,12 @@ from crckpt.store.layout import is_blank
 from crckpt.store.pending import Pending
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
 from crckpt.store.refs import Tag
-from crckpt.store.repository import Repository
+from crckpt.store.repository import Repository, Unreadable
 from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
-from crckpt.store.upkeep.gc import Collected, Unreadable
+from crckpt.store.upkeep.gc import Collected, collect_garbage
 from crckpt.store.upkeep.repair import Repaired, Unmended, repair
-from crckpt.store.upkeep.verify import Damage, Verified, verify
+from crckpt.store.upkeep.damage import Damage
+from crckpt.store.upkeep.verify import Verified, verify
 from crckpt.store.write.ingest import NewCheckpoint, ingest, load
 
 __all__ = [
@@ -122,6 +123,7 @@ __all__ = [
     "Unreadable",
     "Verified",
     "check_name",
+    "collect_garbage",
     "details_of",
     "file_names",
     "handed_over",

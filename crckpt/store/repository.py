@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
@@ -34,11 +34,17 @@ from crckpt.store.layout import Facts, Layout, open_layout
 from crckpt.store.lock import TIMEOUT_S, StoreLock, taking_turns
 from crckpt.store.pending import Pending, announced, read_pending
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
+from crckpt.store.removal import remove_checkpoints
 from crckpt.store.transaction import Transaction, transaction
-from crckpt.store.upkeep.gc import Collected, Unreadable, collect, remove_checkpoints
 
-if TYPE_CHECKING:
-    from crckpt.store.read.contents import Contents
+
+class Unreadable(Struct, frozen=True):
+    """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
+
+    id: CheckpointId
+    job: str | None
+    why: str
+    remedy: str
 
 
 class Repository:
@@ -52,7 +58,6 @@ class Repository:
         self.layout = layout
         self.facts = facts
         self._lock = StoreLock(layout.root)
-        self._contents: Contents | None = None
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Repository:
@@ -169,16 +174,6 @@ class Repository:
                     raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}")
             remove_checkpoints(self.layout, doomed)
 
-    def gc(self, *, dry_run: bool = False) -> Collected:
-        """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only tell.
-
-        Raises IntegrityError, and removes nothing, if a manifest cannot be read.
-        """
-        with self.exclusive():
-            found, unreadable = self.read_all()
-            named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
-            return collect(self.layout, named, unreadable, dry_run=dry_run)
-
     def announced(
         self, job: JobName, created: datetime, run_id: str | None, *, alone: bool
     ) -> AbstractContextManager[None]:
@@ -194,14 +189,6 @@ class Repository:
     def pending(self) -> tuple[Pending, ...]:
         """What is being stored, and what was lost since the last gc; oldest first."""
         return read_pending(self.layout)
-
-    def contents(self, checkpoint: Checkpoint) -> Contents:
-        """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
-        from crckpt.store.read.contents import Contents
-
-        if self._contents is None or self._contents.checkpoint != checkpoint:
-            self._contents = Contents(self.layout, checkpoint)
-        return self._contents
 
     def add_packs(self, packs: Mapping[str, Path]) -> None:
         """Take in finished pack files by digest, whose content is durable; they are durable here once this returns.

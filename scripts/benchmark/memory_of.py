@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import crckpt.store.read.reading  # noqa: F401 - what modules take is not to be counted
-import crckpt.store.write.packing
+import crckpt.store.read.reading
+import crckpt.store.write.packing  # noqa: F401 - what modules take is not to be counted
 from benchmark.one_way import new
 from crckpt.images.own_memory import Range
 from crckpt.store import Repository, ingest, reader

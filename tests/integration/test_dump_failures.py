@@ -29,7 +29,7 @@ from moments import (
 )
 from trees import CASES, PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for
 
-from crckpt.store import Repository
+from crckpt.store import Repository, collect_garbage
 
 DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}"), tcp="keep")
 LARGE: Final = Case("large", (*DIALOGUE.argv, "--mib", "48"), tcp="keep")
@@ -70,7 +70,7 @@ def test_gc_may_come_while_an_orphaned_criu_is_still_at_it(crckpt: Crckpt) -> No
             dump = _dump(crckpt, tree, ())
             assert reached(MOMENTS["images"], crckpt.store, tree, dump)
             orphans = orphans_of(dump)
-            Repository.open(crckpt.store).gc()
+            collect_garbage(Repository.open(crckpt.store))
             wait_ended(orphans)
             assert_runs_on(tree, frozenset())
         crckpt.run("gc")

@@ -15,29 +15,13 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-PASSED_ON = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-)
-"""Signals that the restored program gets when its parent, crckpt or this init, gets them."""
+from crckpt.host.process.signals import PASSED_ON, heard
 
 _LOOK_S = 0.05
-
-
-def heard(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    """Handle a signal, unless whoever started us has had it ignored: nohup SIGHUP, shells ^C in the background."""
-    if signal.getsignal(number) != signal.SIG_IGN:
-        signal.signal(number, handler)
 
 
 class _Root:

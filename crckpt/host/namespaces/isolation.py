@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.disk.own_files import write_private
-from crckpt.host.proc.mountinfo import Mount, become_root, bind, bind_read_only, mount, mounted
+from crckpt.host.proc.mountinfo import Mount, mounted
+from crckpt.host.syscalls.mount import become_root, bind, bind_read_only, mount
 
 _SIOCSIFFLAGS: Final = 0x8914
 _SIOCSIFADDR: Final = 0x8916

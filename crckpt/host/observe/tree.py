@@ -10,8 +10,8 @@ from typing import Final, Literal
 from msgspec import Struct, structs
 
 from crckpt.host import proc
-from crckpt.host.namespaces import network
 from crckpt.host.namespaces.owners import ForeignNamespace, foreign_namespaces
+from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.files import OutOfReach, out_of_reach
 from crckpt.host.observe.pipes import closed_pipes
 from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
@@ -113,7 +113,7 @@ class Observed(Struct, frozen=True):
     tree: proc.Tree
     descriptors: tuple[proc.Descriptor, ...]
     deleted_maps: tuple[tuple[str, int, int], ...]
-    connections: tuple[network.Connection, ...]
+    connections: tuple[observed_sockets.Connection, ...]
     datagram_sockets: frozenset[int]
     own_namespaces: tuple[tuple[str, int], ...]
     own_capabilities: frozenset[int]
@@ -186,8 +186,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         tree=tree,
         descriptors=descriptors,
         deleted_maps=tuple(found for pid in tree.pids for found in proc.mapped_deleted_files(pid)),
-        connections=network.tcp_connections(sorted(with_sockets)) if may_have_tcp else (),
-        datagram_sockets=network.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
+        connections=observed_sockets.tcp_connections(sorted(with_sockets)) if may_have_tcp else (),
+        datagram_sockets=observed_sockets.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
@@ -232,7 +232,7 @@ def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
         (process.pid, process.ppid) for process in tree.processes[1:] if share_memory(process.pid, process.ppid)
     )
     return Passing(
-        queues=frozenset(network.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
+        queues=frozenset(observed_sockets.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
         messages=frozenset(
             (held.pid, held.fd)
             for held in sockets

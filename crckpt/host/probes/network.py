@@ -9,7 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
-from crckpt.host.namespaces import network
+from crckpt.host.namespaces import network_locks
 from crckpt.host.probes import calls
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
 from crckpt.host.process import run
@@ -61,11 +61,11 @@ def tcp_repair() -> Outcome:
 def lock_by_nftables(of_criu: bool | None) -> Outcome:
     """Make CRIU's kind of lock in a network of our own. `of_criu`: what `criu check` says; None: not asked."""
     lost = "--tcp keep cannot hold packets back while a tree is frozen"
-    tool = network.nft()
+    tool = network_locks.nft()
     if tool is None:
         left = "what --tcp keep locks cannot be unlocked after a failure"
         return limited("there is no nft", left, "apt-get install nftables")
-    if not network.can_filter():
+    if not network_locks.can_filter():
         return missing(f"{tool} may not look at the packet filter", lost, _more_rights("NET_ADMIN"))
     refused = _refused_in_own_network((tool, _TABLE))
     if refused is None:

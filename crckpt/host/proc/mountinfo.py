@@ -1,8 +1,7 @@
-"""Mounts of our own mount namespace: read, added, and made its root. Source: mount(2), proc_pid_mountinfo(5)."""
+"""Read the mounts of our own mount namespace from /proc/self/mountinfo. Source: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-BIND: Final = 4096
-_RDONLY: Final = 1
-_REMOUNT: Final = 32
-_DETACH: Final = 2
 _FLAGS: Final = {"nosuid": 2, "nodev": 4, "noexec": 8}
 """linux/mount.h"""
-
-_PIVOT_ROOT: Final = 155
-"""asm/unistd_64.h"""
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Mount(Struct, frozen=True):
@@ -68,37 +58,5 @@ def mounts_of(pid: int | str) -> Iterator[Mount]:
         yield Mount(int(fields[0]), device, path, kind.decode(), _words(fields[5]), _words(of_all))
 
 
-def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2). Raises OSError."""
-    words = (os.fsencode(word) or None for word in (source, target, kind))
-    _checked(_LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), target)
-
-
-def bind(source: str, target: str) -> None:
-    """Let `target` be what `source` is, without what is mounted below it. Raises OSError."""
-    mount(source, target, flags=BIND)
-
-
-def bind_read_only(source: str, target: str, flags: int = 0) -> None:
-    """Likewise; nothing can be written there, but devices and sockets work. Raises OSError."""
-    bind(source, target)
-    mount("", target, flags=_REMOUNT | BIND | _RDONLY | flags)
-
-
-def become_root(path: str) -> None:
-    """Make a mount point the root of our mount namespace; the old root is no longer there. Raises OSError."""
-    os.chdir(path)
-    # The old root over the new one: so no directory is needed for it. Source: pivot_root(2).
-    _checked(_LIBC.syscall(_PIVOT_ROOT, b".", b"."), path)
-    _checked(_LIBC.umount2(b".", _DETACH), path)
-    os.chdir("/")
-
-
 def _words(field: bytes) -> frozenset[str]:
     return frozenset(os.fsdecode(field).split(","))
-
-
-def _checked(answer: int, path: str) -> None:
-    if answer != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)

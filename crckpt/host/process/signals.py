@@ -10,10 +10,26 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from crckpt.errors import Interrupted
-from crckpt.host.namespaces.init import PASSED_ON, heard
+
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
+"""Signals that the restored program gets when its parent, crckpt or this init, gets them."""
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heard(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Handle a signal, unless whoever started us has had it ignored: nohup SIGHUP, shells ^C in the background."""
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 class _Interrupts:

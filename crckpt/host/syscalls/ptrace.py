@@ -2,8 +2,8 @@
 
 No byte of the program is changed: the thread executes a `syscall` instruction that lies in its vdso anyway. Then it is
 put back where it was, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
-Whoever calls this is to be a process of its own with nothing else to do (`crckpt.host.process.userfaultfd`): what it has
-seized is let go by its death.
+Call this from a process of its own with nothing else to do (`crckpt.host.process.userfaultfd`): its death lets go what
+it has seized.
 
 Sources: ptrace(2); linux/ptrace.h; arch/x86/include/asm/user_64.h; kernel/seccomp.c.
 """

@@ -1,7 +1,7 @@
 """The result of a system call that a stop of the thread interrupted (x86-64, and 32-bit programs on it).
 
-The kernel leaves it in the thread's registers. crckpt/tracking/preload/restart.c corrects it in CRIU, and has the same table;
-this file corrects it after crckpt itself has attached to a process.
+The kernel leaves it in the thread's registers. crckpt/tracking/preload/restart.c corrects it in CRIU, and has the same
+table; this file corrects it after crckpt itself has attached to a process.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from crckpt.criu.engine import run_id
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import proc
 from crckpt.host.disk.log_ends import read_file_ends
-from crckpt.host.namespaces import network
+from crckpt.host.namespaces import network_locks
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.ops.failures import as_ours
 from crckpt.store import Repository
@@ -113,11 +113,11 @@ def _lifted(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
     own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
     try:
         if its is None or its == own:
-            network.lift_lock(name)
+            network_locks.lift_lock(name)
         else:
-            with network.find_network(its, tree.pids) as inside:
+            with network_locks.find_network(its, tree.pids) as inside:
                 if inside is not None:
-                    network.lift_lock(name, inside)
+                    network_locks.lift_lock(name, inside)
     except CrckptError as failure:
         said = f"{error.message}; CRIU's lock of its connections is still there: {failure.message}"
         return type(error)(said, hint=failure.hint, causes=error.causes)

@@ -14,6 +14,7 @@ from crckpt.ops.inspect.images import tree_of
 from crckpt.ops.inspect.sections import is_socket
 from crckpt.preflight.restore import uses
 from crckpt.store import Checkpoint
+from crckpt.store.read.contents import contents_of
 from crckpt.store.read.details import read_details
 
 
@@ -57,7 +58,7 @@ def show(context: Context, ref: str) -> Detail:
         checkpoint = repository.get(repository.resolve(ref))
         tree = tree_of(repository, checkpoint)
         details = read_details(repository, checkpoint)
-        index = repository.contents(checkpoint).index
+        index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
     known = {entry["pid"]: entry for entry in details.get("processes", [])}

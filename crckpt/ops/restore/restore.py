@@ -29,7 +29,7 @@ from crckpt.errors import (
 )
 from crckpt.host import proc
 from crckpt.host.disk.rewind import put_back_on_failure
-from crckpt.host.namespaces import network
+from crckpt.host.namespaces import network_locks
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.observe.pipes import filled_pipe
 from crckpt.host.process import orphans as leftovers
@@ -397,10 +397,10 @@ def _lift_lock_left_behind(checkpoint: Checkpoint) -> None:
     CRIU made another one for the tree, and has no lock there.
     """
     if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":
-        for place in network.named_networks():
+        for place in network_locks.named_networks():
             # The tree runs by now: what fails here changes nothing of that, and `rm` tries it again.
             with suppress(HostCannot):
-                network.lift_lock(checkpoint.run_id, place)
+                network_locks.lift_lock(checkpoint.run_id, place)
 
 
 def _ended(root: int, new: namespace.PidNamespace | None) -> Iterator[Finding]:

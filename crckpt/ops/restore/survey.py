@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crckpt.host import proc
 from crckpt.host.disk import build_id, space
 from crckpt.host.disk.files import status_of
-from crckpt.host.namespaces import network
+from crckpt.host.observe import sockets
 from crckpt.host.probes import kernel
 from crckpt.host.proc.locks import held_locks
 from crckpt.host.process import cgroups
@@ -47,7 +47,7 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
         refused={
             socket.id: refusal
             for socket, use in bound(wanted)
-            if (refusal := network.refusal(socket.source.host, socket.source.port, use))
+            if (refusal := sockets.refusal(socket.source.host, socket.source.port, use))
         },
         here=_here(wanted, images, store),
         us=os.getpid(),

@@ -12,7 +12,14 @@ from msgspec import Struct
 from crckpt.host.disk.files import open_private, sync, write
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.pack import FOOTER, FRAME, MAGIC
-from crckpt.store.write.frames import Frame
+
+
+class Frame(Struct, frozen=True):
+    """The stored bytes of a frame, the SHA-256 of them, and how many bytes its pages have."""
+
+    stored: bytes
+    sha256: bytes
+    raw: int
 
 
 class Written(Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.layout import Layout
+from crckpt.store.repository import Repository
 
 _MOST_WHOLE: Final = 1 << 30
 """The size of the largest file that is read as a whole: a page map of 64 million entries."""
@@ -108,6 +110,17 @@ class Contents:
                 self._frames.popitem(last=False)
         self._frames.move_to_end(key)
         return self._frames[key]
+
+
+_last: WeakKeyDictionary[Repository, Contents] = WeakKeyDictionary()
+
+
+def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
+    """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
+    contents = _last.get(repository)
+    if contents is None or contents.checkpoint != checkpoint:
+        contents = _last[repository] = Contents(repository.layout, checkpoint)
+    return contents
 
 
 def index_extents(checkpoint: Checkpoint) -> Extents:

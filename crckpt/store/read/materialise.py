@@ -12,6 +12,7 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.host.disk.files import open_private, resize, write_at, write_unsynced
 from crckpt.images.pagemap import tells_pages
 from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.read.contents import contents_of
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
     from crckpt.store.fingerprints import read_key, recall
 
     with repository.shared():
-        contents = repository.contents(checkpoint)
+        contents = contents_of(repository, checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
                 if not repository.layout.fingerprints_of(use.digest).exists():
@@ -72,19 +73,19 @@ def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
     from crckpt.store.workers import workers
 
     with repository.shared(), workers() as pool:
-        yield Reader(repository.contents(checkpoint), pool)
+        yield Reader(contents_of(repository, checkpoint), pool)
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:
     """The names of the checkpoint's image files. Raises IntegrityError."""
     with repository.shared():
-        return tuple(file.name for file in repository.contents(checkpoint).index.files if file.kind != "details")
+        return tuple(file.name for file in contents_of(repository, checkpoint).index.files if file.kind != "details")
 
 
 def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> bytes:
     """One image file. Raises NoSuchCheckpoint if the checkpoint has no such file, IntegrityError."""
     with repository.shared():
-        contents = repository.contents(checkpoint)
+        contents = contents_of(repository, checkpoint)
         file = contents.index.find(name)
         if file is None:
             raise NoSuchCheckpoint(f"checkpoint {checkpoint.short_id} has no file {name}")
@@ -94,5 +95,5 @@ def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> byte
 def details_of(repository: Repository, checkpoint: Checkpoint) -> bytes:
     """What `NewCheckpoint.details` was. Raises IntegrityError."""
     with repository.shared():
-        contents = repository.contents(checkpoint)
+        contents = contents_of(repository, checkpoint)
         return b"".join(contents.read(file) for file in contents.index.files if file.kind == "details")

@@ -17,7 +17,7 @@ from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.layout import Layout
 from crckpt.store.read.contents import Contents, index_extents
-from crckpt.store.upkeep.verify import Damage
+from crckpt.store.upkeep.damage import Damage
 from crckpt.store.workers import result_of, workers
 
 _FRAMES_AT_ONCE: Final = 16

@@ -1,34 +1,23 @@
-"""Removing: checkpoints that are given up, and then what nothing names any more."""
+"""Remove what no checkpoint names any more."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.checked_files import is_directory
-from crckpt.host.disk.files import remove_tree, rename, sync_directory
-from crckpt.model import CheckpointId
+from crckpt.host.disk.files import remove_tree, sync_directory
 from crckpt.store.format.names import ID
 from crckpt.store.layout import Layout
 from crckpt.store.owner import read_owner
-from crckpt.store.refs import read_tags, remove_tag
+from crckpt.store.repository import Repository, Unreadable
 from crckpt.store.transaction import abandoned_staging, dead_transactions
 
 _SECTOR = 512
-
-
-class Unreadable(Struct, frozen=True):
-    """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
-
-    id: CheckpointId
-    job: str | None
-    why: str
-    remedy: str
 
 
 class Collected(Struct, frozen=True):
@@ -39,27 +28,26 @@ class Collected(Struct, frozen=True):
     bytes: int
 
 
-def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
-    """Remove checkpoints and the tags that name them; their packs stay until `collect`. Needs the lock alone."""
-    gone = tuple(dict.fromkeys(ids))
-    for tag in read_tags(layout.tags):
-        if tag.id in gone:
-            remove_tag(layout.tags, tag.job, tag.name)
-    # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
-    doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
-    for path, aside in doomed:
-        rename(path, aside, "doomed")
-    # Only that they are gone from here must last: in tmp they may be lost.
-    sync_directory(layout.checkpoints, "doomed")
-    for _, aside in doomed:
-        remove_tree(aside, "doomed")
+def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Collected:
+    """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only tell.
 
-
-def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
-    """Remove packs that are not `named` by any manifest, and what the dead have left. Needs the lock alone.
-
-    Raises IntegrityError, and removes nothing, if a manifest is unreadable: nobody knows which packs it needs.
+    Raises IntegrityError, and removes nothing, if a manifest cannot be read: nobody knows which packs it needs.
     """
+    with repository.exclusive():
+        found, unreadable = repository.read_all()
+        named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
+        return _collect(repository.layout, named, unreadable, dry_run=dry_run)
+
+
+def pack_files(layout: Layout) -> list[Path]:
+    """Everything that is called as a pack is, in order; not what links lead to. Other names are somebody else's."""
+    with os.scandir(layout.packs) as entries:
+        directories = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    paths = (path for name in directories for path in sorted((layout.packs / name).iterdir()))
+    return [path for path in paths if path.suffix == ".pack" and ID.fullmatch(path.stem)]
+
+
+def _collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
     if unreadable:
         bad = unreadable[0]
         raise IntegrityError(
@@ -79,14 +67,6 @@ def collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable,
             _remove(path)
     shown = tuple(str(path).removeprefix(f"{layout.root}/") for path in leftovers)
     return Collected(tuple(path.stem for path in packs), shown, freed)
-
-
-def pack_files(layout: Layout) -> list[Path]:
-    """Everything that is called as a pack is, in order; not what links lead to. Other names are somebody else's."""
-    with os.scandir(layout.packs) as entries:
-        directories = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    paths = (path for name in directories for path in sorted((layout.packs / name).iterdir()))
-    return [path for path in paths if path.suffix == ".pack" and ID.fullmatch(path.stem)]
 
 
 def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:

@@ -20,7 +20,8 @@ from crckpt.model import CheckpointId
 from crckpt.store.format.manifest import unseal
 from crckpt.store.format.names import SHORT
 from crckpt.store.repository import Repository
-from crckpt.store.upkeep.verify import Damage, Verified, verify
+from crckpt.store.upkeep.damage import Damage
+from crckpt.store.upkeep.verify import Verified, verify
 
 
 class Unmended(Struct, frozen=True):

@@ -11,15 +11,7 @@ from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
-
-
-class Damage(Struct, frozen=True):
-    """Something that is not what was stored: `name` is an id or digest, `checkpoints` are those that it takes away."""
-
-    kind: Literal["manifest", "index", "pack"]
-    name: str
-    what: str
-    checkpoints: tuple[CheckpointId, ...]
+from crckpt.store.upkeep.damage import Damage
 
 
 class Verified(Struct, frozen=True):

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 import zstandard
-from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes, Places
 from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
+from crckpt.store.format.pack_writer import Frame
 from crckpt.store.workers import result_of
 
 _TOGETHER: Final = 4
@@ -41,14 +41,6 @@ _FAST_UP_TO: Final = 1
 _FAST: Final = {"min_match": 7, "hash_log": 11}
 """For pages zstd's quickest way is a tenth quicker, and finds as much, where it looks for matches of at least 7 bytes,
 in a table that fits in the nearest cache."""
-
-
-class Frame(Struct, frozen=True):
-    """The stored bytes of a frame, the SHA-256 of them, and how many bytes its pages have."""
-
-    stored: bytes
-    sha256: bytes
-    raw: int
 
 
 class Frames:

@@ -14,9 +14,9 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import keep
 from crckpt.store.format.extents import Bytes, Numbers, Places
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
-from crckpt.store.format.pack_writer import PackWriter, Written
+from crckpt.store.format.pack_writer import Frame, PackWriter, Written
 from crckpt.store.workers import Workers, result_of
-from crckpt.store.write.frames import Frame, Frames
+from crckpt.store.write.frames import Frames
 
 _PARTS: Final = 16
 _SMALLEST: Final = (16 << 20) // PAGE_SIZE

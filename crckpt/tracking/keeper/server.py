@@ -1,7 +1,7 @@
 """A small process that follows a tree from one dump to the next: it holds the tracker, and ends with the tree.
 
-Run as `python -m crckpt.tracking.keeper.server PID CRIU DESCRIPTOR`. Whoever connects to its socket, or holds the other end of
-DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to begin is a dump until it asks
+Run as `python -m crckpt.tracking.keeper.server PID CRIU DESCRIPTOR`. Whoever connects to its socket, or holds the other
+end of DESCRIPTOR, asks and is answered, in lines of JSON. The connection that asks to begin is a dump until it asks
 `committed` or goes away, and there is one at a time; its images may need the rounds, so that the keeper stays until it
 is over. So it does after a SIGTERM, but leaves its socket then, as if it was killed: the next dump says why it is full.
 Killed, it leaves nothing in the tree: every page counts as written then.

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.host import proc
-from crckpt.host.namespaces import network
+from crckpt.host.namespaces import network_locks
+from crckpt.host.observe import sockets
 from crckpt.host.process import run
 
 
@@ -25,16 +26,16 @@ def loopback() -> Iterator[socket.socket]:
 
 
 def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
-    assert network.tcp_connections([os.getpid()]) == ()
+    assert sockets.tcp_connections([os.getpid()]) == ()
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client, loopback.accept()[0] as server:
         theirs = client.getsockname()[1]
-        assert set(network.tcp_connections([os.getpid()])) == {
-            network.Connection(os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"),
-            network.Connection(os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"),
+        assert set(sockets.tcp_connections([os.getpid()])) == {
+            sockets.Connection(os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"),
+            sockets.Connection(os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"),
         }
         server.close()
-        (left,) = network.tcp_connections([os.getpid()])
+        (left,) = sockets.tcp_connections([os.getpid()])
         assert (left.fd, left.status) == (client.fileno(), "CLOSE_WAIT")
 
 
@@ -42,7 +43,7 @@ def test_sockets_are_called_by_their_addresses(loopback: socket.socket, tmp_path
     with socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
         udp.bind(("127.0.0.1", 0))
         unix.bind(path := f"{tmp_path}/two words")
-        titles = network.socket_titles(os.getpid())
+        titles = sockets.socket_titles(os.getpid())
         assert [titles[os.fstat(found.fileno()).st_ino] for found in (loopback, udp, unix)] == [
             f"tcp 127.0.0.1:{loopback.getsockname()[1]} (listen)",
             f"udp 127.0.0.1:{udp.getsockname()[1]} (close)",
@@ -54,15 +55,15 @@ def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("::1", port)):
-            (found,) = network.tcp_connections([os.getpid()])
+            (found,) = sockets.tcp_connections([os.getpid()])
             assert found.remote == f"[::1]:{port}"
 
 
 def test_a_process_that_has_ended_has_no_connections() -> None:
     process = subprocess.Popen(["/bin/true"])
     process.wait()
-    assert network.tcp_connections([process.pid]) == ()
-    assert network.unix_datagram_sockets(process.pid) == frozenset()
+    assert sockets.tcp_connections([process.pid]) == ()
+    assert sockets.unix_datagram_sockets(process.pid) == frozenset()
 
 
 CONNECTED = """
@@ -82,7 +83,7 @@ def test_connections_in_another_network_namespace_are_seen() -> None:
         assert process.stdout is not None
         if not process.stdout.readline():
             pytest.skip("no network namespace can be made here, or `ip` is missing")
-        (found,) = network.tcp_connections([process.pid])
+        (found,) = sockets.tcp_connections([process.pid])
         assert (found.remote, found.status) == ("127.0.0.1:4321", "ESTABLISHED")
     finally:
         process.kill()
@@ -94,15 +95,15 @@ def test_a_taken_port(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
-        assert network.refusal(address, port, "listen") == "taken"
-        assert network.refusal(address, port, "connection") is None
-    assert network.refusal(address, port, "listen") is None
+        assert sockets.refusal(address, port, "listen") == "taken"
+        assert sockets.refusal(address, port, "connection") is None
+    assert sockets.refusal(address, port, "listen") is None
 
 
 @pytest.mark.parametrize("use", ["listen", "datagram", "connection"])
-def test_an_address_that_is_not_ours(use: network.Binding) -> None:
-    assert network.refusal("192.0.2.1", 80, use) == "missing"
-    assert network.refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
+def test_an_address_that_is_not_ours(use: sockets.Binding) -> None:
+    assert sockets.refusal("192.0.2.1", 80, use) == "missing"
+    assert sockets.refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -111,9 +112,9 @@ def test_a_taken_datagram_port(address: str) -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as holder:
         holder.bind((address, 0))
         port = holder.getsockname()[1]
-        assert network.refusal(address, port, "datagram") == "taken"
-        assert network.refusal(address, port, "listen") is None
-    assert network.refusal(address, port, "datagram") is None
+        assert sockets.refusal(address, port, "datagram") == "taken"
+        assert sockets.refusal(address, port, "listen") is None
+    assert sockets.refusal(address, port, "datagram") is None
 
 
 def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.socket) -> None:
@@ -121,7 +122,7 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     with socket.create_connection(("127.0.0.1", port)):
         loopback.accept()[0].close()
         loopback.close()
-    assert network.refusal("127.0.0.1", port, "listen") is None, (
+    assert sockets.refusal("127.0.0.1", port, "listen") is None, (
         "a connection in TIME_WAIT must not stand against a restore"
     )
 
@@ -136,36 +137,36 @@ def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as after,
     ):
         datagram.bind(f"\0{secrets.token_hex(4)}{name}")
-        found = network.unix_datagram_sockets(os.getpid())
+        found = sockets.unix_datagram_sockets(os.getpid())
         inodes = [os.fstat(sock.fileno()).st_ino for sock in (datagram, stream, after)]
         assert [inode in found for inode in inodes] == [True, False, True]
 
 
 def test_a_network_lock_is_found_and_lifted() -> None:
-    if not network.can_filter():
+    if not network_locks.can_filter():
         pytest.skip("no nft, or the kernel does not let us look at its packet filter")
     run_id = f"test-{secrets.token_hex(8)}"
-    assert network.lift_lock(run_id) is None
-    made = run.run([str(network.nft()), "add", "table", "inet", f"CRIU-{run_id}"])
+    assert network_locks.lift_lock(run_id) is None
+    made = run.run([str(network_locks.nft()), "add", "table", "inet", f"CRIU-{run_id}"])
     if not made.ok:
         pytest.skip(f"no table can be made here: {made.output}")
-    look = [str(network.nft()), "list", "table", "inet", f"CRIU-{run_id}"]
+    look = [str(network_locks.nft()), "list", "table", "inet", f"CRIU-{run_id}"]
     assert run.run(look).ok
-    assert network.lift_lock(run_id) == f"CRIU-{run_id}"
+    assert network_locks.lift_lock(run_id) == f"CRIU-{run_id}"
     assert not run.run(look).ok
 
 
 def test_without_nft_there_is_no_lock_to_lift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
-    if network.nft() is not None:
+    if network_locks.nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
-    assert (network.can_filter(), network.lift_lock("x")) == (False, None)
+    assert (network_locks.can_filter(), network_locks.lift_lock("x")) == (False, None)
 
 
 def test_our_descriptor_is_named_for_each_connection(loopback: socket.socket) -> None:
     """A socket under two numbers is one connection."""
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client, client.dup() as again:
-        (found,) = network.tcp_connections([os.getpid()])
+        (found,) = sockets.tcp_connections([os.getpid()])
         assert found.fd in (client.fileno(), again.fileno())
         assert {entry.fd for entry in proc.descriptors(os.getpid())} >= {client.fileno(), again.fileno()}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from crckpt.host import proc
-from crckpt.host.namespaces import network
+from crckpt.host.observe import sockets
 from crckpt.host.observe.tree import Observed, observe
 
 FAMILY = """
@@ -134,14 +134,14 @@ def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pyt
     with program(CONNECTS) as process:
         said(process)
 
-        def meanwhile(_pids: list[int]) -> tuple[network.Connection, ...]:
+        def meanwhile(_pids: list[int]) -> tuple[sockets.Connection, ...]:
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
             said(process)
             return ()
 
-        monkeypatch.setattr(network, "tcp_connections", meanwhile)
+        monkeypatch.setattr(sockets, "tcp_connections", meanwhile)
         assert look(process.pid).outside_ends == ()
 
 

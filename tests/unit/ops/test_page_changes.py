@@ -18,6 +18,7 @@ from crckpt.ops.inspect.memory import Memory
 from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.format.index import StoredFile
+from crckpt.store.read.contents import contents_of
 from crckpt.store.read.reading import Reader
 from crckpt.store.workers import workers
 
@@ -80,7 +81,7 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
     """By the start of each map; and how many pages were read for it."""
     with workers() as pool:
         sides = []
-        watched = [_Watched(repository.contents(checkpoint), pool) for checkpoint in (one, two)]
+        watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
         for checkpoint, reading in zip((one, two), watched, strict=True):
             process = recorded.process_of(tree_of(repository, checkpoint), PID)
             sides.append(Side(checkpoint, Memory(reading, process)))

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.causes import cause
-from crckpt.host.namespaces.network import Connection
 from crckpt.host.namespaces.owners import ForeignNamespace
+from crckpt.host.observe.sockets import Connection
 from crckpt.host.observe.tree import Observed, OutsideEnd
 from crckpt.host.observe.waits import RESTARTED, Wait
 from crckpt.host.proc import Descriptor, Process, Tree

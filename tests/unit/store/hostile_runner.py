@@ -34,9 +34,9 @@ def _serve() -> None:
     import crckpt.ops.inspect.show
     import crckpt.ops.report
     import crckpt.ops.verify
-    import crckpt.store.read.reading  # noqa: F401
+    import crckpt.store.read.reading
     import crckpt.store.upkeep.audit
-    import crckpt.store.write.packing
+    import crckpt.store.write.packing  # noqa: F401
 
     for line in sys.stdin:
         out, into = os.pipe()

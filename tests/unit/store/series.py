@@ -16,6 +16,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest
 from crckpt.store.format.extents import Mask, spread
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
+from crckpt.store.read.contents import contents_of
 
 ADDRESS = 0x400000
 HARD_BYTES = 1400
@@ -104,7 +105,7 @@ class Cost:
 
 def cost(repository: Repository, checkpoint: Checkpoint) -> Cost:
     """What a restore of the checkpoint costs."""
-    files = repository.contents(checkpoint).index.files
+    files = contents_of(repository, checkpoint).index.files
     extents = np.concatenate([file.extents for file in files])
     frames = stored = raw = 0
     for number, use in enumerate(checkpoint.packs):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from image_sets import ImageSet, area, described, flip, opened, store, write_set
 
-from crckpt.store import Checkpoint, Repository, verify
+from crckpt.store import Checkpoint, Repository, collect_garbage, verify
 
 ONE = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 TWO = ImageSet({"pagemap-100.img": [area(10, *range(1, 90), *range(200, 210))]}, {"core-100.img": b"changed" * 99})
@@ -130,7 +130,7 @@ def check(root: Path, before: Sequence[Checkpoint], act: Act) -> None:
     assert len(listed - {checkpoint.id for checkpoint in before}) <= act.adds
     assert repository.unreadable() == ()
     assert {tag.id for tag in repository.tags()} <= listed
-    repository.gc()
+    collect_garbage(repository)
     assert superfluous(repository) == set()
     assert {checkpoint.id for checkpoint in repository.checkpoints()} == listed
     assert verify(repository).damages == ()

@@ -20,6 +20,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
 from crckpt.store.format.index import Index, StoredFile, encode_index
+from crckpt.store.read.contents import contents_of
 
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 
@@ -278,11 +279,11 @@ def test_an_index_that_contradicts_itself(
 ) -> None:
     repository = opened(tmp_path)
     good = store(repository, tmp_path, IMAGES)
-    files = repository.contents(good).index.files
+    files = contents_of(repository, good).index.files
     wrong_index = encode_index(Index(tuple(change(file) if file.name == name else file for file in files)))
     # The details of a second checkpoint bring the wrong index into a pack of their own.
     carrier = store(repository, tmp_path, IMAGES, described(details=wrong_index))
-    (details,) = (file for file in repository.contents(carrier).index.files if file.kind == "details")
+    (details,) = (file for file in contents_of(repository, carrier).index.files if file.kind == "details")
     assert carrier.packs[0].digest == good.packs[0].digest
     index = {"bytes": len(wrong_index), "extents": details.extents.tolist()}
     wrong = _changed(repository, carrier, index=index)

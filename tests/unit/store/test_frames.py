@@ -13,7 +13,8 @@ import zstandard
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes
 from crckpt.store.format.pack import FRAME_PAGES
-from crckpt.store.write.frames import Frame, Frames
+from crckpt.store.format.pack_writer import Frame
+from crckpt.store.write.frames import Frames
 
 COUNT = 16
 

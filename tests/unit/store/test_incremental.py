@@ -29,7 +29,7 @@ from series import cost, disk
 from crckpt.errors import IntegrityError
 from crckpt.images.pagemap import PRESENT, PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, ingest, materialise_base, verify
+from crckpt.store import Checkpoint, Repository, collect_garbage, ingest, materialise_base, verify
 from crckpt.store.write.copy_forward import PER_NEW, USED_BELOW
 
 Memory = Mapping[int, int]
@@ -114,7 +114,7 @@ def test_each_of_a_series_is_complete(
             assert kept[-1][0].statistics.inherited_pages == left
         alone, wanted = data.draw(st.sampled_from(kept))
         repository.remove([checkpoint.id for checkpoint, _ in kept if checkpoint != alone])
-        repository.gc()
+        collect_garbage(repository)
         assert verify(repository).damages == ()
         assert held(repository, alone, base) == wanted
 
@@ -142,7 +142,7 @@ def test_rounds_before_a_dump_are_gathered(
         known = replace(described(), parent=parent, base=base / "gone" if on_base else None)
         made = ingest(repository, images, known)
         repository.remove([checkpoint.id for checkpoint in repository.checkpoints() if checkpoint != made])
-        repository.gc()
+        collect_garbage(repository)
         assert verify(repository).damages == ()
         assert held(repository, made, base) == expected({NAMES[0]: memory})
 
@@ -192,7 +192,7 @@ def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
     assert held(repository, last, tmp_path) == expected({NAMES[0]: memory})
     assert cost(repository, last).raw <= 1.6 * cost(repository, first).raw
     repository.remove([checkpoint.id for checkpoint in repository.checkpoints()[:-1]])
-    repository.gc()
+    collect_garbage(repository)
     assert disk(repository) <= first.statistics.stored_bytes / USED_BELOW
     assert verify(repository).damages == ()
 

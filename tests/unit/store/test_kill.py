@@ -14,7 +14,7 @@ from stages import ACTS, LOCK, NEXT, REPAIR, Act, Stage, build, check, memory_di
 from writer import Order, Writers, writers
 
 import crckpt
-from crckpt.store import Repository, ingest, repair, verify
+from crckpt.store import Repository, collect_garbage, ingest, repair, verify
 from crckpt.store.lock import holders
 
 CREATE = Act("create", "create")
@@ -67,7 +67,7 @@ def test_killed_before_any_step(act: Act, stage: Stage, forked: Writers) -> None
             again = ingest(repository, copy.base / "sets/next", described())
             assert restored(repository, again, copy.base)["core-100.img"] == NEXT.files["core-100.img"]
             assert verify(repository).damages == ()
-            assert repository.gc().leftovers == ()
+            assert collect_garbage(repository).leftovers == ()
 
 
 def test_killed_before_any_step_of_the_creation(stage: Stage, forked: Writers) -> None:
@@ -82,7 +82,7 @@ def test_killed_before_any_step_of_the_creation(stage: Stage, forked: Writers) -
                 assert forked.status(order(base, f"{name}:{number}")) == -signal.SIGKILL
                 repository = Repository.open(base / "above/store", create=True)
                 checkpoint = ingest(repository, stage.base / "sets/next", described())
-                repository.gc()
+                collect_garbage(repository)
                 check(repository.root, [checkpoint], CREATE)
 
 

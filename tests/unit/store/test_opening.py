@@ -16,7 +16,7 @@ import pytest
 from image_sets import ImageSet, area, opened, store
 
 from crckpt.errors import StoreUnusable
-from crckpt.store import Repository, verify
+from crckpt.store import Repository, collect_garbage, verify
 
 
 @pytest.fixture(params=[0o000, 0o077, 0o277])
@@ -96,7 +96,7 @@ def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> No
     for name in ("cache", "tmp", "locks", "refs"):
         shutil.rmtree(repository.root / name)
     again = Repository.open(repository.root)
-    again.gc()
+    collect_garbage(again)
     again.tag(checkpoint.id, "good")
     store(again, tmp_path, ImageSet(files={"core-1.img": b"y"}))
     assert len(list((repository.root / "cache/fingerprints").iterdir())) == 2

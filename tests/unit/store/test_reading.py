@@ -17,9 +17,10 @@ from series import chain, series, started
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, reader, verify
+from crckpt.store import Checkpoint, Repository, collect_garbage, reader, verify
 from crckpt.store.format.pack import FRAME_PAGES, Pack
 from crckpt.store.read import reading
+from crckpt.store.read.contents import contents_of
 
 
 def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
@@ -116,7 +117,7 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
     repository = opened(tmp_path)
     program = started(tmp_path / "images", 4000)
     *_, last = series(repository, program, 30, 0.03)
-    assert repository.contents(last).index.files
+    assert contents_of(repository, last).index.files
     unpacked.clear()
     content = image(repository, last, "pages-1.img")
     assert content == (program.directory / "pages-1.img").read_bytes()
@@ -133,7 +134,7 @@ def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Count
     memory = (program.directory / "pages-1.img").read_bytes()
 
     def read() -> int:
-        assert repository.contents(last).index.files
+        assert contents_of(repository, last).index.files
         unpacked.clear()
         assert image(repository, last, "pages-1.img") == memory
         assert set(unpacked.values()) == {1}
@@ -145,11 +146,11 @@ def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Count
     new = sum(checkpoint.statistics.new_bytes for checkpoint in kept)
     assert written <= 2 * new * first.statistics.stored_bytes / first.statistics.new_bytes
     repository.remove([middle.id])
-    repository.gc()
+    collect_garbage(repository)
     assert verify(repository).damages == ()
     assert read() <= 1.25 * needed
     repository.remove([checkpoint.id for checkpoint in kept[:-1] if checkpoint is not middle])
-    repository.gc()
+    collect_garbage(repository)
     assert verify(repository).damages == ()
     assert read() <= 1.25 * needed
 
@@ -179,7 +180,7 @@ def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacke
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reading, "_MOST_FRAMES", 8)
         patched.setattr(reading, "_FEWEST_FRAMES", 8)
-        assert repository.contents(checkpoint).index.files
+        assert contents_of(repository, checkpoint).index.files
         unpacked.clear()
         assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, often))
     assert set(unpacked.values()) == {1}

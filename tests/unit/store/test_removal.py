@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.host import proc
 from crckpt.model import CheckpointId
-from crckpt.store import Collected, Repository, verify
+from crckpt.store import Collected, Repository, collect_garbage, verify
 from crckpt.store.owner import owner_of
 
 
@@ -33,7 +33,7 @@ def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> No
         before = [restored(repository, checkpoint, base) for checkpoint in kept]
         repository.remove([kept.pop(doomed).id])
         before.pop(doomed)
-        repository.gc()
+        collect_garbage(repository)
         assert [restored(repository, checkpoint, base) for checkpoint in kept] == before
         assert repository.checkpoints() == tuple(kept)
         assert verify(repository).damages == ()
@@ -43,12 +43,12 @@ def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     first = store(repository, tmp_path, _images(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, _images(*range(100, 200)), described("two"))
-    assert repository.gc() == Collected((), (), 0)
+    assert collect_garbage(repository) == Collected((), (), 0)
     repository.remove([first.id])
     size = packs(repository)[0].stat().st_size
-    told = repository.gc(dry_run=True)
+    told = collect_garbage(repository, dry_run=True)
     assert len(packs(repository)) == 2
-    done = repository.gc()
+    done = collect_garbage(repository)
     assert done == told
     assert done.packs == (first.packs[0].digest,)
     assert done.leftovers == (f"cache/fingerprints/{first.packs[0].digest}",)
@@ -82,11 +82,11 @@ def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> No
     repository.remove([first.id])
     flip(repository.root / "checkpoints" / second.id / "manifest.json", 30)
     with pytest.raises(IntegrityError, match="nothing was removed") as refusal:
-        repository.gc()
+        collect_garbage(repository)
     assert refusal.value.hint == f"give it up with: crckpt rm {second.short_id}"
     assert len(packs(repository)) == 2
     repository.remove([repository.resolve(second.short_id)])
-    assert len(repository.gc().packs) == 2
+    assert len(collect_garbage(repository).packs) == 2
 
 
 def test_gc_does_not_advise_to_give_up_what_is_only_newer(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_gc_does_not_advise_to_give_up_what_is_only_newer(tmp_path: Path) -> Non
     manifest.write_bytes(newer)
     manifest.parent.rename(manifest.parent.with_name(hashlib.sha256(newer).hexdigest()))
     with pytest.raises(IntegrityError, match="schema 2") as refusal:
-        repository.gc()
+        collect_garbage(repository)
     assert refusal.value.hint == "use a crckpt that knows schema 2"
 
 
@@ -122,7 +122,7 @@ def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
     _transaction(repository, "5-cut-short", b'{"pid": 1')
     alive = _transaction(repository, "6-alive", ours.encode())
     unseen = _transaction(repository, "7-unseen", replace(ours, pid=ended.pid, pid_namespace=1).encode())
-    done = repository.gc()
+    done = collect_garbage(repository)
     assert [name.split("/")[1][0] for name in done.leftovers] == ["1", "2", "3", "4", "5"]
     assert done.bytes >= 50_000
     assert sorted((repository.root / "tmp").iterdir()) == [alive, unseen]
@@ -151,7 +151,7 @@ def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
     for path in strange:
         path.parent.mkdir(exist_ok=True)
         path.write_text("not ours")
-    repository.gc()
+    collect_garbage(repository)
     assert all(path.exists() for path in strange)
     assert len(repository.checkpoints()) == 1
 
@@ -163,7 +163,7 @@ def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
     half = repository.root / "refs/tags/job/.good.123"
     half.write_text("ab")
     assert [tag.name for tag in repository.tags()] == ["good"]
-    assert repository.gc().leftovers == ("refs/tags/job/.good.123",)
+    assert collect_garbage(repository).leftovers == ("refs/tags/job/.good.123",)
     assert not half.exists()
     assert repository.resolve("job:good") == checkpoint.id
 
@@ -182,10 +182,10 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
             repository.get(repository.resolve(ref))
     before = packs(repository)
     with pytest.raises(IntegrityError, match="is missing, so that nobody knows which packs it needs"):
-        repository.gc()
+        collect_garbage(repository)
     assert packs(repository) == before
     repository.remove([lost.id])
-    assert repository.gc().packs
+    assert collect_garbage(repository).packs
     assert verify(repository).damages == ()
 
 

@@ -19,7 +19,7 @@ from image_sets import ImageSet, area, described, files_of, flip, opened, packs,
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId
-from crckpt.store import Repository, Unmended, repair, verify
+from crckpt.store import Repository, Unmended, collect_garbage, repair, verify
 
 FRAMES = ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]})
 MORE = ImageSet({"pagemap-1.img": [area(0, *range(1, 250), *range(1000, 1100))]})
@@ -248,7 +248,7 @@ def test_a_repair_that_is_killed_at_any_step(stores: tuple[Repository, Repositor
             break
         if after % 30 == 0:
             assert repair(repository, source=copy).now.damages == ()
-            repository.gc()
+            collect_garbage(repository)
             assert _tree(repository.root) == whole
             assert list((repository.root / "tmp").iterdir()) == []
     assert now == whole
@@ -310,7 +310,7 @@ def test_a_store_for_reading_only_is_read(stores: tuple[Repository, Repository],
         assert verify(found).damages == ()
         assert restored(found, second, tmp_path) == files_of(tmp_path / "images-1")
         with pytest.raises(OSError, match="Read-only file system"):
-            found.gc()
+            collect_garbage(found)
     finally:
         subprocess.run(["umount", copy.root], check=True)
 

@@ -42,7 +42,17 @@ from stages import superfluous
 from writer import Order, Writers, writers
 
 from crckpt.model import CheckpointId
-from crckpt.store import Repository, details_of, file_names, ingest, materialise, read_file, repair, verify
+from crckpt.store import (
+    Repository,
+    collect_garbage,
+    details_of,
+    file_names,
+    ingest,
+    materialise,
+    read_file,
+    repair,
+    verify,
+)
 from crckpt.store.write.copy_forward import PER_NEW
 
 # Few different pages, so that equal ones are met at the same place, elsewhere, and in other objects.
@@ -141,7 +151,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        self.repository.gc()
+        collect_garbage(self.repository)
         assert superfluous(self.repository) == set()
 
     @rule(seed=seeds)

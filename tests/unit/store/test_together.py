@@ -12,7 +12,7 @@ from pathlib import Path
 from image_sets import opened, restored
 from stages import superfluous
 
-from crckpt.store import verify
+from crckpt.store import collect_garbage, verify
 from crckpt.store.lock import holders
 
 PRELUDE = """
@@ -65,7 +65,7 @@ while True:
         with repository.exclusive(timeout=random.choice([0.05, 2])):
             for job in ("one", "two", "three"):
                 repository.remove([old.id for old in repository.checkpoints(job)[:-2]])
-            repository.gc()
+            collect_garbage(repository)
         print("collected", flush=True)
     except StoreLocked as error:
         print(error, flush=True)
@@ -113,5 +113,5 @@ def test_all_at_once(tmp_path: Path) -> None:
         assert len(kept) >= 2
         assert restored(repository, kept[-1], tmp_path)
     assert verify(repository).damages == ()
-    repository.gc()
+    collect_garbage(repository)
     assert superfluous(repository) == set()

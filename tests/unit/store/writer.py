@@ -22,7 +22,7 @@ from image_sets import described
 
 from crckpt.host.disk import steps
 from crckpt.model import JobName
-from crckpt.store import Repository, ingest, load, materialise, repair
+from crckpt.store import Repository, collect_garbage, ingest, load, materialise, repair
 from crckpt.store.restoring import restoring
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
@@ -137,7 +137,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "tag": _tag,
     "untag": Repository.untag,
     "rm": _rm,
-    "gc": Repository.gc,
+    "gc": collect_garbage,
     "materialise": _restore,
     "restoring": _keep_restores_out,
     "repair": _repair,

@@ -1,0 +1,86 @@
+"""Find and remove the network locks that CRIU keeps in the packet filter, and find network namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from crckpt.errors import HostCannot
+from crckpt.host.process import run
+
+# A private prefix of CRIU brings its nft along.
+_NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
+
+_NAMED = Path("/run/netns")
+
+# Of a cut name: what is shorter could be the lock of another run.
+_LOCK_NAME = len("CRIU-") + 16
+
+
+def nft() -> Path | None:
+    """The packet filter's tool: the system's, or the one that came with CRIU."""
+    found = shutil.which("nft", path=run.ENVIRONMENT["PATH"])
+    if found:
+        return Path(found)
+    return _NFT_BESIDE if _NFT_BESIDE.exists() else None
+
+
+def can_filter() -> bool:
+    """Whether the kernel lets us look at its packet filter."""
+    tool = nft()
+    return tool is not None and run.run([tool, "list", "tables"]).ok
+
+
+def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
+    """Remove the network lock of that run of CRIU: its table's name. None if there is none. Raises HostCannot.
+
+    `inside` leads to the network namespace that has it; else it is ours.
+    """
+    table = _lock_of(run_id, inside)
+    if table is None:
+        return None
+    argv = [*_entering(inside), str(nft()), "delete", "table", "inet", table]
+    done = run.run(argv)
+    if not done.ok:
+        raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.spelled(argv))
+    return table
+
+
+@contextmanager
+def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
+    """A path to the network namespace of that inode: of one of these processes, or a named one; None if it has gone.
+
+    It stays open in the block: the path means no other.
+    """
+    ours = Path("/proc/self/ns/net").stat().st_dev
+    for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *named_networks()):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if (status.st_dev, status.st_ino) == (ours, inode):
+                    yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                    return
+            finally:
+                os.close(descriptor)
+    yield None
+
+
+def named_networks() -> tuple[Path, ...]:
+    """Where the network namespaces are that have a name. Source: ip-netns(8)."""
+    return tuple(sorted(_NAMED.iterdir())) if _NAMED.is_dir() else ()
+
+
+def _entering(inside: Path | None) -> tuple[str, ...]:
+    return ("nsenter", f"--net={inside}") if inside is not None else ()
+
+
+def _lock_of(run_id: str, inside: Path | None) -> str | None:
+    """CRIU cuts the name to what a buffer of its own holds: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
+    tool = nft()
+    listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
+    names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
+    return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)

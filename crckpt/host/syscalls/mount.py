@@ -1,0 +1,50 @@
+"""Mount file systems in our own mount namespace, and change its root. Source: mount(2), pivot_root(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+BIND: Final = 4096
+_RDONLY: Final = 1
+_REMOUNT: Final = 32
+_DETACH: Final = 2
+"""linux/mount.h"""
+
+_PIVOT_ROOT: Final = 155
+"""asm/unistd_64.h"""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2). Raises OSError."""
+    words = (os.fsencode(word) or None for word in (source, target, kind))
+    _checked(_LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), target)
+
+
+def bind(source: str, target: str) -> None:
+    """Let `target` be what `source` is, without what is mounted below it. Raises OSError."""
+    mount(source, target, flags=BIND)
+
+
+def bind_read_only(source: str, target: str, flags: int = 0) -> None:
+    """Likewise; nothing can be written there, but devices and sockets work. Raises OSError."""
+    bind(source, target)
+    mount("", target, flags=_REMOUNT | BIND | _RDONLY | flags)
+
+
+def become_root(path: str) -> None:
+    """Make a mount point the root of our mount namespace; the old root is no longer there. Raises OSError."""
+    os.chdir(path)
+    # The old root over the new one: so no directory is needed for it. Source: pivot_root(2).
+    _checked(_LIBC.syscall(_PIVOT_ROOT, b".", b"."), path)
+    _checked(_LIBC.umount2(b".", _DETACH), path)
+    os.chdir("/")
+
+
+def _checked(answer: int, path: str) -> None:
+    if answer != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
