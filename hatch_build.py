@@ -11,7 +11,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _NO_COMPILER = 20
-_BUILT = ("crckpt/tracking/preload/libpreload.so", "crckpt/criu/hold-action", "crckpt/tracking/preload/librestore.so")
+_PRELOAD = "crckpt/tracking/preload"
+_BUILT = (f"{_PRELOAD}/libpreload.so", "crckpt/criu/hold-action", f"{_PRELOAD}/librestore.so")
 
 
 class BuildHook(BuildHookInterface[Any]):

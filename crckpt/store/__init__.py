@@ -100,9 +100,9 @@ from crckpt.store.read.materialise import details_of, file_names, materialise, m
 from crckpt.store.refs import Tag
 from crckpt.store.repository import Repository, Unreadable
 from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
+from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.gc import Collected, collect_garbage
 from crckpt.store.upkeep.repair import Repaired, Unmended, repair
-from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.verify import Verified, verify
 from crckpt.store.write.ingest import NewCheckpoint, ingest, load
 

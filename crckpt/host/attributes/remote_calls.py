@@ -1,9 +1,9 @@
 """Make system calls in threads of other processes, to read and set attributes that only they can read and set.
 
 A helper process makes the calls. It is run as `python -m crckpt.host.attributes.remote_calls ORDERS ANSWERS`, both
-descriptors: a tracer must do nothing else (`crckpt.host.syscalls.ptrace`). In a restore's hold CRIU traces the root of a
-tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that thread, and seize it
-again afterwards.
+descriptors: a tracer must do nothing else (`crckpt.host.syscalls.ptrace`). In a restore's hold CRIU traces the root of
+a tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that thread, and seize
+it again afterwards.
 """
 
 from __future__ import annotations

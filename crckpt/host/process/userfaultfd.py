@@ -1,8 +1,8 @@
 """A userfaultfd of another process: it makes one, we take it, and it closes its own.
 
 What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.process.userfaultfd
-SOCKET PID:START[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle of the
-call it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a
+SOCKET PID:START[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle
+of the call it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a
 millisecond, a SIGKILL would end the process as well, and all else is kept from it.
 """
 

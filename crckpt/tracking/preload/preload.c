@@ -31,7 +31,7 @@
 #include "links.h"
 #include "smaps.h"
 #include "text.h"
-#include "../criu/hold.h"
+#include "../../criu/hold.h"
 
 #include <errno.h>
 #include <fcntl.h>

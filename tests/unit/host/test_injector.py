@@ -229,7 +229,7 @@ def gone(helpers: list[Path]) -> bool:
 def test_one_that_does_not_stop_is_let_go(program: str) -> None:
     """As above, but asleep only once we have looked: its state is hidden from the first look."""
     hidden = (
-        "import os, sys\nfrom crckpt.host import ptrace\nptrace._state = lambda pid, tid: 'S'\n"
+        "import os, sys\nfrom crckpt.host.syscalls import ptrace\nptrace._state = lambda pid, tid: 'S'\n"
         "try:\n with ptrace.stopped(int(sys.argv[1])): pass\n"
         "except ptrace.Refused as error: print(error.message)"
     )
@@ -294,14 +294,14 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
         "threading.Event().wait()\n"
     )
     enters = (
-        "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host import injector\n"
-        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = injector.borrow\n"
+        "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.process import userfaultfd\n"
+        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd.borrow\n"
         "def late(pid, descriptor):\n"
         "    with open(told, 'wb') as file: file.write(b'.')\n"
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
-        "injector.borrow = late\n"
-        "try: injector._made_in(pid)\n"
+        "userfaultfd.borrow = late\n"
+        "try: userfaultfd._made_in(pid)\n"
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:

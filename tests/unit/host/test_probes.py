@@ -205,7 +205,7 @@ def test_a_module_is_loaded_by_itself_only_where_it_is_there(tmp_path: Path) -> 
     hide = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && exec "$@"'
     hidden = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh"]
     script = (
-        "from crckpt.host import run; from crckpt.host.probes import network\n"
+        "from crckpt.host.process import run; from crckpt.host.probes import network\n"
         f"for place in ('/nonexistent', {str(tmp_path)!r}):\n"
         "    run.ENVIRONMENT['PATH'] = place\n"
         "    print(network.tun().fix, network.tun().safe)"

@@ -30,7 +30,7 @@ def test_every_change_is_a_step(path: Path) -> None:
         "os.write(fd, b'')", "os.fsync(fd)", "os.rename(a, b)", "os.replace(a, b)", "a.replace(b)", "a.unlink()",
         "path.mkdir()", "shutil.rmtree(path)", "os.truncate(a, 1)", "os.ftruncate(a, 1)", "open(a, 'w')",
         "path.open('ab')", "path.open(mode='r+b')", "os.open(a, os.O_RDWR | os.O_CREAT)", "path.write_bytes(b'')",
-        "with open(a, 'wb') as file:\n    pass", "from os import fsync", "from crckpt.host import files",
+        "with open(a, 'wb') as file:\n    pass", "from os import fsync", "from crckpt.host.disk import files",
         "from crckpt.host.disk.files import remove as gone", "import os as o",
         "step('a.b')\nx = 1\nos.fsync(fd)",
         "step('a.b')\nwhile left:\n    os.write(fd, left)",
@@ -74,7 +74,7 @@ def sync(path, what):
 
 
 def test_the_environment_names_the_step(tmp_path: Path) -> None:
-    program = "import sys; from pathlib import Path; from crckpt.host import files\n"
+    program = "import sys; from pathlib import Path; from crckpt.host.disk import files\n"
     program += "for name in 'abc': files.write_durably(Path(sys.argv[1], name), b'x', 'thing')"
     for at, left in (("thing.create", 0), ("thing.create:2", 1), ("thing.rename:3", 3), ("other.create", 3)):
         place = tmp_path / at
