@@ -16,7 +16,7 @@ from command import PROGRAM, Crckpt
 from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
-from crckpt.preflight.attributes import ATTRIBUTES
+from crckpt.preflight.attribute_record import ATTRIBUTES
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

@@ -150,3 +150,16 @@ def _group(gid: int) -> str:
     with suppress(KeyError):
         return grp.getgrgid(gid).gr_name
     return str(gid)
+
+
+class PathChangers:
+    """Who but root can change what paths lead to; each directory is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Changers] = {}
+
+    def __call__(self, path: str) -> Changers:
+        above = path.rpartition("/")[0] or "/"
+        if above not in self._known:
+            self._known[above] = changers(Path(above))
+        return self._known[above]

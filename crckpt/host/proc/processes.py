@@ -432,6 +432,12 @@ def wait_until_gone(
         select.select([], [], [], 0.01)
 
 
+def tid_inside(pid: int, tid: int) -> int:
+    """The number of a thread in its own PID namespace. Raises OSError."""
+    status = procfs.text(f"/proc/{pid}/task/{tid}/status")
+    return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
+
+
 def _in_use(numbers: frozenset[int]) -> frozenset[int]:
     """Those that are taken, by whomever: no file is read for it."""
     members = set()

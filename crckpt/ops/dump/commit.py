@@ -27,7 +27,7 @@ from crckpt.images.inventory import read_inventory
 from crckpt.images.rights import Rights, read_rights, surplus
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task, moment
-from crckpt.ops import attributes
+from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import Copying, Subject, Unfit, looked_at_again, succeeded
 from crckpt.ops.dump.gate import gated
 from crckpt.ops.dump.job_name import check_series
@@ -36,7 +36,6 @@ from crckpt.ops.dump.lineage import Tracked, way
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.request import Request
 from crckpt.ops.failures import as_ours
-from crckpt.ops.restore import open_files
 from crckpt.preflight.dump import Plan
 from crckpt.store import Checkpoint, NewCheckpoint, ingest, is_blank, load
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -20,17 +19,14 @@ from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.access import Seen, User, name_of, refused, seen, users_of
-from crckpt.host.disk.path_trust import Changers, changers
+from crckpt.host.disk.path_trust import Changers, PathChangers
 from crckpt.host.proc import procfs
-from crckpt.host.proc.maps import mapped_files
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
 from crckpt.images.regular import RegularFile
 from crckpt.images.special import Fifo
 from crckpt.images.tree import ImageTree, Process
 from crckpt.preflight.restore import required_path
-
-_Identities = dict[str, list[tuple[int, int, int]]]
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
 _MAP_SHARED: Final = 0x01  # sys/mman.h
@@ -43,7 +39,7 @@ class Known(Struct, frozen=True):
     Of those paths that others than root can change. `by_inode` is whether a restored tree has other file systems.
     """
 
-    files: _Identities
+    files: dict[str, list[tuple[int, int, int]]]
     by_inode: bool = False
 
     def had(self, found: Seen, *, writes: bool) -> bool:
@@ -52,25 +48,6 @@ class Known(Struct, frozen=True):
             inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
             for device, inode, written in self.files.get(found.path, ())
         )
-
-
-def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> _Identities:
-    """What a live tree has open, for the details of its checkpoint."""
-    look = _Paths()
-    known: _Identities = {}
-    for held in descriptors:
-        if held.identity != (0, 0) and look(held.target):
-            writes = int(held.flags & os.O_ACCMODE != os.O_RDONLY)
-            known.setdefault(held.target, []).append((*held.identity, writes))
-    for process in tree.processes:
-        names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
-        links = (*names, *mapped_files(process.pid).values())
-        reached = [found for link in links if (found := seen(link))]
-        # Files of another process that has got its PID are not the tree's.
-        for found in reached if proc.is_current(process) else ():
-            if look(found.path):
-                known.setdefault(found.path, []).append((found.device, found.inode, 0))
-    return {path: sorted(set(found)) for path, found in known.items()}
 
 
 def check(tree: ImageTree, known: Known, init: int | None, *, allow_weaker: bool) -> tuple[Finding, ...]:
@@ -90,19 +67,6 @@ def check(tree: ImageTree, known: Known, init: int | None, *, allow_weaker: bool
     return found
 
 
-class _Paths:
-    """Who but root can change what paths lead to; each directory is looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Changers] = {}
-
-    def __call__(self, path: str) -> Changers:
-        above = path.rpartition("/")[0] or "/"
-        if above not in self._known:
-            self._known[above] = changers(Path(above))
-        return self._known[above]
-
-
 class _Held(Struct, frozen=True):
     """A file of a process: the link in /proc that leads to it, and for what it has it (as of access(2))."""
 
@@ -114,7 +78,7 @@ class _Held(Struct, frozen=True):
 class _Check:
     def __init__(self, tree: ImageTree, known: Known, root: int) -> None:
         self._tree, self._known, self._root = tree, known, root
-        self._paths = _Paths()
+        self._paths = PathChangers()
         self._files = {file.id: file for file in tree.regular_files}
         self._inside = {process.pid for process in tree.processes}
 

@@ -29,15 +29,15 @@ from crckpt.images.rights import Rights, read_rights
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
-from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.inspect.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
 from crckpt.ops.resources import in_images
+from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.restore import complete, outside_ends
 from crckpt.ops.restore.survey import survey
-from crckpt.preflight.attributes import read_record
+from crckpt.preflight.attribute_record import read_record
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import Now, Verdict, Wanted, judge
 from crckpt.store import Checkpoint, Repository, read_file, reader

@@ -38,13 +38,13 @@ from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off, i
 from crckpt.images.core import ZOMBIE
 from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
-from crckpt.ops.attributes import PutBack, prepare
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, refused
 from crckpt.ops.inspect.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
+from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.survey import survey
-from crckpt.preflight.attributes import read_record
+from crckpt.preflight.attribute_record import read_record
 from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.read.details import read_details

@@ -12,10 +12,10 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.host.disk.files import open_private, resize, write_at, write_unsynced
 from crckpt.images.pagemap import tells_pages
 from crckpt.store.format.manifest import Checkpoint
-from crckpt.store.read.contents import contents_of
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
+    from crckpt.store.read.contents import Contents
     from crckpt.store.read.reading import Reader
 
 
@@ -56,7 +56,7 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
     from crckpt.store.fingerprints import read_key, recall
 
     with repository.shared():
-        contents = contents_of(repository, checkpoint)
+        contents = _contents(repository, checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
                 if not repository.layout.fingerprints_of(use.digest).exists():
@@ -73,19 +73,19 @@ def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
     from crckpt.store.workers import workers
 
     with repository.shared(), workers() as pool:
-        yield Reader(contents_of(repository, checkpoint), pool)
+        yield Reader(_contents(repository, checkpoint), pool)
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:
     """The names of the checkpoint's image files. Raises IntegrityError."""
     with repository.shared():
-        return tuple(file.name for file in contents_of(repository, checkpoint).index.files if file.kind != "details")
+        return tuple(file.name for file in _contents(repository, checkpoint).index.files if file.kind != "details")
 
 
 def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> bytes:
     """One image file. Raises NoSuchCheckpoint if the checkpoint has no such file, IntegrityError."""
     with repository.shared():
-        contents = contents_of(repository, checkpoint)
+        contents = _contents(repository, checkpoint)
         file = contents.index.find(name)
         if file is None:
             raise NoSuchCheckpoint(f"checkpoint {checkpoint.short_id} has no file {name}")
@@ -95,5 +95,12 @@ def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> byte
 def details_of(repository: Repository, checkpoint: Checkpoint) -> bytes:
     """What `NewCheckpoint.details` was. Raises IntegrityError."""
     with repository.shared():
-        contents = contents_of(repository, checkpoint)
+        contents = _contents(repository, checkpoint)
         return b"".join(contents.read(file) for file in contents.index.files if file.kind == "details")
+
+
+def _contents(repository: Repository, checkpoint: Checkpoint) -> Contents:
+    # numpy takes 40 ms to import: commands that read no pages do without it.
+    from crckpt.store.read.contents import contents_of
+
+    return contents_of(repository, checkpoint)

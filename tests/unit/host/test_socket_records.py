@@ -11,7 +11,7 @@ import pytest
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.sockets import Membership, SocketRecord, put_back, read_sockets
-from crckpt.preflight.attributes import read_record
+from crckpt.preflight.attribute_record import read_record
 
 RECVERR, USER_TIMEOUT = 11, 18
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.ops.attributes import prepare
-from crckpt.preflight.attributes import ProcessRecord, Record, Value
+from crckpt.ops.restore.attributes import prepare
+from crckpt.preflight.attribute_record import ProcessRecord, Record, Value
 
 IMAGES = Path(__file__).parents[2] / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())

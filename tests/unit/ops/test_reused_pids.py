@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.host import proc
 from crckpt.host.observe.tree import observe, without_ended
-from crckpt.ops import attributes
-from crckpt.ops.restore import open_files
+from crckpt.ops.dump import attributes, open_files
 
 NOBODY = 65534
 FAMILY = """

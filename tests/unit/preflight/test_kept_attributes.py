@@ -13,17 +13,8 @@ from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.tree import ImageTree, Process, read_tree
-from crckpt.preflight.attributes import (
-    ATTRIBUTES,
-    Group,
-    Landing,
-    ProcessRecord,
-    Record,
-    judge,
-    read_record,
-    shares_session,
-    wishes,
-)
+from crckpt.preflight.attribute_record import ATTRIBUTES, Group, ProcessRecord, Record, read_record
+from crckpt.preflight.attributes import Landing, judge, shares_session, wishes
 
 IMAGES = Path(__file__).parents[2] / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())

@@ -1,9 +1,4 @@
-"""Record the attributes of a tree at a dump, and put them back in a restore's hold, before the tree runs.
-
-`crckpt.preflight.attributes` lists them. Most are read from outside. Some are known only to the process itself:
-crckpt makes a system call in one of its threads, which stops that for some milliseconds. A dump that ends the tree does
-this in each process. A dump after which the tree goes on does it only where there is a hint: no_new_privs, a seccomp
-filter, or locked memory.
+"""Put the recorded attributes of a tree back in a restore's hold, before the tree runs.
 
 In the hold the tree's tasks wait in CRIU's code, with all the rights of CRIU and no seccomp filter: CRIU sets both
 later. So the kernel does not refuse a system call that is made there.
@@ -25,22 +20,15 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
-from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images.sockets import UnixSocket
+from crckpt.preflight.attribute_record import ATTRIBUTES, BY_NAME, Group, Record, Value
 from crckpt.preflight.attributes import (
-    ATTRIBUTES,
-    BY_NAME,
-    UNASKED,
-    Group,
     Judgement,
     Landing,
-    ProcessRecord,
-    Record,
     Socket,
-    Value,
     Wish,
     judge,
     shares_session,
@@ -52,118 +40,8 @@ if TYPE_CHECKING:
     from crckpt.host.attributes.remote_calls import Order
     from crckpt.images.tree import ImageTree
 
-Asked = dict[int, dict[str, Value]]
-"""By PID what processes said when they were asked."""
-
-Members = tuple[tuple[str, str], ...]
-"""Of each hierarchy of control groups its controllers and the path of a group."""
-
-_LABELS = ("exec", "fscreate", "keycreate")
 _REFUSED = (OSError, ValueError, OverflowError, struct.error)
 """What a setter raises for what the kernel refuses, and for a number that is none of the kernel's."""
-
-
-def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]:
-    """Read from inside each process what only it can know; unless `everyone`, only where there is a hint.
-
-    The findings name the first process whose restore will be refused, and the first that could not be asked.
-    """
-    living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
-    # Of these no hint is an answer, too; of who comes later nothing is known.
-    asked: Asked = {each.pid: {} for each in tree.processes}
-    if not living:
-        return asked, ()
-    from crckpt.host.attributes.remote_calls import Order, enter
-
-    findings: dict[str, Finding] = {}
-    answers = enter([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
-    for process, answer in zip(living, answers, strict=True):
-        named = {"pid": process.pid, "comm": process.comm}
-        if answer.why and proc.read_process(process.pid) is not None:
-            findings.setdefault("not-asked", cause("not-asked").told(why=answer.why, **named))
-        elif answer.values.get("landlock"):
-            findings.setdefault("landlock", cause("needs-allow-weaker").told(what="Landlock", **named))
-        asked[process.pid] = answer.values
-        # It may have seen to it that it cannot be asked, to be restored without what confines it.
-        if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
-            asked[process.pid] = {UNASKED: (1,)}
-    return asked, tuple(findings.values())
-
-
-def record(root: proc.Process, asked: Asked) -> object:
-    """The attributes of the tree below `root` as it is now, for the details of its checkpoint, as JSON knows them."""
-    groups: dict[Members, int] = {}
-    processes = []
-    held: list[socket_options.SocketRecord] = []
-    were_asked: list[int] = []
-    known: set[int] = set()
-    for process in proc.read_tree(root).processes:
-        with suppress(OSError):
-            read = _process(process, asked.get(process.pid, {}), groups)
-            numbers = set(known)
-            its = tuple(socket_options.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
-            # Else another process may have got its PID, and this may be of that.
-            if proc.is_current(process):
-                processes.append(read)
-                were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
-                held.extend(its)
-                known = numbers
-    found = Record(
-        cpus=tuple(sorted(tasks.cpus())),
-        processes=tuple(processes),
-        groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
-        asked=tuple(were_asked),
-        sockets=tuple(held),
-    )
-    return msgspec.to_builtins(found, str_keys=True)
-
-
-def _process(process: proc.Process, asked: dict[str, Value], groups: dict[Members, int]) -> ProcessRecord:
-    pid = process.pid
-    members = cgroups.memberships(pid)
-    return ProcessRecord(
-        pid=process.ns_pids[-1],
-        threads=dict(_threads(process)),
-        values=dict(_read(tasks.OF_PROCESS.items(), pid)) | asked,
-        groups=groups.setdefault(members, len(groups)),
-        labels=dict(_labels(pid)),
-        has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
-    )
-
-
-def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, Value]]]:
-    for tid in process.threads:
-        with suppress(OSError):
-            inside = tid if len(process.ns_pids) == 1 else _inner(process.pid, tid)
-            yield inside, dict(_read(tasks.OF_THREAD.items(), tid))
-
-
-def _inner(pid: int, tid: int) -> int:
-    """What a thread is called in its own PID namespace."""
-    status = procfs.text(f"/proc/{pid}/task/{tid}/status")
-    return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
-
-
-def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, Value]]:
-    """What a kernel does not know is left out."""
-    for name, reader in readers:
-        with suppress(OSError, ValueError):
-            yield name, reader(number)
-
-
-def _labels(pid: int) -> Iterator[tuple[str, str]]:
-    for name in _LABELS:
-        with suppress(OSError):
-            if label := procfs.text(f"/proc/{pid}/attr/{name}").strip("\0\n"):
-                yield name, label
-
-
-def _has_hint(pid: int, names: tuple[str, ...] = ("NoNewPrivs", "Seccomp", "VmLck")) -> bool:
-    with suppress(OSError):
-        status = procfs.text(f"/proc/{pid}/status")
-        said = (status.partition(f"\n{name}:")[2].split(None, 1) for name in names)
-        return any(words and words[0] != "0" for words in said)
-    return False
 
 
 class PutBack(Struct, frozen=True):
@@ -268,7 +146,7 @@ class _Restored:
             return {}
         with suppress(OSError):
             listed = [int(path.name) for path in Path(f"/proc/{here}/task").iterdir()]
-            return {tid if self._init is None else _inner(here, tid): tid for tid in listed}
+            return {tid if self._init is None else proc.tid_inside(here, tid): tid for tid in listed}
         return {}
 
     def move(self, moves: tuple[tuple[int, Group], ...]) -> Iterator[Finding]:
