@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = PROJECT / "scripts"
 
 
 def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:

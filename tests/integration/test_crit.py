@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pytest
 from command import PROGRAM
 from msgspec import Struct
+from places import TESTS
 
 from crckpt.images import core, sockets, special
 from crckpt.images.core import read_core
@@ -35,7 +36,7 @@ from crckpt.images.registers import read_registers
 from crckpt.images.regular import Ghost, RegularFile, Remap, read_ghost, read_remaps
 from crckpt.images.stats import DumpStats, read_dump_stats
 
-SUBJECT: Final = Path(__file__).resolve().parent.parent / "data/images"
+SUBJECT: Final = TESTS / "data/images"
 Record: TypeAlias = dict[str, Any]
 Made = TypeVar("Made", bound=Struct)
 

@@ -6,9 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from places import PROJECT
 from trees import wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = PROJECT
 
 
 def test_the_demo_shows_a_program_that_goes_on_from_its_checkpoint() -> None:

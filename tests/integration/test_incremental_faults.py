@@ -200,7 +200,7 @@ def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: in
 
 
 def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> None:
-    """Nor can CRIU do without one. Found by the injection alone: test_injector.py.
+    """Nor can CRIU do without one. Found by the injection alone: test_userfaultfd.py.
 
     Only for write protection the process is entered: with soft-dirty bits it is tracked, and the dump fails then.
     """

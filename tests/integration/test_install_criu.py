@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from places import PROJECT, TESTS
 from trees import wait_for
 
 pytestmark = pytest.mark.host_network
 
-IMAGES = Path(__file__).parents[1] / "data/images/tree"
-SCRIPT = Path(__file__).parents[2] / "scripts/install-criu"
+IMAGES = TESTS / "data/images/tree"
+SCRIPT = PROJECT / "scripts/install-criu"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pytest
 from command import Crckpt
 from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, keeper, mounted, restored, trackers
 from moments import orphans_of, wait_ended
+from places import TESTS
 from remote import remote
 from rounds import FEW, PAGE, PAGES, Target
 from trees import runs, wait_for
@@ -34,7 +35,7 @@ from crckpt.tracking.keeper.client import ENDED, running
 from crckpt.tracking.keeper.places import place_of_keeper
 from crckpt.tracking.uffd_wp import UffdWp
 
-PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAMS = TESTS / "programs"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]

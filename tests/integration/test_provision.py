@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 
 pytestmark = pytest.mark.host_network
 
-PROJECT = Path(__file__).parents[2]
 
 ENTER_OVERLAY = """
 set -e

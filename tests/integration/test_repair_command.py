@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
+from places import TESTS
 
-IMAGES = Path(__file__).parents[1] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 KEYS = {
     "checkpoints",
     "packs",

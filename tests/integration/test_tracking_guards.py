@@ -1,7 +1,7 @@
 """The oracle is tested itself: with the guard against any one trap taken out, it tells of wrong pages.
 
 A guard that cannot be missed on this kernel, because the kernel got one of its own, is tested for what it does
-(tests/unit/tracking/test_guards.py).
+(tests/unit/tracking/preload/test_guards.py).
 """
 
 from __future__ import annotations

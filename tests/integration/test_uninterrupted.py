@@ -15,6 +15,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
+from places import TESTS
 from trees import READY_S, wait_for
 
 from crckpt.criu.command import Paths, dump_command
@@ -24,7 +25,7 @@ from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import Request
 from crckpt.tracking.preload import library
 
-PROGRAMS: Final = Path(__file__).parent.parent / "programs"
+PROGRAMS: Final = TESTS / "programs"
 FOR_EVER_MS: Final = 1_000_000
 TIMEOUT_MS: Final = 4_000
 EVENT: Final = {

@@ -10,12 +10,13 @@ from typing import Final
 
 import pytest
 from command import Crckpt
+from places import PROJECT
 from trees import CASES, PYTHON, runs, wait_for
 
 from crckpt.preflight.kinds import TESTED
 
 REFUSED: Final = 24
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = PROJECT
 HOLDS: Final = """
 import os, socket, sys, time
 held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+from places import PROJECT
+
+PAGE = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
 FEW_WORDS = 8
 ALIKE = 0.7
 

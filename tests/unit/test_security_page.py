@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 
-ROOT = Path(__file__).parents[2]
+ROOT = PROJECT
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 PATHS = sorted(set(re.findall(r"`((?:tests|crckpt)/[\w./-]+)", PAGE)))
 FUNCTIONS = sorted(set(re.findall(r"`(?:(tests/[\w./-]+)::)?(test_\w+)`", PAGE)))

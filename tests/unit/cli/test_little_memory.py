@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import TESTS
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 HOST_CANNOT = 20
 INTEGRITY = 13
 """These images lack their pages."""

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from places import TESTS
 
 from crckpt.causes.catalogue import BUGS, CATALOGUE, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
 from crckpt.criu.explain import Place, explain
 
-LOGS = Path(__file__).parents[2] / "data" / "logs"
+LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
 OF_A_RELEASE = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
 """What a log says before that line, where the same line has another cause in an older CRIU."""

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from places import TESTS
 
 from crckpt.causes.catalogue import CATALOGUE
 from crckpt.causes.cause import Cause
 from crckpt.criu.explain import explain, is_log
 
-LOGS = Path(__file__).parents[2] / "data" / "logs"
+LOGS = TESTS / "data" / "logs"
 LINES = [line.split("\t", 1) for line in (LOGS / "lines.tsv").read_text().splitlines()]
 LONGEST = 1003
 """What of a line the catalogue's patterns see."""

@@ -7,15 +7,14 @@ measured with it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from places import TESTS
 
 from crckpt.causes.catalogue import BY_KEY
 from crckpt.causes.cause import LIKELY
 from crckpt.criu.explain import explain
 
-LOGS = Path(__file__).parents[2] / "data" / "logs"
+LOGS = TESTS / "data" / "logs"
 ROWS = [tuple(line.split("\t")) for line in (LOGS / "public.tsv").read_text().splitlines() if not line.startswith("#")]
 
 

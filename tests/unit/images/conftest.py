@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from places import TESTS
 
 from crckpt.images.tree import ImageTree, read_tree
 
-TREE = Path(__file__).parents[2] / "data/images/tree"
+TREE = TESTS / "data/images/tree"
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from places import TESTS
 
 from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.core import Core
@@ -16,7 +16,7 @@ from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.preflight.needs import Disk, Here, HugePages, Need, lacking, needed_features, needs, tasks, warnings
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
 MEBIBYTE = 1 << 20
 HERE = Here(

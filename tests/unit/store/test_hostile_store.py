@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import zstandard
 from image_sets import ImageSet, area, described, opened, store
+from places import TESTS
 
 from crckpt.host import proc
 from crckpt.images.framing import Image, Record, read_image, write_image
@@ -35,7 +36,7 @@ from crckpt.store.format.extents import EXTENT
 from crckpt.store.format.pack import FOOTER, FRAME, FRAME_SIZE, MAGIC
 from crckpt.store.owner import owner_of
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 NOBODY = 65534
 DEEP = 200_000
 HUGE = 1 << 40

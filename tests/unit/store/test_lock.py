@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from image_sets import ImageSet, area, files_of, opened, packs, restored, store, write_set
+from places import SUPPORT
 
 from crckpt.errors import StoreLocked
 from crckpt.store import Repository, collect_garbage, verify
@@ -118,7 +119,7 @@ def test_killed_at_any_moment_it_leaves_a_whole_store(tmp_path: Path) -> None:
     for number in range(6):
         pages = range(number * 400 + 1, number * 400 + 900)
         write_set(tmp_path / "sets" / str(number), ImageSet({"pagemap-1.img": [area(0, *pages)]}))
-    command = [sys.executable, "-c", INGEST, str(repository.root), str(tmp_path / "sets"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", INGEST, str(repository.root), str(tmp_path / "sets"), str(SUPPORT)]
     chance = random.Random(5)
     expected = [files_of(path) for path in sorted((tmp_path / "sets").iterdir())]
     for _ in range(8):

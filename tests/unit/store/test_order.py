@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from image_sets import ImageSet, area, described, opened, store
+from places import SUPPORT
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId
@@ -129,7 +130,7 @@ for number in range(8):
 
 def test_those_who_commit_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(Path(__file__).parent)]
+    words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(SUPPORT)]
     running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert [checkpoint.sequence for checkpoint in repository.checkpoints()] == list(range(1, 25))

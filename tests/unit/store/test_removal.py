@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from image_sets import ImageSet, area, described, flip, opened, packs, restored, store, write_set
 from msgspec.structs import replace
+from places import SUPPORT
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.host import proc
@@ -218,7 +219,7 @@ ingest(Repository.open(Path(sys.argv[1])), Path(sys.argv[2]), described())
 def test_a_disk_that_takes_no_more_leaves_no_checkpoint(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     images = write_set(tmp_path / "images", _images(*range(1, 2000)))
-    command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(SUPPORT)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert "File too large" in ended.stderr.splitlines()[-1]
     assert repository.checkpoints() == ()

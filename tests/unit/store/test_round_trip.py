@@ -38,6 +38,7 @@ from image_sets import (
     store,
     write_set,
 )
+from places import TESTS
 from stages import superfluous
 from writer import Order, Writers, writers
 
@@ -314,7 +315,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 
 
 def test_real_images_come_back(tmp_path: Path) -> None:
-    real = Path(__file__).parents[2] / "data/images/tree"
+    real = TESTS / "data/images/tree"
     images = {path.name: path.read_bytes() for path in real.iterdir() if not path.name.startswith("pagemap-")}
     repository = opened(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files=images))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from image_sets import opened, restored
+from places import SUPPORT
 from stages import superfluous
 
 from crckpt.store import collect_garbage, verify
@@ -74,7 +75,7 @@ while True:
 
 
 def _start(root: Path, program: str, *words: str, kill_at: str | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PRELUDE + program, str(root), str(Path(__file__).parent), *words]
+    command = [sys.executable, "-c", PRELUDE + program, str(root), str(SUPPORT), *words]
     environment = {**os.environ, **({"CRCKPT_KILL_AT": kill_at} if kill_at else {})}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from entering import NO_WRITE_PROTECTION, Told, held, registered, reset, running, told
+from places import PROJECT
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
@@ -429,7 +430,7 @@ def test_the_tracker_dies_and_the_target_does_not_notice(target: Told, claims: P
         "tracker.begin(); print('ready', flush=True); sys.stdin.read()\n"
     )
     words = (sys.executable, "-c", program, str(target.pid), str(claims))
-    with running(*words, cwd=Path(__file__).parents[3]) as dying:
+    with running(*words, cwd=PROJECT) as dying:
         reset(target.pid)
         dying.kill()
         dying.wait()

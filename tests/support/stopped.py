@@ -13,6 +13,7 @@ from typing import Final
 
 import psutil
 from command import PROGRAM, Crckpt
+from places import TESTS
 from trees import CASES, PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
@@ -86,7 +87,7 @@ def hang_ups_ignored() -> Iterator[None]:
 @contextmanager
 def taken(number: int, kind: str) -> Iterator[int]:
     """Another program uses `number` as its PID, thread, group or session; the PID of that program."""
-    argv = [PYTHON, str(Path(__file__).parent.parent / "programs/taker.py"), str(number), kind]
+    argv = [PYTHON, str(TESTS / "programs/taker.py"), str(number), kind]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as taker:
         assert taker.stdout is not None
         said = taker.stdout.readline()

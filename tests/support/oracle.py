@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from places import TESTS
 from trees import wait_for
 
 from crckpt.criu.command import Paths, pre_dump_command
@@ -25,7 +26,7 @@ from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
 from crckpt.tracking.tracker import Round, Tracker, choose
 from crckpt.tracking.uffd_wp import UffdWp
 
-PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAMS = TESTS / "programs"
 PAGE = 4096
 BETWEEN = (20000, 100000, 2000)
 """Microseconds between two steps of a thread: from a round in which most pages are clean to one in which few are."""

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from places import TESTS
 from trees import wait_for
 
-PROGRAM = Path(__file__).parent.parent / "programs/rounds.c"
+PROGRAM = TESTS / "programs/rounds.c"
 PAGE = 4096
 PAGES = 8192
 FEW = 128

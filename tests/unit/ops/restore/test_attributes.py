@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from places import TESTS
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.restore.attributes import prepare
 from crckpt.preflight.attribute_record import ProcessRecord, Record, Value
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from ipaddress import IPv4Address
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from places import TESTS
 
 from crckpt.causes import cause
 from crckpt.images.regular import RegularFile
@@ -17,7 +17,7 @@ from crckpt.images.tree import ImageTree, read_tree
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import FileNow, Rewind, Verdict, paths, required_path
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 SIZE = 1000
 
 

@@ -7,10 +7,10 @@ import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from places import TESTS
 
 from crckpt.host.disk.packages import Package
 from crckpt.host.proc import Owner
@@ -41,7 +41,7 @@ from crckpt.preflight.restore import (
     uses,
 )
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RUN = "/tmp/crckpt-images/run"
 LOG, PLAIN = f"{RUN}/log", f"{RUN}/plain"

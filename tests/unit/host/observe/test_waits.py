@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from places import PROJECT
 
 from crckpt.host.observe.waits import RESTARTED, interrupted_call
 from crckpt.host.syscalls.restarts import AGAIN, SOCKET
 
-SOURCE = Path(__file__).parents[3] / "crckpt/tracking/preload/restart.c"
+SOURCE = PROJECT / "crckpt/tracking/preload/restart.c"
 STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
 
 

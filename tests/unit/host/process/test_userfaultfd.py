@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
+from places import PROJECT
 
 from crckpt.host.process.userfaultfd import Taken, userfaultfds
 
@@ -125,7 +126,7 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
         asks = f"from crckpt.host.process.userfaultfd import userfaultfds; print(userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=PROJECT)
         assert "seccomp" in done.stdout
         assert said_after(process, "go on\n") == "lives"
 
@@ -204,7 +205,7 @@ def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
     asks += "while True: userfaultfds([int(sys.argv[1])])"
     with running(program, "read") as process:
         for moment in range(6):
-            with running(sys.executable, "-c", asks, str(process.pid), cwd=Path(__file__).parents[3]) as asking:
+            with running(sys.executable, "-c", asks, str(process.pid), cwd=PROJECT) as asking:
                 if moment % 2:
                     wait_for(lambda: tracer(process.pid) != 0, "it to be entered")
                 else:
@@ -240,7 +241,7 @@ def test_one_that_does_not_stop_is_let_go(program: str) -> None:
             capture_output=True,
             text=True,
             check=True,
-            cwd=Path(__file__).parents[3],
+            cwd=PROJECT,
         )
         assert done.stdout == f"PID {process.pid} {NOT_RUNNING}\n"
         assert tracer(process.pid) == 0, "the death of who seized it has let it go"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from colliding import colliding_pages
 from image_sets import Area, ImageSet, area, described, files_of, opened, page, restored, store
+from places import TESTS
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Repository, verify
 
-BEFORE = Path(__file__).parents[2] / "data/store-with-xxh3"
+BEFORE = TESTS / "data/store-with-xxh3"
 """A store with one checkpoint and fingerprints that are xxh3-128 under the seed in its store.json."""
 
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 9))]}, {"core-100.img": b"registers"})

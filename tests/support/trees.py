@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Final, Self
 
 import psutil
+from places import TESTS
 
-PROGRAMS: Final = Path(__file__).resolve().parent.parent / "programs"
+PROGRAMS: Final = TESTS / "programs"
 PYTHON: Final = "/usr/bin/python3"
 READY_S: Final = 30.0
 NOBODY: Final = 65534

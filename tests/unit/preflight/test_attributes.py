@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from places import TESTS
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
@@ -16,7 +16,7 @@ from crckpt.images.tree import ImageTree, Process, read_tree
 from crckpt.preflight.attribute_record import ATTRIBUTES, Group, ProcessRecord, Record, read_record
 from crckpt.preflight.attributes import Landing, judge, shares_session, wishes
 
-IMAGES = Path(__file__).parents[2] / "data/images/tree"
+IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
 TWO = frozenset({0, 1})
 

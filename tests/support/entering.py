@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from places import TESTS
 
 from crckpt.errors import HostCannot
 from crckpt.host.syscalls import pagemap
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
+PROGRAMS = TESTS / "programs"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")
 _WITHIN_S = 20.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from image_sets import Area, ImageSet, page
+from places import TESTS
 
 from crckpt.images.pagemap import read_pagemap
 from crckpt.images.tree import ImageTree, Process, read_tree
 from crckpt.model import PAGE_SIZE
 
-TREE = Path(__file__).parents[2] / "data/images/tree"
+TREE = TESTS / "data/images/tree"
 IMAGES = {path.name: path.read_bytes() for path in TREE.iterdir()}
 RECORDED = read_tree(IMAGES.__getitem__, IMAGES)
 PIDS = [process.pid for process in RECORDED.processes if process.memory is not None]

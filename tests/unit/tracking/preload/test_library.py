@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
+from places import PROJECT
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
@@ -22,7 +23,7 @@ from crckpt.tracking.preload import library as preload
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
 
-BUILD = Path(__file__).parents[3] / "scripts/build-preload"
+BUILD = PROJECT / "scripts/build-preload"
 WPALLOWED, WRITTEN, PRESENT, SOFT_DIRTY = 1, 2, 8, 128
 PAGE = 4096
 DIRTY, CLEAN = PRESENT | SOFT_DIRTY, PRESENT

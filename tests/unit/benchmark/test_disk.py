@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from benchmark import disk
 from benchmark.setting import MEBIBYTE
+from places import TESTS
 
 FAST = 1 << 40
-HERE = Path(__file__).parent
+HERE = TESTS / "unit"
 
 
 @pytest.fixture
