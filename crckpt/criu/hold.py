@@ -24,8 +24,8 @@ from typing import Final, Literal
 
 from crckpt.errors import HostCannot
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.disk.steps import limit, step
 from crckpt.host.process.signals import start_thread
+from crckpt.host.steps import limit, step
 
 Step = Literal["pre-dump", "post-dump", "post-restore"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk import fuse
-from crckpt.host.disk.steps import limit
 from crckpt.host.process.orphans import end_with_descendants
 from crckpt.host.process.progress import QUIET_S, dump_signs, waits_for_a_program
+from crckpt.host.steps import limit
 
 PATIENCE_S: Final = limit("CRCKPT_PATIENCE_S", 10)
 """Seconds without progress after an interruption or a failure, when CRIU is to end."""

@@ -20,7 +20,7 @@ from typing import TextIO
 
 from image_sets import described
 
-from crckpt.host.disk import steps
+from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, load, materialise, repair
 from crckpt.store.restoring import restoring

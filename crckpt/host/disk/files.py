@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk.checked_files import open_checked
-from crckpt.host.disk.steps import step
+from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600

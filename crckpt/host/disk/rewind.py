@@ -16,8 +16,8 @@ from typing import Final
 
 from crckpt.errors import RestoreFailed
 from crckpt.host.disk.files import PRIVATE_FILE, resize, sync, write
-from crckpt.host.disk.steps import step
 from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
 
 _COPIED_AT_ONCE: Final = 1 << 20

@@ -1,8 +1,8 @@
 """Run a command in namespaces with the rights of the program that runs there.
 
-Run as `python -m crckpt.host.namespaces.as_tree INIT RIGHTS COMMAND...`: INIT is a process of the namespaces, RIGHTS are
-`TreeRights` as JSON. The program may have changed what is mounted there: loaders, libraries, programs, configuration.
-So this loads all that it needs outside, gives up its rights, and only then executes what is inside.
+Run as `python -m crckpt.host.namespaces.as_tree INIT RIGHTS COMMAND...`. INIT is a process of the namespaces, RIGHTS
+are `TreeRights` as JSON. The program may have changed what is mounted there: loaders, libraries, programs, files of
+configuration. So this loads all that it needs outside, gives up its rights, and only then executes what is inside.
 """
 
 from __future__ import annotations

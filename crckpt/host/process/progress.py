@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host import proc
-from crckpt.host.disk.steps import limit
 from crckpt.host.proc import procfs
+from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
 """Seconds without progress after which CRIU hangs."""

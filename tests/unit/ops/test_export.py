@@ -6,7 +6,7 @@ from pathlib import Path
 
 from image_sets import ImageSet, area, files_of, opened, store
 
-from crckpt.host.disk import steps
+from crckpt.host import steps
 from crckpt.ops.context import Context
 from crckpt.ops.export import export
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import RestoreFailed
-from crckpt.host.disk import steps
+from crckpt.host import steps
 from crckpt.host.disk.rewind import put_back_on_failure
 from crckpt.host.syscalls.openat2 import file_rights_of
 

@@ -12,7 +12,7 @@ import pytest
 from changes import step_names, unannounced
 
 import crckpt
-from crckpt.host.disk import steps
+from crckpt.host import steps
 
 CODE = Path(crckpt.__file__).parent
 STORE = sorted((CODE / "store").rglob("*.py"))
