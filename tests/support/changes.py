@@ -132,4 +132,4 @@ def _hides(node: ast.AST) -> bool:
         return False
     if node.module == "crckpt.host.disk.files":
         return any(name.asname for name in node.names)
-    return node.module in _MODULES or (node.module == "crckpt.host" and any(n.name == "files" for n in node.names))
+    return node.module in _MODULES or (node.module == "crckpt.host.disk" and any(n.name == "files" for n in node.names))

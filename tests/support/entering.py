@@ -76,7 +76,7 @@ def preload_library(into: Path, preload: str = "") -> Path:
     """crckpt's preload library, compiled from what is there now, or with this text as its preload.c."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    sources = PROGRAMS.parents[1] / "crckpt/tracking"
+    sources = PROGRAMS.parents[1] / "crckpt/tracking/preload"
     (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
     library = into / "libpreload.so"
     options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from image_sets import ImageSet, area, described, files_of, write_set
 from crckpt.errors import NoSuchCheckpoint, StoreLocked
-from crckpt.store import Repository, details_of, ingest, materialise
+from crckpt.store import Repository, collect_garbage, details_of, ingest, materialise
 repository = Repository.open(Path(sys.argv[1]))
 
 def pause():
