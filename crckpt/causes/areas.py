@@ -205,7 +205,8 @@ PARTS = (
         "socket-access",
         "CRIU cannot save a socket of the tree, or make it again",
         f"restore as root (CAP_NET_ADMIN, CAP_NET_RAW); {_TRY}",
-        r"Can't (?:create (?:inet|packet|netlink) sock|(?:bind|connect) netlink socket|shutdown socket into"
+        r"Can't (?:create (?:inet|packet|netlink) sock(?!et: (?:Perm|Oper))"
+        r"|(?:bind|connect) netlink socket|shutdown socket into"
         r"|get interface name \(ifindex|get socket filter|get bound dev)|Unable to (?:get protocol for netlink socket"
         r"|switch a network namespace|find a network namespace)|Unsupported socket (?:family|type): \d"
         r"|Len mismatch on \d|Unknown pair family",
@@ -266,7 +267,9 @@ PARTS = (
         "run it as root outside of any container; boot a kernel with CONFIG_CHECKPOINT_RESTORE and the socket"
         " diagnostics (CONFIG_*_DIAG)",
         r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"
-        r"|One needs CAP|/proc/<pid>/timers|.{0,200}(?i:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
+        r"|One needs CAP"
+        r"|sys/kernel/ns_last_pid sysctl is inaccessible: (?i:Read-only|Permission|Operation not)|/proc/<pid>/timers"
+        r"|.{0,200}(?i:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
         r"|sock diag infrastructure is incomplete",
         "criu/cr-check.c",
     ),

@@ -157,6 +157,14 @@ REFUSALS = (
         "crun",
     ),
     Cause(
+        "engine-socket-file",
+        "the container engine cannot pack the file of a unix socket, which the container made",
+        "export the checkpoint without changed files (--ignore-rootfs with podman), or have the program make its"
+        " sockets on a tmpfs or volume",
+        r"archive/tar: sockets not supported",
+        "podman",
+    ),
+    Cause(
         "engine-labels",
         "podman loses a part of the container's SELinux label on the way through an exported checkpoint",
         "restore it in place, without --export and --import; or update podman",

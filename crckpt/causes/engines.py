@@ -55,7 +55,7 @@ STARTS = (
         "engine-directory",
         "docker no longer restores from --checkpoint-dir",
         "leave --checkpoint-dir out, and put the checkpoint under /var/lib/docker/containers/ID/checkpoints",
-        "custom checkpointdir is not supported",
+        r"custom checkpointdir is not supported|shim error: open \S{1,300}/config\.json: no such file",
         "docker",
     ),
     Cause(

@@ -131,9 +131,10 @@ FILES = (
     ),
     Cause(
         "bad-mode",
-        "/{path} has mode {now}, at the checkpoint it had {mode}",
-        "chmod {mode} /{path}",
-        r"File /?(?P<path>.+) has bad mode 0(\d*)(?P<now>\d{4}) \(expect 0\2(?P<mode>\d{4})\)",
+        "/{path|(not named)} has mode {now|(not said)}, at the checkpoint it had {mode|another}",
+        "chmod {mode|MODE} /{path|FILE}",
+        r"File /?(?P<path>.+) has bad mode 0(\d*)(?P<now>\d{4}) \(expect 0\2(?P<mode>\d{4})\)"
+        r"|r/w/x checks can be skipped",
         "criu/files-reg.c",
     ),
     Cause(

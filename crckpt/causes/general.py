@@ -5,6 +5,7 @@ from __future__ import annotations
 from crckpt.causes.cause import Cause
 
 _CRASHED = r"(?:killed|stopped) by signal (?:4|7|11|6[5-9]|[7-9]\d|\d{3})\b|Task (?:stopped|signaled) with (?:4|7|11)\b"
+_CRASHED += r"|was (?:killed|stopped) by (?:4|7|11) unexpectedly"
 
 GENERAL = (
     Cause(
@@ -55,7 +56,7 @@ GENERAL = (
         " it",
         "see whether memory ran out: journalctl -k -g oom; else see what stops it (systemd, the container engine), and"
         " try again",
-        r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>\d+) unexpectedly"
+        r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>(?!(?:4|7|11)\b)\d+) unexpectedly"
         r"|Task (?:exited|signaled|stopped) with \d+",
         "compel/src/lib/infect.c",
     ),
@@ -263,6 +264,14 @@ WIDE_AREAS = (
 """The same, of files that do several things."""
 
 WARNED = (
+    Cause(
+        "deleted-twice",
+        "CRIU removed its copy of a deleted file twice, which some releases take for a failure",
+        "see whether the program runs; else restore again, or with a newer CRIU: scripts/install-criu",
+        r"Couldn't unlink remap \S.{0,300}: No such file or directory",
+        "criu/files-reg.c",
+        sure=False,
+    ),
     Cause(
         "cannot-trace",
         "process {pid} cannot be stopped: {why}",

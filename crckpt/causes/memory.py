@@ -46,7 +46,7 @@ MEMORY = (
         "a mapped file cannot be reached: {path|its link in /proc does not open}",
         "dump as root in the mount namespace of the program",
         r"Can't open mapped \[(?P<path>.*)\]"
-        r"|Can't open \d+'s mapfile link(?! [0-9a-f]{1,16}: No such device or address)",
+        r"|Can't open \d+'s mapfile link(?! [0-9a-f]{1,16}: (?:No such device or address|Operation not|Permission))",
         "criu/proc_parse.c",
     ),
     Cause(
@@ -81,9 +81,10 @@ MEMORY = (
     Cause(
         "map-files",
         "the files that the program maps cannot be opened through /proc/PID/map_files",
-        "run crckpt as root, or give CRIU the capability CAP_CHECKPOINT_RESTORE; if they lie on NFS, export it with"
-        " no_root_squash",
-        "Can't open map_files: |map_files is inaccessible",
+        "run crckpt as root of the host, or give CRIU CAP_CHECKPOINT_RESTORE (before Linux 5.9 CAP_SYS_ADMIN) outside"
+        " of any user namespace; if they lie on NFS, export it with no_root_squash",
+        r"Can't open map_files: |map_files is inaccessible"
+        r"|Can't open \d+'s mapfile link [0-9a-f]{1,16}: (?:Operation not permitted|Permission denied)",
         "criu/proc_parse.c",
     ),
     Cause(

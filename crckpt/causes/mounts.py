@@ -67,12 +67,21 @@ MOUNTS = (
         "a file system cannot be mounted again",
         "restore as root, with the module of the file system loaded, and its mount point there",
         r"Can't mount at |A few mount points can't be mounted|Unable to mount .+ \(id=\d+\)"
-        "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at |Can't bind remount "
+        "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at (?!.{1,300}: No such file)|Can't bind remount "
         r"|Unable to (?:re)?mount (?!the )|Can't remount |pivot_root\("
         r"|Unable to apply (?:root )?mount fl|Unable to make \S+ (?:private|slave|shared)|Can't mount binfmt"
         r"|New root and old root are the same|Can't re-create deleted|Failed to (?:restore \d+:\S+ mount|set mount)"
         r"|Can't restore mntns",
         "criu/mount.c",
+    ),
+    Cause(
+        "mount-locked",
+        "the kernel does not let CRIU unmount what is mounted at {path}: a mount that came from another user namespace,"
+        " or that WSL made, is locked",
+        "restore in a new mount namespace with the private root of a container; with criu: --root DIRECTORY",
+        r"Can't umount at \.?(?P<path>\S{1,300}): (?:Invalid argument|Operation not permitted)",
+        "criu/mount.c",
+        sure=False,
     ),
     Cause(
         "mount-engine",
@@ -94,9 +103,10 @@ MOUNTS = (
     ),
     Cause(
         "mount-point",
-        "the mount point {path} is not there",
-        "make it: mkdir -p {path}",
-        "Can't stat mountpoint (?P<path>[^:]+)|Unable to (?:mkdir|create) mountpoint ",
+        "the mount point {path|(see the log)} is not there",
+        "make it: mkdir -p {path|DIRECTORY}",
+        r"(?:Can't stat mountpoint |Can't bind-mount at (?=\S{1,300}: No such file)"
+        r"(?:\S{0,40}/\.criu\.mntns\.[^/\s]{1,20})?)(?P<path>[^:]+)|Unable to (?:mkdir|create) mountpoint ",
         "criu/mount-v2.c",
     ),
     Cause(

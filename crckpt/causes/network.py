@@ -105,6 +105,14 @@ NETWORK = (
         "criu/kerndat.c",
     ),
     Cause(
+        "sysfs-mount",
+        "the kernel does not let CRIU mount sysfs in the network namespace of the tree: {why}",
+        "boot a newer kernel (Ubuntu's 4.4.0 before 4.4.0-21 has a bug there); run crckpt as root of the host",
+        r"\bnet\.c:\d{1,6}\): (?:net: )?mount failed: (?P<why>.+)",
+        "criu/net.c",
+        sure=False,
+    ),
+    Cause(
         "new-namespace",
         "a new namespace cannot be made",
         "restore as root, and see the limits: sysctl -a --pattern user.max_.*_namespaces",

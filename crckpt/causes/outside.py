@@ -30,6 +30,13 @@ OUTSIDE = (
         "security/apparmor",
     ),
     Cause(
+        "tar-option",
+        "the tar of this host (busybox) does not know an option with which CRIU packs a tmpfs",
+        "install GNU tar",
+        r"tar: (?:unrecognized|unknown|invalid) option|BusyBox .{0,80}\btar\b",
+        "criu/filesystems.c",
+    ),
+    Cause(
         "xtables-lock",
         "iptables cannot open its lock, /run/xtables.lock",
         "make /run writable where CRIU runs; install CRIU 3.9 or newer: scripts/install-criu",

@@ -26,6 +26,7 @@ RESTORED = (
         "restore as root (CAP_CHECKPOINT_RESTORE), or use --new-pid-namespace",
         r"Can't fork for \d+: Operation not permitted|Setting PID failed|Can't set last_pid"
         "|can't open last pid fd|(?:Can't|Unable to) (?:set|write) .*ns_last_pid"
+        "|ns_last_pid(?: sysctl is inaccessible)?: (?:Read-only|Permission|Operation not)"
         r"|Unable to create a thread: -1\b",
         "criu/cr-restore.c",
     ),
@@ -47,8 +48,17 @@ RESTORED = (
         "pid-other",
         "process {pid} got another number than at the checkpoint",
         "try again, or use --new-pid-namespace",
-        r"Pid (?P<pid>\d+) do not match expected \d+",
+        r"Pid (?P<pid>\d+) do not match expected (?!1$)\d+",
         "criu/cr-restore.c",
+    ),
+    Cause(
+        "pid-remembered",
+        "the first process of a new PID namespace takes itself for process {pid}: an old C library (glibc before 2.25)"
+        " remembers the PID of CRIU",
+        "run CRIU on a system with a newer C library, or one that was linked statically with it",
+        r"Pid (?P<pid>\d+) do not match expected 1$",
+        "criu/cr-restore.c",
+        sure=False,
     ),
     Cause(
         "first-pid",

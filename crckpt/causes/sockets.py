@@ -35,6 +35,20 @@ SOCKETS = (
         "criu/sockets.c",
     ),
     Cause(
+        "ping-socket",
+        "the tree has a socket for pings (ICMP), and its group may not have such here",
+        "allow them: sysctl -w net.ipv4.ping_group_range='0 2147483647'; or restore with CAP_NET_RAW",
+        r"Can't create inet socket: Permission denied",
+        "criu/sk-inet.c",
+    ),
+    Cause(
+        "raw-socket",
+        "the tree has a raw or packet socket, which needs CAP_NET_RAW",
+        "restore as root; in a container with --cap-add NET_RAW",
+        r"Can't create (?:inet|packet) socket: Operation not permitted",
+        "criu/sk-inet.c",
+    ),
+    Cause(
         "corked",
         "a UDP socket of the tree holds data back (UDP_CORK)",
         "try again in a moment",
@@ -82,7 +96,8 @@ SOCKETS = (
         "packets cannot be held back while TCP connections are saved",
         "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
         "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed"
-        "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config|nftables: .*(?:failed|error)",
+        "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config"
+        r"|ip6?tables-restore: line \d{1,4} failed|nftables: .*(?:failed|error)",
         "criu/net.c",
     ),
     Cause(
@@ -91,6 +106,15 @@ SOCKETS = (
         "run crckpt as root (CAP_NET_ADMIN); a connection with TLS in the kernel can only be closed: --tcp close",
         r"libsoccr_save\(\) failed|Unable to set TCP_REPAIR|Can't turn TCP repair mode ON",
         "criu/sk-tcp.c",
+    ),
+    Cause(
+        "firewall-drops",
+        "the firewall of this host drops the packets with which CRIU rebuilds a half-closed TCP connection",
+        "let packets with CRIU's mark 0xc114 go out (the rule KUBE-FIREWALL of Kubernetes drops mark 0x8000, which it"
+        " has); or drop the connections: --tcp close",
+        r"Unable to send a fin packet.{0,120}Operation not permitted",
+        "soccr/soccr.c",
+        sure=False,
     ),
     Cause(
         "tcp-rebuild",
@@ -124,7 +148,7 @@ SOCKETS = (
     Cause(
         "packet-details",
         "the kernel gives no details of a packet socket",
-        "load the module: modprobe af_packet_diag",
+        "load the module: modprobe af_packet_diag; update libnl (before 3.2.25 it drops some answers of the kernel)",
         r"No packet sock (?:info|mclist) in nlm|Can't find packet socket \d",
         "criu/sk-packet.c",
     ),
@@ -211,9 +235,10 @@ SOCKETS = (
     ),
     Cause(
         "unix-bind",
-        "unix socket {path} cannot be bound: {why}",
-        "see that its directory is there and nothing has its name: ls -l {path}",
-        r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?!Too many levels)(?P<why>.+)",
+        "unix socket {path|(not named)} cannot be bound: {why|its name is in use}",
+        "see that its directory is there and nothing has its name: ls -l {path|FILE}; ss -xl (@NAME has no file)",
+        r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?!Too many levels)(?P<why>.+)"
+        r"|unix: Can't bind (?!id \S).{0,200}Address already in use",
         "criu/sk-unix.c",
     ),
     Cause(
@@ -257,7 +282,7 @@ SOCKETS = (
     Cause(
         "address",
         "an address of the tree cannot be bound here",
-        "free the port, or add the address to an interface",
+        "free the port (ss -tan; what was closed is left for 60 s), or add the address to an interface",
         "Can't bind inet socket(?! back: Invalid argument)|Can't listen on a socket",
         "criu/sk-inet.c",
     ),

@@ -72,6 +72,13 @@ TASKS = (
         sure=False,
     ),
     Cause(
+        "limits-refused",
+        "CRIU may not read the limits of a process of another user (prlimit), which needs CAP_SYS_RESOURCE",
+        "run crckpt as root with that capability; in a container: --cap-add SYS_RESOURCE",
+        r"Can't get rlimit \d+: (?:Operation not permitted|Permission denied)",
+        "criu/cr-dump.c",
+    ),
+    Cause(
         "registers",
         "this CRIU is too old for this CPU or kernel: it does not know the format of a thread's registers",
         "scripts/install-criu",

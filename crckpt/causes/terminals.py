@@ -29,7 +29,7 @@ TERMINALS = (
     ),
     Cause(
         "no-terminal",
-        "the tree had a terminal, and there is none to take over",
+        "the tree had a terminal, and there is none to take over, or not as that of CRIU's session",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
         "criu/tty.c",

@@ -46,7 +46,7 @@ _UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*OU
 # What refuses to be traced is only warned of. What is said before the log is open has no mark, nor what other programs
 # say; of what people copied the word in front is often missing.
 _TELLING = re.compile(
-    r"Error \(|(?<!Warn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |Unable to interrupt|Can't connect to server"
+    r"Error \(|(?<![Ww]arn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |[Uu]nable to interrupt|Can't connect to server"
     "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
     "|cannot be entered: |error while loading shared libraries|Can't exec criu swrk"
     "|criu: (?:unrecognized|invalid) option"
@@ -61,6 +61,7 @@ _LOG_NAMED = re.compile(r"\n\n?(?=log file: )")
 _ENGINE = re.compile("|".join(_UNNAMED))
 _PLAIN = re.compile(r"^(?!\(\d)[^\n]+|^[^\n]{0,60}\b[Ee]rror(?:: |[ \t]{1,4}\()[^\n]*", re.MULTILINE)
 """Lines without what CRIU puts before its own: people leave it out."""
+_WARNING = re.compile(r"\b[Ww]arn {1,2}\(")
 _MOST_PLAIN = 100
 """Of them, the last different ones that are looked up."""
 _LONGEST_RETYPED = 400
@@ -345,7 +346,7 @@ def _plain(log: str) -> list[_Line]:
     found: dict[str, _Line] = {}
     for match in _PLAIN.finditer(log):
         line = _line_at(log, match.start(), match.start())
-        if "Warn " in line.text or _is_harmless(log, line):
+        if _WARNING.search(line.text) or _is_harmless(log, line):
             continue
         found.pop(line.text, None)
         found[line.text] = line

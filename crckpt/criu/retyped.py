@@ -20,9 +20,22 @@ _NEW = re.compile(
     r"|(?:Error|Warn|Debug|pie|criu|tar|ip6?tables(?:-restore)?|iptables-save)\b(?:\s{1,2}\(|: ))"
 )
 """How a line begins that does not go on with the one before."""
+_BEGUN = re.compile(
+    r"\s*(?:(?!No such|No space|Operation|Permission|Invalid|Device|Resource|Connection|Too many|Read-only|Bad "
+    r"|Cannot a|Function|File exists|File too|Address|Input|Inappropriate|Not |Is a |Text|Broken|Interrupted"
+    r"|Use |Try |Consider|Success|Numerical|Protocol|Socket type|Stale|Transport|Network is|Disk|Out of memory"
+    r"|File r/w)[A-Z][a-z']"
+    r"|(?:mnt(?:-v2)?|unix|tty|inet|cg|uns|net|sockets|fsnotify|epoll|page-xfer|pagemap-cache|netlink|uffd|tls|tcp"
+    r"|seccomp|vdso|cpu|x86|rseq|lsm|packet|\w{1,12}_plugin): |`-)"
+)
+"""The same, where it may not have been cut at the width of a terminal: not what the kernel answers, nor advice."""
 _TIMED = re.compile(r"\(\d[\d.]{1,20}\)")
 _NAMED = re.compile(r"[\w-]\.[ch]:\d{1,6}\): ")
 """What only a new line has: the place in CRIU's source."""
+_ANSWER = re.compile(
+    r": (?:No such (?:file|device|process)|(?:Operation|Function) not|Permission denied|Read-only file|Invalid argument"
+    r"|No space left|Too many|Device or resource|Cannot allocate|Connection refused|Address already|Bad address)"
+)
 _LONGEST_FORM = 1000
 _MOST_GONE_ON = 3
 _WIDTHS = (79, 80, 100, 120, 132)
@@ -49,12 +62,13 @@ def whole_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
     between, anywhere = first.rstrip(), first
     cut = len(first) in _WIDTHS
     for _, line in zip(range(_MOST_GONE_ON), following, strict=False):
-        is_new = _NAMED.search(line) or _TIMED.match(line) or (not cut and _NEW.match(line))
+        is_new = _NAMED.search(line) or _TIMED.match(line) or (not cut and (_NEW.match(line) or _BEGUN.match(line)))
         if is_new or not line.strip() or len(between) + len(line) > _LONGEST_FORM:
             break
         between = f"{between} {line.strip()}"
         anywhere += line if cut else line.strip()
-        forms += (between, anywhere) if cut else (anywhere, between)
+        is_cut = cut and (_ANSWER.search(anywhere) or not _ANSWER.search(between))
+        forms += (between, anywhere) if is_cut else (anywhere, between)
     return tuple(_NOT.sub(r"\1n't ", form) for form in dict.fromkeys(reversed(forms)))
 
 

@@ -32,7 +32,7 @@ LINES = [
         "PID 77 maps a device at 7f0012345000",
     ),
     ("criu/proc_parse.c:738", "Can't open mapped [/a b/lib.so]: No such file or directory", "map-gone", "/a b/lib.so"),
-    ("criu/proc_parse.c:745", "Can't open 77's mapfile link 7f00: Operation not permitted", "map-gone", "mapped file"),
+    ("criu/proc_parse.c:745", "Can't open 77's mapfile link 7f00: Operation not permitted", "map-files", "map_files"),
     (
         "criu/sk-inet.c:200",
         "inet: Connected TCP socket, consider using --tcp-established option.",

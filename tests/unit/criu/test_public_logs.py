@@ -1,8 +1,8 @@
 """What CRIU said in failures that others told of in public, where their threads say what the cause was.
 
-tests/data/logs/public.tsv: the log in public/, the causes that are right, the thread (owner/repository#number), and the
-set: `fixed-with` were before our eyes when the catalogue was changed, each `held-out-N` only after `explain` was
-measured with it.
+tests/data/logs/public.tsv: the log in public/, the causes that are right, the thread (owner/repository#number, or the
+name of what else was published), and the set: `fixed-with` were before our eyes when the catalogue was changed, each
+`held-out-N` only after `explain` was measured with it.
 """
 
 from __future__ import annotations

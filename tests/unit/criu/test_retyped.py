@@ -34,6 +34,7 @@ OF_A_FILE = {
     "unix-access",
     "not-permitted",
     "kernel-lacks",
+    "sysfs-mount",
 }
 """Some of their lines tell the cause only by the file of CRIU that the mark names."""
 FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
@@ -117,6 +118,12 @@ def test_each_line_tells_its_cause(form: str) -> None:
             "mount-sharing",
         ),
         ("x 2.269)Error (criu/sk-inet.c:191): inet: Connected Tcp socket, consider using it", "tcp-established"),
+        ("iptables-restore: line 3 failed\n(00.1) Error (criu/util.c:764): exited, status=1\n", "packets-not-held"),
+        (
+            "Error (criu/files-reg.c:2294): File srv/x.so\nFile r/w/x checks can be skipped with the"
+            " --skip-file-rwx-check option\n",
+            "bad-mode",
+        ),
         ("(00.01)  3367: Error: tty: Don't have tty to inherit session from,\naborting\n", "no-terminal"),
     ],
 )
