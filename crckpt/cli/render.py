@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from crckpt.causes import Finding
-    from crckpt.host.probes import Fact
+    from crckpt.host.probes.fact import Fact
     from crckpt.ops.doctor import Diagnosis
     from crckpt.ops.dump.commit import Dumped
     from crckpt.ops.dump.examine import Copying, Examined

@@ -11,7 +11,8 @@ from msgspec import Struct
 from crckpt.criu.find import Search, search
 from crckpt.criu.memory import candidates
 from crckpt.errors import HostCannot
-from crckpt.host.probes import Fact, Outcome, Subject, fact, probe
+from crckpt.host.probes.fact import Fact, Outcome, fact
+from crckpt.host.probes.probe import Subject, probe
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.tracker import on_this_host

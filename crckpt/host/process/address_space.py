@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import resource
 import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +18,12 @@ _NEEDED: Final = 80 << 20
 _SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
 
 
-class _RefuseLarge(MetaPathFinder):
-    """Raise MemoryError where a large library is loaded for which there is no room."""
+class _RefuseLarge:
+    """A finder (`sys.meta_path`) that raises MemoryError where a large library is loaded for which there is no room."""
 
-    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+    # importlib.abc, which has the base class, takes 8 ms to import.
+    @classmethod
+    def find_spec(cls, fullname: str, _path: object, _target: object = None) -> None:
         """Find nothing: the next finder does."""
         if fullname == _LARGE and _left() < _NEEDED:
             raise MemoryError
@@ -31,7 +32,7 @@ class _RefuseLarge(MetaPathFinder):
 def refuse_large_imports() -> None:
     """From now on an import that has no room raises MemoryError. Does nothing where address space is not limited."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        sys.meta_path.insert(0, _RefuseLarge())
+        sys.meta_path.insert(0, _RefuseLarge)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

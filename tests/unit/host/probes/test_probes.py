@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu.memory import candidates
-from crckpt.host.probes import Fact, Outcome, Subject, calls, network, places, probe, rights, tools
+from crckpt.host.probes import calls, network, places, rights, tools
 from crckpt.host.probes.apart import apart, forked, status_of
-from crckpt.host.probes.fact import ok
+from crckpt.host.probes.fact import Fact, Outcome, ok
+from crckpt.host.probes.probe import Subject, probe
 from crckpt.host.process import run
 
 IS_ROOT = os.geteuid() == 0
@@ -73,7 +74,7 @@ def namespaces() -> frozenset[str]:
 def inside(words: list[str], script: str) -> list[str]:
     """Lines that a script prints about `told`, started by other words."""
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes import Subject, probe\n"
+        "import sys; from pathlib import Path; from crckpt.host.probes.probe import Subject, probe\n"
         "told = {fact.key: fact for fact in probe(Subject(Path('/')))}\n" + script
     )
     done = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)

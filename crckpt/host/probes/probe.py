@@ -1,0 +1,64 @@
+"""What this host can do, each fact tried out, never guessed from a version.
+
+By subject: `tasks` (seizing, PIDs, clocks), `memory` (written pages, lazy pages), `network` (TCP, locks), `rights`
+(capabilities, security modules), `places` (directories, control groups), `tools` (programs). `apart` runs each in a
+child of its own, `calls` has the system calls, `fact` what a probe says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from crckpt.host.probes import memory, network, places, rights, tasks, tools
+from crckpt.host.probes.apart import apart
+from crckpt.host.probes.fact import Fact, Outcome, fact
+
+
+class Subject(Struct, frozen=True):
+    """What is looked at beside the kernel. `locks_by_nftables`: what CRIU says of itself; None: not asked."""
+
+    store: Path
+    staging: Path | None = None
+    criu: Path | None = None
+    locks_by_nftables: bool | None = None
+
+
+def probe(subject: Subject) -> Iterator[Fact]:
+    """Every fact about this host, one after the other. Nothing is left behind; no root is needed to run."""
+    for key, trial in _probes(subject).items():
+        yield fact(key, apart(trial))
+
+
+def _probes(subject: Subject) -> dict[str, Callable[[], Outcome]]:
+    return {
+        "criu_plugins": lambda: tools.criu_plugins(subject.criu),
+        "kernel": tools.kernel,
+        "checkpoint_restore": tasks.checkpoint_restore,
+        "pid_selection": tasks.pid_selection,
+        "ptrace_scope": tasks.ptrace_scope,
+        "seccomp_suspension": tasks.seccomp_suspension,
+        "time_namespaces": tasks.time_namespaces,
+        "soft_dirty": memory.soft_dirty,
+        "write_protection": memory.write_protection,
+        "pagemap_scan": memory.pagemap_scan,
+        "lazy_pages": memory.lazy_pages,
+        "tcp_repair": network.tcp_repair,
+        "lock_nftables": lambda: network.lock_by_nftables(subject.locks_by_nftables),
+        "lock_iptables": network.lock_by_iptables,
+        "lock_skip": network.no_lock,
+        "socket_diagnostics": network.socket_diagnostics,
+        "tun": network.tun,
+        "capabilities": rights.capabilities,
+        "rootless": lambda: rights.rootless(subject.criu),
+        "security_modules": rights.security_modules,
+        "cgroups": places.cgroups,
+        "run_directory": places.run_directory,
+        "store": lambda: places.store(subject.store),
+        "staging": lambda: places.staging(subject.staging, subject.store),
+        "util_linux": tools.util_linux,
+        "systemd": tools.systemd,
+        "ssh": tools.ssh,
+    }
