@@ -13,7 +13,6 @@ Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kerne
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -28,16 +27,17 @@ from crckpt.host import proc
 from crckpt.host.proc import procfs
 from crckpt.host.process import run
 from crckpt.host.syscalls import keyctl
+from crckpt.host.syscalls.libc import syscall
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_CREATE_RULESET: Final = 444
 _VERSION: Final = 1
 _READY_WITHIN_S: Final = 2.0
 
 
 def kernel_has_landlock() -> bool:
     """Whether any process can have such a domain."""
-    return bool(_LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION) > 0)
+    with suppress(OSError):
+        return syscall("landlock_create_ruleset", None, 0, _VERSION) > 0
+    return False
 
 
 def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:

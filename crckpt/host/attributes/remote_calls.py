@@ -24,16 +24,13 @@ from crckpt.errors import HostCannot
 from crckpt.host.attributes.landlock import has_landlock_domain
 from crckpt.host.proc import procfs
 from crckpt.host.process import run
-from crckpt.host.syscalls import ptrace
+from crckpt.host.syscalls import prctl, ptrace
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
 _LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
-# linux/prctl.h
-_SET_MERGE, _SET_MDWE, _GET_MDWE = 67, 65, 66
-_MCE_KILL, _MCE_KILL_SET, _MCE_KILL_CLEAR, _MCE_DEFAULT, _SET_IO_FLUSHER = 33, 1, 0, 2, 57
 _MCL_FUTURE, _MCL_ONFAULT = 2, 4
 _SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
 _KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
@@ -140,8 +137,8 @@ def _answer(order: Order) -> Answer:
 
 
 def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    prctl = _PRCTL_32 if thread.is_compat else _PRCTL
-    refuses = thread.system_call(prctl, _GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
+    number = _PRCTL_32 if thread.is_compat else _PRCTL
+    refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
         yield "no_written_code", (refuses,)
     if locked := _locks_new_maps(thread, pid):
@@ -198,22 +195,22 @@ def _set_one(thread: ptrace.Stopped, name: str, value: tuple[int, ...]) -> int:
     match name:
         case "personality":
             return thread.system_call(_PERSONALITY, number)
-        case "memory_errors" if number == _MCE_DEFAULT:
-            return thread.system_call(_PRCTL, _MCE_KILL, _MCE_KILL_CLEAR, 0, 0, 0)
+        case "memory_errors" if number == prctl.MCE_KILL_DEFAULT:
+            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_CLEAR, 0, 0, 0)
         case "memory_errors":
-            return thread.system_call(_PRCTL, _MCE_KILL, _MCE_KILL_SET, number, 0, 0)
+            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_SET, number, 0, 0)
         case "io_flusher":
-            return thread.system_call(_PRCTL, _SET_IO_FLUSHER, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, prctl.SET_IO_FLUSHER, number, 0, 0, 0)
         case "memory_policy":
             nodes = sum(1 << node for node in value[1:]).to_bytes(_NODES // 8, "little")
             with thread.lent(nodes) as address:
                 return thread.system_call(_SET_MEMPOLICY, number, address if value[1:] else 0, _NODES)
         case "memory_merge":
-            return thread.system_call(_PRCTL, _SET_MERGE, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, prctl.SET_MEMORY_MERGE, number, 0, 0, 0)
         case "lock_future":
             return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
         case "no_written_code":
-            return thread.system_call(_PRCTL, _SET_MDWE, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, prctl.SET_MDWE, number, 0, 0, 0)
         case "listener":
             return _listen(thread, *value)
     return -errno.ENOSYS

@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
 from crckpt.host.proc import procfs
+from crckpt.host.syscalls.libc import getsockopt
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
@@ -131,8 +132,6 @@ _EXCLUDES: Final = 0
 _MOST_SOURCES: Final = 1024
 _BY_KERNEL: Final = ("224.0.0.1", "ff01::1", "ff02::1")
 """Groups that every interface is a member of, once."""
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Membership(Struct, frozen=True):
@@ -408,9 +407,7 @@ def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bo
     while True:
         head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)
         buffer = ctypes.create_string_buffer(head, len(head) + sources * _ADDRESS_BYTES)
-        size = ctypes.c_uint32(len(buffer))
-        if _LIBC.getsockopt(held.fileno(), level, _FILTER, buffer, ctypes.byref(size)):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        getsockopt(held.fileno(), level, _FILTER, buffer, len(buffer))
         mode, count = _MODE.unpack_from(buffer.raw, _GROUP.size)
         if count <= sources or sources >= _MOST_SOURCES:
             packed = (buffer.raw[len(head) + _ADDRESS_BYTES * place :] for place in range(min(count, sources)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 import struct
 from collections.abc import Callable
@@ -18,15 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.proc import procfs
+from crckpt.host.syscalls.libc import syscall
+from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
 
 Value = tuple[int, ...]
 Reader = Callable[[int], Value]
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-
-# asm/unistd_64.h of x86-64, and asm-generic/unistd.h
-_X86: Final = platform.machine() == "x86_64"
-_SETATTR, _GETATTR, _IOPRIO_SET, _IOPRIO_GET = (314, 315, 251, 252) if _X86 else (274, 275, 30, 31)
 
 _IOPRIO_WHO_PROCESS: Final = 1
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
@@ -39,7 +34,6 @@ _UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_
 # Flags of a task, field 9 of its stat (linux/sched.h).
 _MCE_PROCESS, _MCE_EARLY = 0x80, 0x08000000
 _IO_FLUSHER: Final = 0x00080000 | 0x00100000
-_MCE_LATE_KILL, _MCE_EARLY_KILL, _MCE_DEFAULT = 0, 1, 2  # linux/prctl.h
 
 _POLICIES: Final = {
     name: number
@@ -62,12 +56,12 @@ def set_affinity(tid: int, value: Value) -> None:
 
 def io_priority(tid: int) -> Value:
     """Class and level in one number."""
-    return (_called(_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid),)
+    return (syscall("ioprio_get", _IOPRIO_WHO_PROCESS, tid),)
 
 
 def set_io_priority(tid: int, value: Value) -> None:
     """Raises OSError."""
-    _called(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, tid, *value)
+    syscall("ioprio_set", _IOPRIO_WHO_PROCESS, tid, *value)
 
 
 def timer_slack(tid: int) -> Value:
@@ -127,8 +121,8 @@ def memory_errors(tid: int) -> Value:
     """The policy of a thread for memory errors (PR_MCE_KILL)."""
     flags = _task_flags(tid)
     if not flags & _MCE_PROCESS:
-        return (_MCE_DEFAULT,)
-    return (_MCE_EARLY_KILL if flags & _MCE_EARLY else _MCE_LATE_KILL,)
+        return (MCE_KILL_DEFAULT,)
+    return (MCE_KILL_EARLY if flags & _MCE_EARLY else MCE_KILL_LATE,)
 
 
 def io_flusher(tid: int) -> Value:
@@ -246,13 +240,13 @@ def _task_flags(tid: int) -> int:
 def _scheduling(tid: int) -> Value:
     """As of sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period, least and most use."""
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    _called(_GETATTR, tid, buffer, _ATTRIBUTES.size, 0)
+    syscall("sched_getattr", tid, buffer, _ATTRIBUTES.size, 0)
     return _ATTRIBUTES.unpack(buffer.raw)
 
 
 def _set_scheduling(tid: int, *fields: int) -> None:
     given = (*fields, 0, 0)[:9]
-    _called(_SETATTR, tid, _ATTRIBUTES.pack(_ATTRIBUTES.size, *given), 0)
+    syscall("sched_setattr", tid, _ATTRIBUTES.pack(_ATTRIBUTES.size, *given), 0)
 
 
 @cache
@@ -266,10 +260,3 @@ def _has_nodes() -> bool:
 def _usual_slice() -> int:
     found = _scheduling(0)
     return found[5] if found[1] in _SLICED else 0
-
-
-def _called(number: int, *arguments: object) -> int:
-    answer = int(_LIBC.syscall(number, *arguments))
-    if answer < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return answer

@@ -6,7 +6,6 @@ the connection is aborted: then every access fails with ENOTCONN. Source: Docume
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +16,9 @@ from crckpt.host import proc
 from crckpt.host.proc.mountinfo import Mount, mounts_of
 from crckpt.host.process.progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
 from crckpt.host.process.signals import start_thread
+from crckpt.host.syscalls.libc import syscall
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-# The numbers are the same on all machines: asm-generic/unistd.h. Flags: linux/mount.h.
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-_CREATE: Final = 6
+_CREATE: Final = 6  # FSCONFIG_CMD_CREATE, linux/mount.h
 _WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]
 _LOOK_S: Final = 1.0
 
@@ -89,22 +86,16 @@ def _mounts_of_users(pids: Iterable[int]) -> Iterator[Mount]:
 @contextmanager
 def _connections() -> Iterator[int]:
     """The directory in which the kernel keeps a directory for each connection, mounted nowhere. Raises OSError."""
-    context = _checked(_LIBC.syscall(_FSOPEN, b"fusectl", 1))
+    context = syscall("fsopen", b"fusectl", 1)
     try:
-        _checked(_LIBC.syscall(_FSCONFIG, context, _CREATE, None, None, 0))
-        directory = _checked(_LIBC.syscall(_FSMOUNT, context, 1, 0))
+        syscall("fsconfig", context, _CREATE, None, None, 0)
+        directory = syscall("fsmount", context, 1, 0)
     finally:
         os.close(context)
     try:
         yield directory
     finally:
         os.close(directory)
-
-
-def _checked(answer: int) -> int:
-    if answer < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return answer
 
 
 def _read(directory: int, name: str) -> bytes:

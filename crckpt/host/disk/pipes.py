@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
-import os
 import select
 from contextlib import suppress
 from typing import Final
+
+from crckpt.host.syscalls.libc import LIBC, check
 
 PIPE_SIZE: Final = 1 << 20
 """Bytes that a pipe holds at most: what an unprivileged process may ask for."""
@@ -18,7 +18,7 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-_vmsplice = ctypes.CDLL(None, use_errno=True).vmsplice
+_vmsplice = LIBC.vmsplice
 _vmsplice.argtypes = (ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_ulong, ctypes.c_uint)
 _vmsplice.restype = ctypes.c_ssize_t
 _NONBLOCK: Final = 2  # SPLICE_F_NONBLOCK, linux/splice.h
@@ -44,11 +44,9 @@ class Lender:
         nobody reads any more. Source: vmsplice(2).
         """
         vector = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content))
-        done: int = _vmsplice(self._pipe, ctypes.byref(vector), 1, _NONBLOCK)
-        if done < 0:
-            error = ctypes.get_errno()
-            if error != errno.EAGAIN:
-                raise OSError(error, os.strerror(error))
+        try:
+            done = check(_vmsplice(self._pipe, ctypes.byref(vector), 1, _NONBLOCK))
+        except BlockingIOError:
             done = 0
         if done < len(content):
             # The kernel would wait for room by spinning, on a core that others need, as long as the reader copies.

@@ -7,7 +7,6 @@ configuration. So this loads all that it needs outside, gives up its rights, and
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -21,15 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.process import run
+from crckpt.host.syscalls.capset import set_capabilities
+from crckpt.host.syscalls.clone import setns
+from crckpt.host.syscalls.prctl import drop_capability, set_no_new_privileges
 from crckpt.images.rights import Rights
 
 _KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")
 """The mounts last: then nothing is opened any more. The PID namespace is that of children only."""
-# linux/prctl.h, linux/capability.h
-_PR_CAPBSET_READ: Final = 23
-_PR_CAPBSET_DROP: Final = 24
-_PR_SET_NO_NEW_PRIVS: Final = 38
-_CAPABILITY_VERSION: Final = 0x20080522
 _NOT_EXECUTED: Final = 127
 
 
@@ -59,11 +56,10 @@ def start(init: int, rights: TreeRights, command: Sequence[str], *, joining: Seq
 
 def main(init: int, rights: TreeRights, command: list[str]) -> int:
     """Run the command; its exit status. Ends by the same signal if one ended it."""
-    libc = ctypes.CDLL(None, use_errno=True)
     for namespace in [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]:
-        _check(libc.setns(namespace, 0))
+        setns(namespace)
         os.close(namespace)
-    _give_up_rights(libc, rights)
+    _give_up_rights(rights)
     # Only now is there a process that those in the PID namespace see.
     child = os.fork()
     if child:
@@ -81,24 +77,16 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
     os._exit(_NOT_EXECUTED)
 
 
-def _give_up_rights(libc: ctypes.CDLL, rights: TreeRights) -> None:
+def _give_up_rights(rights: TreeRights) -> None:
     for number in range(64):
-        if not rights.capabilities >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
-            _check(libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0))
+        if not rights.capabilities >> number & 1:
+            drop_capability(number)
     os.setgroups(rights.groups)
     os.setresgid(rights.gid, rights.gid, rights.gid)
     os.setresuid(rights.uid, rights.uid, rights.uid)
-    low, high = rights.capabilities & 0xFFFFFFFF, rights.capabilities >> 32 & 0xFFFFFFFF
     # Root keeps what it has until it executes something.
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _check(libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    set_capabilities(rights.capabilities)
+    set_no_new_privileges()
 
 
 if __name__ == "__main__":

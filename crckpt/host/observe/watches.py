@@ -13,14 +13,13 @@ from typing import Final
 
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.syscalls.libc import LIBC, check
 
 _WATCH: Final = re.compile(
     r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
 )
 _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
 """Where CRIU looks for what has no handle. Source: criu/irmap.c."""
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
@@ -55,12 +54,10 @@ def _opened(point: str, kind: int, handle: bytes) -> bool:
     with suppress(OSError):
         mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            opened = _LIBC.open_by_handle_at(mount, asked, os.O_PATH)
+            os.close(check(LIBC.open_by_handle_at(mount, asked, os.O_PATH)))
         finally:
             os.close(mount)
-        if opened >= 0:
-            os.close(opened)
-            return True
+        return True
     return False
 
 

@@ -10,9 +10,9 @@ import struct
 from pathlib import Path
 
 from crckpt.host.namespaces import network_locks
-from crckpt.host.probes import calls
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
 from crckpt.host.process import run
+from crckpt.host.syscalls import clone
 from crckpt.host.syscalls.sock_diag import answers
 
 # linux/tcp.h
@@ -120,7 +120,7 @@ def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
     """What a program says that fails in a new network namespace; empty if it does not, None if there is none."""
     try:
         # The namespace ends with us: nothing that is made in it is left.
-        calls.unshare(calls.CLONE_NEWNET)
+        clone.unshare(clone.CLONE_NEWNET)
     except PermissionError:
         return None
     done = run.run(argv, timeout=_PROGRAM_S)

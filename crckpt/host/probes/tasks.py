@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from crckpt.host.probes import calls
 from crckpt.host.probes.apart import ended, forked, status_of
 from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.syscalls import clone, prctl, ptrace
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _ADVANCE_S = 100_000
@@ -21,7 +21,7 @@ _SURVIVED = 7
 def checkpoint_restore() -> Outcome:
     """The call by which a restore describes a process's memory is there only with CONFIG_CHECKPOINT_RESTORE."""
     try:
-        size = calls.memory_map_size()
+        size = prctl.memory_map_size()
     except OSError as error:
         return missing(
             f"prctl(PR_SET_MM_MAP_SIZE) is refused: {error.strerror}",
@@ -36,7 +36,7 @@ def pid_selection() -> Outcome:
     for _ in range(_TRIES):
         try:
             wanted = _free_pid()
-            child = calls.clone_as(wanted)
+            child = clone.fork_with_pid(wanted)
         except FileExistsError:  # somebody else was quicker
             continue
         except OSError as error:
@@ -52,7 +52,7 @@ def time_namespaces() -> Outcome:
     """Set the clock forward for a child, and let it look."""
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     try:
-        calls.unshare(calls.CLONE_NEWTIME | (0 if os.geteuid() == 0 else calls.CLONE_NEWUSER))
+        clone.unshare(clone.CLONE_NEWTIME | (0 if os.geteuid() == 0 else clone.CLONE_NEWUSER))
         Path("/proc/self/timens_offsets").write_text(f"monotonic {_ADVANCE_S} 0\n")
     except OSError as error:
         lost = "after a restore on another host or another boot, monotonic clocks and timers jump"
@@ -87,12 +87,12 @@ def seccomp_suspension() -> Outcome:
     def forbid_itself_to_end() -> int:
         os.close(writing)
         os.read(reading, 1)
-        calls.enter_strict_seccomp()
+        prctl.enter_strict_seccomp()
         return _SURVIVED  # by exit_group, for which strict mode kills
 
     child = forked(forbid_itself_to_end)
     try:
-        calls.seize(child, calls.PTRACE_O_SUSPEND_SECCOMP)
+        ptrace.seize(child, ptrace.SUSPEND_SECCOMP)
     except OSError as error:
         ended(child)
         return missing(
@@ -133,7 +133,7 @@ def _wait() -> int:
 
 def _errno_of_seizing(pid: int) -> int:
     try:
-        calls.seize(pid)
+        ptrace.seize(pid)
     except OSError as error:
         return error.errno or errno.EPERM
     return 0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
 
 from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
-_PR_GET_CHILD_SUBREAPER: Final = 37
+from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
 
 
 @contextmanager
@@ -106,10 +101,9 @@ def _is_child(pid: int) -> bool:
 
 @contextmanager
 def _orphans_adopted() -> Iterator[None]:
-    before = ctypes.c_int()
-    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    was_enabled = is_child_subreaper()
+    set_child_subreaper(enabled=True)
     try:
         yield
     finally:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        set_child_subreaper(enabled=was_enabled)

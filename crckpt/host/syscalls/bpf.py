@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_BPF: Final = {"x86_64": 321}.get(os.uname().machine, 280)
+from crckpt.host.syscalls.libc import syscall
+
 _PROG_QUERY: Final = 16
 _EFFECTIVE: Final = 1
 _QUERY: Final = struct.Struct("<IIIIQI4x")
@@ -35,5 +35,6 @@ def group_programs(group: Path) -> Iterator[str]:
 def _programs(group: int, kind: int) -> int:
     query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
     # With room for none the kernel says how many there are.
-    _LIBC.syscall(_BPF, _PROG_QUERY, query, _QUERY.size)
+    with suppress(OSError):  # ENOSPC
+        syscall("bpf", _PROG_QUERY, query, _QUERY.size)
     return int(_QUERY.unpack(query.raw)[5])

@@ -12,20 +12,23 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.host.proc import Descriptor
+from crckpt.host.syscalls.libc import syscall
 
-_NUMBERS: Final = {"x86_64": 312, "aarch64": 272}
 # linux/kcmp.h
 _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
 _KCMP_EPOLL_TFD: Final = 7
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-
 
 def share_memory(one: int, other: int) -> bool:
     """Whether two processes have all of their memory in common; False if one has ended or the kernel does not say."""
     return _same(one, other, _KCMP_VM, 0, 0)
+
+
+def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
+    """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
+    return _same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
 
 
 def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
@@ -83,5 +86,6 @@ def _watches(epoll: Descriptor, target: int, at: int, fd: int) -> bool:
 
 
 def _same(one: int, other: int, kind: int, this: object, that: object) -> bool:
-    number = _NUMBERS.get(os.uname().machine)
-    return number is not None and _LIBC.syscall(number, one, other, kind, this, that) == 0
+    with suppress(OSError):
+        return syscall("kcmp", one, other, kind, this, that) == 0
+    return False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_KEYCTL: Final = {"x86_64": 250}.get(os.uname().machine, 219)
+from crckpt.host.syscalls.libc import syscall
+
 _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
 _SESSION: Final = -3
 _OF_USER: Final = "_uid_ses."
@@ -25,17 +25,18 @@ class SessionKeyring(Struct, frozen=True):
 
 def own_session() -> SessionKeyring | None:
     """None if we have none: then each process uses that of its own user. Also where the kernel has no keyrings."""
-    serial = int(_LIBC.syscall(_KEYCTL, _GET_ID, _SESSION, 0))
-    if serial < 0:
-        return None
     buffer = ctypes.create_string_buffer(_MOST)
-    if int(_LIBC.syscall(_KEYCTL, _DESCRIBE, serial, buffer, _MOST)) < 0:
-        return None
-    _, uid, _, _, name = buffer.value.decode(errors="replace").split(";", 4)
-    return None if name.startswith(_OF_USER) else SessionKeyring(serial, int(uid))
+    with suppress(OSError):
+        serial = syscall("keyctl", _GET_ID, _SESSION, 0)
+        syscall("keyctl", _DESCRIBE, serial, buffer, _MOST)
+        _, uid, _, _, name = buffer.value.decode(errors="replace").split(";", 4)
+        return None if name.startswith(_OF_USER) else SessionKeyring(serial, int(uid))
+    return None
 
 
 def join_new() -> None:
     """Give this thread, and what it starts, a new, empty session keyring. Raises OSError."""
-    if int(_LIBC.syscall(_KEYCTL, _JOIN, None)) < 0:
-        raise OSError(ctypes.get_errno(), f"cannot make a session keyring: {os.strerror(ctypes.get_errno())}")
+    try:
+        syscall("keyctl", _JOIN, None)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make a session keyring: {error.strerror}") from error

@@ -6,22 +6,19 @@ import ctypes
 import os
 from typing import Final
 
+from crckpt.host.syscalls.libc import LIBC, check, syscall
+
+# linux/mount.h
 BIND: Final = 4096
 _RDONLY: Final = 1
 _REMOUNT: Final = 32
 _DETACH: Final = 2
-"""linux/mount.h"""
-
-_PIVOT_ROOT: Final = 155
-"""asm/unistd_64.h"""
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """mount(2). Raises OSError."""
     words = (os.fsencode(word) or None for word in (source, target, kind))
-    _checked(_LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), target)
+    check(LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), target)
 
 
 def bind(source: str, target: str) -> None:
@@ -39,12 +36,6 @@ def become_root(path: str) -> None:
     """Make a mount point the root of our mount namespace; the old root is no longer there. Raises OSError."""
     os.chdir(path)
     # The old root over the new one: so no directory is needed for it. Source: pivot_root(2).
-    _checked(_LIBC.syscall(_PIVOT_ROOT, b".", b"."), path)
-    _checked(_LIBC.umount2(b".", _DETACH), path)
+    syscall("pivot_root", b".", b".", path=path)
+    check(LIBC.umount2(b".", _DETACH), path)
     os.chdir("/")
-
-
-def _checked(answer: int, path: str) -> None:
-    if answer != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_OPENAT2: Final = 437
-_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
+from crckpt.host.syscalls.libc import LIBC, syscall
+
 _NO_SYMLINKS: Final = 0x04  # linux/openat2.h
 _BENEATH: Final = 0x08
 _NOBODY: Final = 2**32 - 1
 """An id that setfsuid(2) refuses: the call then only returns the current one."""
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _OpenHow(ctypes.Structure):
@@ -32,11 +29,7 @@ def open_without_links(path: str, flags: int, mode: int = 0, *, directory: int |
     resolve = _NO_SYMLINKS | (_BENEATH if directory is not None else 0)
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     start = -100 if directory is None else directory  # AT_FDCWD
-    found = int(_LIBC.syscall(_OPENAT2, start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
-    if found < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return found
+    return syscall("openat2", start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path)
 
 
 @contextmanager
@@ -51,15 +44,15 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
         yield
         return
     groups = os.getgroups()
-    own_gid = _LIBC.setfsgid(_NOBODY)
+    own_gid = LIBC.setfsgid(_NOBODY)
     try:
         _set_groups(list(others))
-        _set(_LIBC.setfsgid, gid)
-        _set(_LIBC.setfsuid, uid)
+        _set(LIBC.setfsgid, gid)
+        _set(LIBC.setfsuid, uid)
         yield
     finally:
-        _set(_LIBC.setfsuid, os.geteuid())
-        _set(_LIBC.setfsgid, own_gid)
+        _set(LIBC.setfsuid, os.geteuid())
+        _set(LIBC.setfsgid, own_gid)
         _set_groups(groups)
 
 
@@ -73,5 +66,7 @@ def _set(setter: ctypes._NamedFuncPointer, number: int) -> None:
 def _set_groups(groups: list[int]) -> None:
     """Set the supplementary groups of this thread alone: the C library would set those of all threads."""
     array = (ctypes.c_uint32 * len(groups))(*groups)
-    if _LIBC.syscall(_SETGROUPS[platform.machine()], len(groups), array):
-        raise PermissionError(1, "cannot change the supplementary groups of a thread")
+    try:
+        syscall("setgroups", len(groups), array)
+    except OSError as error:
+        raise PermissionError(1, "cannot change the supplementary groups of a thread") from error

@@ -11,7 +11,6 @@ import fcntl
 import io
 import mmap
 import os
-import platform
 import select
 import struct
 from collections.abc import Iterable, Iterator
@@ -23,18 +22,17 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
-from crckpt.host.syscalls.pidfd_getfd import is_same
+from crckpt.host.syscalls.kcmp import is_same_file
+from crckpt.host.syscalls.libc import LIBC, check, last_error, syscall
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.restype = ctypes.c_void_p
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED: Final = 0x10
 
-_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
 _UFFDIO_REGISTER = 0xC020AA00
@@ -164,7 +162,7 @@ class WriteProtection:
 
     def is_held_by(self, pid: int, descriptor: int) -> bool:
         """Whether that descriptor of a process is this userfaultfd too."""
-        return self.is_open and is_same(pid, descriptor, self._descriptor)
+        return self.is_open and is_same_file(pid, descriptor, self._descriptor)
 
     def close(self) -> None:
         """Stop tracking."""
@@ -352,25 +350,22 @@ def _pages_of_ours(count: int) -> Iterator[tuple[mmap.mmap, int]]:
 
 
 def _protect(address: int, protection: int) -> None:
-    if _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), protection) != 0:
-        raise OSError(ctypes.get_errno(), "mprotect is refused")
+    check(LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), protection))
 
 
 def _map_anew(address: int) -> None:
     """A fresh page in place of the one there."""
     size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    if _LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
-        raise OSError(ctypes.get_errno(), "mmap is refused")
+    if LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
+        raise last_error()
 
 
 @contextmanager
 def _userfaultfd(features: int = _FEATURES, flags: int = _UFFD_USER_MODE_ONLY) -> Iterator[int]:
-    number = _USERFAULTFD.get(platform.machine())
-    if number is None:
-        raise HostCannot(f"write protection is not known for {platform.machine()}")
-    descriptor = _LIBC.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | flags)
-    if descriptor < 0:
-        raise HostCannot(f"userfaultfd is refused: {os.strerror(ctypes.get_errno())}")
+    try:
+        descriptor = syscall("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        raise HostCannot(f"userfaultfd is refused: {error.strerror}") from error
     try:
         fcntl.ioctl(descriptor, _UFFDIO_API, struct.pack("<3Q", _API_VERSION, features, 0))
         yield descriptor

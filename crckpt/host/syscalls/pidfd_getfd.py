@@ -1,6 +1,6 @@
 """What descriptors of a live process tell of themselves: we borrow them for a moment, and it does not notice.
 
-Sources: pidfd_getfd(2), kcmp(2).
+Source: pidfd_getfd(2).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import select
 import socket
 import struct
@@ -20,9 +19,8 @@ from typing import Final
 
 from msgspec import Struct
 
-_PIDFD_GETFD: Final = 438
-_KCMP: Final = {"x86_64": 312, "aarch64": 272}
-_KCMP_FILE: Final = 0
+from crckpt.host.syscalls.libc import getsockopt, syscall
+
 _SO_GET_FILTER: Final = 26
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
@@ -38,8 +36,6 @@ _NETLINK_LIST_MEMBERSHIPS: Final = 9  # linux/netlink.h
 _WORD: Final = 4
 _TWO_WORDS: Final = 8
 _GROUPS_BYTES: Final = 8192
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SocketKind(Struct, frozen=True):
@@ -90,18 +86,9 @@ def borrow(pid: int, descriptor: int) -> int:
     """A descriptor of ours for what that of the process names; closing it is the caller's. Raises OSError."""
     process = os.pidfd_open(pid)
     try:
-        borrowed = int(_LIBC.syscall(_PIDFD_GETFD, process, descriptor, 0))
-        if borrowed < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return borrowed
+        return syscall("pidfd_getfd", process, descriptor, 0)
     finally:
         os.close(process)
-
-
-def is_same(pid: int, descriptor: int, ours: int) -> bool:
-    """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
-    number = _KCMP.get(platform.machine(), -1)
-    return int(_LIBC.syscall(number, os.getpid(), pid, _KCMP_FILE, ours, descriptor)) == 0
 
 
 def is_readable(pid: int, descriptor: int) -> bool:
@@ -121,12 +108,14 @@ def borrow_each(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int
         return
     try:
         for descriptor in descriptors:
-            borrowed = _LIBC.syscall(_PIDFD_GETFD, process, descriptor, 0)
-            if borrowed >= 0:
-                try:
-                    yield descriptor, borrowed
-                finally:
-                    os.close(borrowed)
+            try:
+                borrowed = syscall("pidfd_getfd", process, descriptor, 0)
+            except OSError:
+                continue
+            try:
+                yield descriptor, borrowed
+            finally:
+                os.close(borrowed)
     finally:
         os.close(process)
 
@@ -185,9 +174,11 @@ def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
 
 def _has_bpf_filter(borrowed: int) -> bool:
     """The kernel tells the length of a classic filter; of a program it tells nothing (EACCES)."""
-    size = ctypes.c_uint32(0)
-    refused = _LIBC.getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, ctypes.byref(size))
-    return bool(refused) and ctypes.get_errno() == errno.EACCES
+    try:
+        getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
+    except OSError as error:
+        return error.errno == errno.EACCES
+    return False
 
 
 def _layer(found: socket.socket) -> str:
@@ -199,15 +190,16 @@ def _layer(found: socket.socket) -> str:
 
 def _has_unsavable_groups(borrowed: int) -> bool:
     """CRIU knows 32 groups of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd."""
-    size = ctypes.c_uint32(_GROUPS_BYTES)
     buffer = ctypes.create_string_buffer(_GROUPS_BYTES)
-    if _LIBC.getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, ctypes.byref(size)):
+    try:
+        size = getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, _GROUPS_BYTES)
+    except OSError:
         return False
-    groups = buffer.raw[: size.value]
-    if not size.value:
+    groups = buffer.raw[:size]
+    if not size:
         return False
     # It says the groups in words of 8 bytes, of which CRIU leaves out the last 4 where they are empty.
-    return size.value > _TWO_WORDS or any(groups[_WORD:]) or not _port(borrowed)
+    return size > _TWO_WORDS or any(groups[_WORD:]) or not _port(borrowed)
 
 
 def _port(borrowed: int) -> int:

@@ -7,6 +7,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
+from crckpt.host.syscalls.libc import LIBC
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -17,7 +19,7 @@ MOST_ROWS: Final = 1024
 MOST_BYTES: Final = (1 << 31) - (1 << 12)
 """That can be written at once (MAX_RW_COUNT, linux/fs.h)."""
 
-_process_vm_writev = ctypes.CDLL(None, use_errno=True).process_vm_writev
+_process_vm_writev = LIBC.process_vm_writev
 _process_vm_writev.argtypes = (
     ctypes.c_int,
     *(ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong),

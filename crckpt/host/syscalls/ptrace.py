@@ -25,6 +25,7 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
+from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.restarts import result_to_go_on
 
 _GETREGS: Final = 12
@@ -42,7 +43,7 @@ _GET_RSEQ: Final = 0x420F
 _GET_DISPATCH: Final = 0x4211
 
 _TRACESYSGOOD: Final = 1
-_SUSPEND_SECCOMP: Final = 1 << 21
+SUSPEND_SECCOMP: Final = 1 << 21
 _EVENT_STOP: Final = 128
 _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
@@ -64,8 +65,6 @@ STOPS_WITHIN_S: Final = 2.0
 """What gets to run does so within that."""
 _ENTERS_WITHIN_S: Final = 30.0
 _OFTEN_S: Final = 1.0
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(HostCannot):
@@ -177,6 +176,11 @@ class Stopped:
             _ask(_CONT, self.tid, stop)
 
 
+def seize(pid: int, options: int = 0) -> None:
+    """Trace a process without stopping it, until we end. Raises OSError."""
+    _ask(_SEIZE, pid, options)
+
+
 @contextmanager
 def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stopped]:
     """One thread of a process (any, or `tid`), stopped; afterwards as it was. Raises Refused, with it untouched.
@@ -243,7 +247,7 @@ def _state(pid: int, tid: int) -> str:
 def _seize(pid: int, tid: int) -> None:
     """Not with its filters suspended: it runs for some microseconds more, and could make any call."""
     try:
-        _ask(_SEIZE, tid, _TRACESYSGOOD)
+        seize(tid, _TRACESYSGOOD)
     except ProcessLookupError:
         raise Refused(f"PID {pid} has ended") from None
     except OSError as error:
@@ -260,7 +264,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     Raises Refused, with the call left out, where they cannot be suspended.
     """
     try:
-        _ask(_SETOPTIONS, tid, _TRACESYSGOOD | _SUSPEND_SECCOMP)
+        _ask(_SETOPTIONS, tid, _TRACESYSGOOD | SUSPEND_SECCOMP)
     except OSError as error:
         registers = _Registers()
         _ask(_GETREGS, tid, registers)
@@ -405,6 +409,9 @@ def _not_running(pid: int) -> Refused:
 
 def _ask(request: int, tid: int, data: object = 0, address: int = 0) -> None:
     pointer = ctypes.c_void_p(data) if isinstance(data, int) else ctypes.byref(data)  # type: ignore[arg-type]
-    if _LIBC.ptrace(request, tid, ctypes.c_void_p(address), pointer) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number) if number != errno.EIO else "the kernel does not know this request")
+    try:
+        check(LIBC.ptrace(request, tid, ctypes.c_void_p(address), pointer))
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise OSError(errno.EIO, "the kernel does not know this request") from None
+        raise

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu.memory import candidates
-from crckpt.host.probes import calls, network, places, rights, tools
+from crckpt.host.probes import network, places, rights, tools
 from crckpt.host.probes.apart import apart, forked, status_of
 from crckpt.host.probes.fact import Fact, Outcome, ok
 from crckpt.host.probes.probe import Subject, probe
 from crckpt.host.process import run
+from crckpt.host.syscalls import prctl
 
 IS_ROOT = os.geteuid() == 0
 NO_FIX = {"systemd"}
@@ -191,7 +192,7 @@ def test_an_interruption_ends_the_probe() -> None:
 
 def test_without_suspension_the_trial_of_seccomp_would_be_killed() -> None:
     def forbid_itself_to_end() -> int:
-        calls.enter_strict_seccomp()
+        prctl.enter_strict_seccomp()
         return 0
 
     assert status_of(forked(forbid_itself_to_end)) == -signal.SIGKILL

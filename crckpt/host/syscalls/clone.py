@@ -1,0 +1,35 @@
+"""New processes and namespaces. Source: clone(2), setns(2), unshare(2), linux/sched.h."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import struct
+from typing import Final
+
+from crckpt.host.syscalls.libc import LIBC, NUMBERS, check
+
+CLONE_NEWTIME: Final = 0x80
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWNET: Final = 0x40000000
+
+# PyDLL keeps Python's own lock: a child of clone3 has no other thread to get it back from.
+_LOCKED_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
+
+
+def setns(namespace: int) -> None:
+    """Join the namespace of an open descriptor. Raises OSError."""
+    check(LIBC.setns(namespace, 0))
+
+
+def unshare(kinds: int) -> None:
+    """Leave these namespaces (CLONE_NEW...) for new ones. Raises OSError."""
+    check(LIBC.unshare(kinds))
+
+
+def fork_with_pid(pid: int) -> int:
+    """Fork a child that has this PID; return its PID, and 0 in the child. Raises OSError."""
+    wanted = ctypes.c_int(pid)
+    # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size
+    words = struct.pack("=10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1)
+    return check(_LOCKED_LIBC.syscall(NUMBERS["clone3"], ctypes.c_char_p(words), len(words)))
