@@ -41,13 +41,13 @@ def dump_command(
         "dump",
         "--tree",
         str(pid),
-        *_common(paths, options, log="dump.log"),
+        *_common_options(paths, options, log="dump.log"),
         *(("--leave-running",) if leave_running else ()),
         *(("--unprivileged",) if unprivileged else ()),
         *(("--track-mem",) if track else ()),
         *(("--prev-images-dir", base) if base else ()),
         *(("--ghost-limit", str(options.ghost_limit)) if options.ghost_limit else ()),
-        *_of_dump(options),
+        *_dump_options(options),
     )
 
 
@@ -64,7 +64,7 @@ def pre_dump_command(
         "pre-dump",
         "--tree",
         str(pid),
-        *_places(paths, log="pre-dump.log"),
+        *_place_options(paths, log="pre-dump.log"),
         "--track-mem",
         *(("--pre-dump-mode=read",) if reads else ()),
         *(("--prev-images-dir", base) if base else ()),
@@ -82,7 +82,7 @@ def restore_command(
     return (
         str(criu),
         "restore",
-        *_common(paths, options, log="restore.log"),
+        *_common_options(paths, options, log="restore.log"),
         "--restore-detached",
         *(("--stream",) if stream else ()),
         *(("--restore-sibling",) if sibling else ()),
@@ -90,34 +90,34 @@ def restore_command(
     )
 
 
-def shown(options: Options) -> tuple[str, ...]:
+def option_words(options: Options) -> tuple[str, ...]:
     """The words that `options` add to a dump, as a person wants to read them."""
     ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
-    return (*_chosen(options), *ghost, *_of_dump(options))
+    return (*_chosen_options(options), *ghost, *_dump_options(options))
 
 
-def _places(paths: Paths, *, log: str) -> tuple[str, ...]:
+def _place_options(paths: Paths, *, log: str) -> tuple[str, ...]:
     places = ("--images-dir", str(paths.images), "--work-dir", str(paths.work), "--log-file", log, LOG_LEVEL)
     # /etc/criu and ~/.criu may name other scripts, and options that were not picked for this tree.
     return ("--no-default-config", *places)
 
 
-def _common(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
+def _common_options(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
     return (
-        *_places(paths, log=log),
+        *_place_options(paths, log=log),
         # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
         "--manage-cgroups=ignore",
         *(("--action-script", str(paths.script)) if paths.script else ()),
-        *(word for option in _chosen(options) for word in option.split(" ", 1)),
+        *(word for option in _chosen_options(options) for word in option.split(" ", 1)),
     )
 
 
-def _of_dump(options: Options) -> tuple[str, ...]:
+def _dump_options(options: Options) -> tuple[str, ...]:
     """What a restore has no use for."""
     return ("--skip-in-flight",) if options.skip_in_flight else ()
 
 
-def _chosen(options: Options) -> tuple[str, ...]:
+def _chosen_options(options: Options) -> tuple[str, ...]:
     flags = {
         "--tcp-established": options.tcp == "keep",
         "--tcp-close": options.tcp == "close",

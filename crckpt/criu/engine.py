@@ -37,7 +37,7 @@ from crckpt.host.process.signals import (
 _LOOK_S = 1.0
 
 
-class Outcome(Struct, frozen=True):
+class CriuResult(Struct, frozen=True):
     """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds.
 
     If it `hung`, crckpt has ended it. `waited_for` are mount points of file systems that did not answer CRIU: crckpt
@@ -58,7 +58,7 @@ class Outcome(Struct, frozen=True):
         return self.status == 0
 
 
-class Running:
+class CriuRun:
     """A CRIU that was started and is to be followed to its end."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Running:
         limited: bool = False,
         tree: int = 0,
     ) -> None:
-        """Start it, to wait at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `follow`."""
+        """Start it, to wait at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `run_criu`."""
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
@@ -97,26 +97,26 @@ class Running:
         hold: Hold | None = None,
         in_hold: Callable[[], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> Outcome:
-        """See the function `follow`."""
+    ) -> CriuResult:
+        """As `run_criu` does."""
         with interrupts_put_off(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
             self._failure = failure = self._attend(hold, in_hold)
-            outcome = self.ended()
+            outcome = self.wait()
             aside.join()
             if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
                 raise failure
         return outcome
 
-    def ended(self) -> Outcome:
+    def wait(self) -> CriuResult:
         """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
         progress = Progress(self._log)
         while not self._child.ends_within(_LOOK_S):
             self._look_after(progress)
         status = self._child.wait()
         hung, waited_for = self._hung or self._dump_limit.is_killed, self._dump_limit.waited_for
-        return Outcome(self._argv, status, read_log(self._log), self._started, time.monotonic(), hung, waited_for)
+        return CriuResult(self._argv, status, read_log(self._log), self._started, time.monotonic(), hung, waited_for)
 
     def _look_after(self, progress: Progress) -> None:
         """Raises what came, Interrupted or DumpFailed if CRIU makes no progress and cannot be killed."""
@@ -168,7 +168,7 @@ class Running:
         return None
 
 
-def follow(
+def run_criu(
     argv: tuple[str, ...],
     log: Path,
     *,
@@ -179,7 +179,7 @@ def follow(
     meanwhile: Callable[[], None] = lambda: None,
     limited: bool = False,
     tree: int = 0,
-) -> Outcome:
+) -> CriuResult:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
     A CRIU that gave up waiting for us has failed, as its outcome and its log say.
@@ -192,7 +192,7 @@ def follow(
     """
     with interrupts_put_off(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
-        criu = Running(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
+        criu = CriuRun(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
         return criu.follow(hold, in_hold, meanwhile)
 
 

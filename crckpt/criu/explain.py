@@ -31,7 +31,7 @@ from crckpt.causes.catalogue import (
     WIDE_AREAS,
 )
 from crckpt.causes.releases import OLD, OLD_CRIU, find_release
-from crckpt.criu.retyped import loosened, tidied, unquoted, whole_lines
+from crckpt.criu.retyped import join_lines, loosen, tidy, unquote
 
 # Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
 # socket is met.
@@ -178,7 +178,7 @@ def is_log(text: str) -> bool:
     return bool(
         _TIME.search(text)
         or _TELLING.search(text)
-        or any(_known((*OUTSIDE, *SPECIFIC), line) for line in _Retyped(unquoted(text), ()))
+        or any(_known((*OUTSIDE, *SPECIFIC), line) for line in _Retyped(unquote(text), ()))
     )
 
 
@@ -187,7 +187,7 @@ def explain(log: str) -> Explanation:
 
     Takes time and memory in proportion to the log's length at most, whatever is in it.
     """
-    log = _LOG_NAMED.sub(" ", unquoted(log))
+    log = _LOG_NAMED.sub(" ", unquote(log))
     log = _WRAPPED.sub(r"\1 ", _WRAPPED.sub(r"\1 ", _CUT.sub("", log)))
     telling = tuple(_with_forms(log, islice(_telling(log), _MOST_LINES)))
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
@@ -300,7 +300,7 @@ def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
 
 def _tidied(forms: tuple[str, ...]) -> tuple[str, ...]:
     short = tuple(form for form in forms if len(form) <= _LONGEST_RETYPED)
-    return tuple(map(tidied, short or (forms[-1][:_LONGEST_RETYPED],)))
+    return tuple(map(tidy, short or (forms[-1][:_LONGEST_RETYPED],)))
 
 
 def _before_unknown(telling: Iterable[_Line]) -> Iterator[_Line]:
@@ -331,7 +331,7 @@ def _with_forms(log: str, lines: Iterable[_Line]) -> Iterator[_Line]:
     """The lines, with those that go on with them."""
     for number, line in enumerate(lines):
         following = _next_lines(log, line.end) if number < _MOST_BROKEN else iter(())
-        yield line._replace(forms=whole_lines(line.text, following))
+        yield line._replace(forms=join_lines(line.text, following))
 
 
 def _next_lines(log: str, end: int) -> Iterator[str]:
@@ -398,7 +398,7 @@ def _known(causes: Iterable[Cause], line: _Line) -> Finding | None:
 
 
 def _search(pattern: str, text: str, *, retyped: bool) -> re.Match[str] | None:
-    return loosened(pattern).search(text) if retyped else re.search(pattern, text)
+    return loosen(pattern).search(text) if retyped else re.search(pattern, text)
 
 
 def _is_fixed(cause: Cause, release: tuple[int, ...] | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.criu.memory import Candidate, Facts, candidates, recall, remember
+from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
 from crckpt.errors import HostCannot
 
 _NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
@@ -65,7 +65,7 @@ def search(option: Path | None, configured: Path | None, memory: Path | None = N
     return Search(None, tuple(rejected))
 
 
-def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> Facts | None:
+def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> CriuFacts | None:
     if not os.access(candidate.path, os.X_OK):
         rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
         return None
@@ -81,6 +81,6 @@ def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candi
     if why is not None:
         rejected.append((candidate, why))
         return None
-    facts = Facts(version, digest_of(candidate.path), locks_by_nftables(candidate.path))
+    facts = CriuFacts(version, digest_of(candidate.path), locks_by_nftables(candidate.path))
     remember(candidate.path, facts, memory)
     return facts

@@ -135,18 +135,18 @@ class Hold:
             self._alive = self._lock = self.reached = -1
 
 
-def may_hold(directory: Path) -> bool:
+def can_hold(directory: Path) -> bool:
     """Whether CRIU can run the action script of a hold in `directory`."""
     return PROGRAM.exists() or not os.statvfs(directory).f_flag & os.ST_NOEXEC
 
 
 @contextmanager
-def held(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Iterator[tuple[Hold, ...]]:
+def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Iterator[tuple[Hold, ...]]:
     """A hold at each of these steps of CRIU that is aborted unless the block commits it.
 
     `directory` is made, in CRIU's work directory. Raises HostCannot.
     """
-    if not may_hold(directory.parent):
+    if not can_hold(directory.parent):
         raise HostCannot(
             f"{directory} is mounted noexec, and CRIU must run a script there",
             hint="install crckpt with a C compiler (gcc), or use a store that is mounted exec: --store DIR",

@@ -43,7 +43,7 @@ _NOT = re.compile(r"(?:^|(?<=[ :]))([Cc]a|[Dd]oes|[Ii]s|[Cc]ould|[Dd]id|[Dd]o)nt
 _QUOTE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|['\"]", re.DOTALL)
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """The text, with the lines that a program quoted (as JSON does) as they were, and an empty one after each."""
     return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), text) if "\\" in text else text
 
@@ -53,7 +53,7 @@ def _meant(escaped: re.Match[str]) -> str:
     return _MEANT.get(code) or ("" if code == "r" else chr(int(code[1:], 16)))
 
 
-def whole_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
+def join_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
     """A line with those that go on with it, the longest first; then it alone.
 
     It may be broken between words or, at the width of a terminal, anywhere.
@@ -72,7 +72,7 @@ def whole_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
     return tuple(_NOT.sub(r"\1n't ", form) for form in dict.fromkeys(reversed(forms)))
 
 
-def tidied(line: str) -> str:
+def tidy(line: str) -> str:
     """The line with plain quotes and single blanks, without what quotes it."""
     if "&" in line:
         line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line)
@@ -80,7 +80,7 @@ def tidied(line: str) -> str:
 
 
 @cache
-def loosened(pattern: str) -> re.Pattern[str]:
+def loosen(pattern: str) -> re.Pattern[str]:
     """The pattern, for lines that are retyped: with any case, and with or without quotes."""
     return re.compile(_QUOTE.sub(lambda piece: _optional(piece[0]), pattern), re.IGNORECASE)
 

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import follow
+from crckpt.criu.engine import run_criu
 from crckpt.criu.explain import explain
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
@@ -53,7 +53,7 @@ posix.waitpid(child, 0)
 _LOOK_S: Final = 0.003
 
 
-class Dumped(Struct, frozen=True):
+class TrialDump(Struct, frozen=True):
     """One dump of the trial's tree: where its images are, and milliseconds, of the freeze and of memory within it."""
 
     images: Path
@@ -62,7 +62,7 @@ class Dumped(Struct, frozen=True):
     memory_ms: float
 
 
-class Subject(Struct, frozen=True):
+class TrialTree(Struct, frozen=True):
     """The trial's tree, by PID: its root and the child."""
 
     criu: Path
@@ -70,25 +70,25 @@ class Subject(Struct, frozen=True):
     root: int
     child: int
 
-    def dump(self, name: str, meanwhile: Callable[[], None]) -> Dumped:
+    def dump(self, name: str, meanwhile: Callable[[], None]) -> TrialDump:
         """Dump it into a directory of that name. Raises HostCannot if CRIU fails."""
         work = self.work / name
         images = work / "images"
         work.mkdir(mode=0o700)
         images.mkdir(mode=0o700)
         argv = dump_command(self.criu, self.root, Paths(images, work), Options(), leave_running=True)
-        outcome = follow(argv, work / "dump.log", meanwhile=meanwhile)
+        outcome = run_criu(argv, work / "dump.log", meanwhile=meanwhile)
         if not outcome.ok:
             told = explain(outcome.log)
             raise HostCannot(f"a trial dump fails: {told.finding.what if told.finding else outcome.status}")
         stats = read_dump_stats((work / "stats-dump").read_bytes())
         dump_ms = (outcome.ended - outcome.started) * 1000
         # To write them alone: to find the pages takes as long for each process and map, however many there are.
-        return Dumped(images, dump_ms, stats.frozen_time / 1000, stats.memwrite_time / 1000)
+        return TrialDump(images, dump_ms, stats.frozen_time / 1000, stats.memwrite_time / 1000)
 
 
 @contextmanager
-def subject(criu: Path, work: Path) -> Iterator[Subject]:
+def running_trial_tree(criu: Path, work: Path) -> Iterator[TrialTree]:
     """A tree to dump with this CRIU into the private directory `work`; ended after the block. Raises HostCannot."""
     program = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(work=str(work))]
     root = run.start(program, output=work / "program.out")
@@ -98,7 +98,7 @@ def subject(criu: Path, work: Path) -> Iterator[Subject]:
             if root.ends_within(_LOOK_S):
                 said = (work / "program.out").read_text(errors="replace").strip()
                 raise HostCannot(f"the trial's program does not start: {said}")
-        yield Subject(criu, work, root.pid, int(ready.read_text()))
+        yield TrialTree(criu, work, root.pid, int(ready.read_text()))
     finally:
         os.kill(root.pid, signal.SIGTERM)
         root.wait()

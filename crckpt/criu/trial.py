@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crckpt.criu.command import Paths, dump_command, restore_command
-from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.explain import explain
 from crckpt.host import proc
 from crckpt.host.process import run
@@ -64,19 +64,19 @@ def _dump_and_restore(criu: Path, work: Path) -> str | None:
     try:
         if not _is_ready(work / "ready", child):
             return f"the trial's program does not start: {(work / 'program.out').read_text(errors='replace').strip()}"
-        dumped = follow(dump_command(criu, child.pid, paths, Options(), leave_running=False), work / "dump.log")
+        dumped = run_criu(dump_command(criu, child.pid, paths, Options(), leave_running=False), work / "dump.log")
         if not dumped.ok:
             return _reason(dumped.log, "the trial dump fails")
         if not child.ends_within(_ENDED_WITHIN_S):
             return "the trial dump did not end the program"
         child.wait()
-        restored = follow(restore_command(criu, paths, Options(), sibling=True), work / "restore.log", limited=True)
+        restored = run_criu(restore_command(criu, paths, Options(), sibling=True), work / "restore.log", limited=True)
         return None if _restored(restored, child.pid) else _reason(restored.log, "the trial restore fails")
     finally:
         _end(child)
 
 
-def _restored(outcome: Outcome, pid: int) -> bool:
+def _restored(outcome: CriuResult, pid: int) -> bool:
     process = proc.read_process(pid)
     return outcome.ok and process is not None and process.state != "zombie"
 

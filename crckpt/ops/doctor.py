@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
-from crckpt.criu.memory import candidates
 from crckpt.errors import HostCannot
 from crckpt.host.probes.fact import Fact, Outcome, fact
 from crckpt.host.probes.probe import Subject, probe

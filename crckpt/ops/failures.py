@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
-from crckpt.criu.engine import Outcome
+from crckpt.criu.engine import CriuResult
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host.disk.fuse import answers_limited
 from crckpt.host.proc import effective_capabilities
@@ -116,7 +116,7 @@ def written_to(target: Path, hint: str) -> Iterator[None]:
 
 
 def explained(
-    outcome: Outcome,
+    outcome: CriuResult,
     kind: type[Failure],
     what: str,
     resolved: Callable[[Explanation], Place | None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from crckpt import __version__
-from crckpt.criu.memory import candidates, recall
+from crckpt.criu.cache import candidates, recall
 from crckpt.errors import HostCannot
 
 

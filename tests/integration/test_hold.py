@@ -18,9 +18,9 @@ from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifes
 from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.find import find
-from crckpt.criu.hold import held
+from crckpt.criu.hold import holds_at
 from crckpt.errors import StoreUnusable
 from crckpt.model import Options
 
@@ -238,11 +238,11 @@ def test_an_exception_in_the_hold_comes_back_after_criu_has_resumed_the_tree(tmp
         tree.wait_gone()
 
 
-def _dumped(paths: Paths, pid: int, in_hold: Callable[[], None]) -> Outcome:
-    with held(paths.work / "hold", "post-dump") as (hold,):
+def _dumped(paths: Paths, pid: int, in_hold: Callable[[], None]) -> CriuResult:
+    with holds_at(paths.work / "hold", "post-dump") as (hold,):
         to = Paths(paths.images, paths.work, hold.script)
         command = dump_command(find(None, None).path, pid, to, Options(), leave_running=False)
-        return follow(command, paths.work / "dump.log", hold=hold, in_hold=in_hold)
+        return run_criu(command, paths.work / "dump.log", hold=hold, in_hold=in_hold)
 
 
 def _work(directory: Path) -> Paths:

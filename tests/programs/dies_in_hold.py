@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import follow
-from crckpt.criu.hold import held
+from crckpt.criu.engine import run_criu
+from crckpt.criu.hold import holds_at
 from crckpt.model import Options
 
 
 def main() -> None:
     """Never ends by itself."""
     criu, pid, work, when = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    with held(work / "hold", "post-dump") as (hold,):
+    with holds_at(work / "hold", "post-dump") as (hold,):
 
         def die() -> None:
             if when == "after":
@@ -22,7 +22,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         paths = Paths(work / "images", work, hold.script)
-        follow(
+        run_criu(
             dump_command(criu, pid, paths, Options(), leave_running=False), work / "dump.log", hold=hold, in_hold=die
         )
 

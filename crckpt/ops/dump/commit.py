@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.criu.command import Paths
-from crckpt.criu.engine import Outcome, read_log, run_id
+from crckpt.criu.engine import CriuResult, read_log, run_id
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import machine, proc
@@ -175,7 +175,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
             raise as_ours(error, DumpFailed, "the dump") from error
 
 
-def _followed(subject: Subject, place: Place, waiting: Started | None, rights: dict[int, Rights]) -> Outcome:
+def _followed(subject: Subject, place: Place, waiting: Started | None, rights: dict[int, Rights]) -> CriuResult:
     """CRIU's run; `rights` become those that the frozen tree has, if it could be held for a look at them."""
 
     def look() -> None:

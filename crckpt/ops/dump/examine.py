@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import Outcome
+from crckpt.criu.engine import CriuResult
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, UsageError
 from crckpt.host import proc
@@ -250,7 +250,7 @@ def _room(context: Context) -> Room:
     )
 
 
-def succeeded(subject: Subject, outcome: Outcome) -> Outcome:
+def succeeded(subject: Subject, outcome: CriuResult) -> CriuResult:
     """The outcome of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed."""
     if not outcome.ok:
         if subject.root is not None and subject.root.is_replaced:
@@ -277,7 +277,7 @@ def succeeded(subject: Subject, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _unfit(outcome: Outcome) -> str:
+def _unfit(outcome: CriuResult) -> str:
     """How the tree does not fit the base, if that is why a CRIU failed that was not cut short."""
     from crckpt.criu.explain import explain
 

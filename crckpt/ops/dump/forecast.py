@@ -36,10 +36,10 @@ def trial(criu: Path, staging: Path) -> Trial:
     # Loaded only for a trial: most dumps need none.
     from statistics import fmean
 
-    from crckpt.criu.speed import subject
+    from crckpt.criu.speed import running_trial_tree
 
     loads: list[Load] = []
-    with subject(criu, staging) as tried:
+    with running_trial_tree(criu, staging) as tried:
 
         def look() -> None:
             loads.append(_load_of(tried.root, tried.child))

@@ -11,9 +11,9 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.criu.engine import Running
+from crckpt.criu.engine import CriuRun
 from crckpt.criu.find import Criu
-from crckpt.criu.hold import GaveUp, Hold, Step, held, may_hold
+from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_put_off
@@ -72,7 +72,7 @@ class Started(Struct, frozen=True):
 
     command: tuple[str, ...]
     paths: Paths
-    criu: Running
+    criu: CriuRun
     first: Hold | None
     last: Hold | None
 
@@ -92,7 +92,7 @@ class Started(Struct, frozen=True):
         for hold in (self.first, self.last):
             if hold is not None:
                 hold.release()
-        self.criu.ended()
+        self.criu.wait()
 
 
 @contextmanager
@@ -105,20 +105,20 @@ def started(
 
     If it `waits` it freezes nothing before it is told to go on. Raises HostCannot.
     """
-    has_end = stop or may_hold(place.work)
+    has_end = stop or can_hold(place.work)
     steps: tuple[Step, ...] = (*(("pre-dump",) if waits else ()), *(("post-dump",) if has_end else ()))
     holds: dict[Step, Hold] = {}
     with ExitStack() as stack:
         if steps:
             directory = place.work / ("waiting" if waits else "hold")
-            holds = dict(zip(steps, stack.enter_context(held(directory, *steps)), strict=True))
+            holds = dict(zip(steps, stack.enter_context(holds_at(directory, *steps)), strict=True))
             # Another may be started in this place.
             stack.callback(remove_tree, directory, "hold")
         script = next((hold.script for hold in holds.values()), None)
         paths = Paths(place.images, place.work, script)
         words = command(paths)
         with interrupts_put_off():
-            criu = Running(words, place.log, holds=tuple(holds.values()), tree=root)
+            criu = CriuRun(words, place.log, holds=tuple(holds.values()), tree=root)
             begun = Started(words, paths, criu, holds.get("pre-dump"), holds.get("post-dump"))
             stack.callback(begun.give_up)
         yield begun
@@ -132,7 +132,7 @@ def begun(request: Request, root: proc.Process, context: Context, place: Place) 
     """
     criu = context.criu()
     options = _likely(request, root, criu)
-    if options is None or not may_hold(place.work):
+    if options is None or not can_hold(place.work):
         yield None
         return
 

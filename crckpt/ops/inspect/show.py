@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from crckpt.criu.command import shown
+from crckpt.criu.command import option_words
 from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.images import tree_of
@@ -65,7 +65,7 @@ def show(context: Context, ref: str) -> Detail:
     return Detail(
         checkpoint=checkpoint,
         tags=tags,
-        criu_options=shown(checkpoint.options),
+        criu_options=option_words(checkpoint.options),
         processes=tuple(_process(process, known.get(process.pid, {}), memory) for process in tree.processes),
         files=_files(tree),
         sockets=tuple(file.title for file in tree.files if is_socket(file)),

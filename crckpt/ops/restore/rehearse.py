@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.command import Paths, restore_command
-from crckpt.criu.engine import Outcome, follow
+from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.find import Criu
-from crckpt.criu.hold import held
+from crckpt.criu.hold import holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.disk.log_ends import read_file_ends
@@ -279,11 +279,11 @@ def _run(subject: _Subject, limit: int) -> _Run:
         )
 
 
-def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, look: Callable[[], None]) -> Outcome:
+def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, look: Callable[[], None]) -> CriuResult:
     """Let CRIU build the tree, and let it run if `look` raises nothing in the hold."""
     work = subject.work
     with (
-        held(work / "hold", "post-restore") as (hold,),
+        holds_at(work / "hold", "post-restore") as (hold,),
         outside_ends(subject.verdict.outside_pipes, None, subject.contents) as kept,
     ):
         # There are no peers: a connection that were kept would send into the void.
@@ -292,7 +292,7 @@ def _restored(subject: _Subject, inside: tuple[str, ...], streamer: Streamer, lo
         stream = subject.files is None
         command = restore_command(subject.criu.path, paths, options, sibling=False, inherit=tuple(kept), stream=stream)
         try:
-            outcome = follow(
+            outcome = run_criu(
                 (*inside, *restore_words(subject.criu.path), *command),
                 work / "restore.log",
                 hold=hold,

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths, restore_command
-from crckpt.criu.engine import Running
+from crckpt.criu.engine import CriuRun
 from crckpt.criu.find import Criu
-from crckpt.criu.hold import Hold, held
+from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import (
     CrckptError,
@@ -249,7 +249,7 @@ class _Outside(Struct, frozen=True):
 class _Begun(Struct, frozen=True):
     """A CRIU that waits for its images, or has them as files, and what it was started with."""
 
-    criu: Running
+    criu: CriuRun
     streamer: Streamer
     hold: Hold
     new: namespace.PidNamespace | None
@@ -259,7 +259,7 @@ class _Begun(Struct, frozen=True):
         """Let it end, if it has not: without its images it has done nothing, and in the hold it undoes what it did."""
         self.streamer.refuse()
         self.hold.release()
-        self.criu.ended()
+        self.criu.wait()
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def _begun(subject: _Subject, outside: _Outside, tree: ImageTree | None) -> Iter
         if as_files:
             orphans = subject.orphans(as_files)
             images = laid_out(subject.repository, subject.checkpoint, work, subject.context.progress, orphans)
-        (hold,) = stack.enter_context(held(work / "hold", "post-restore"))
+        (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace and tree is not None:
             own_session = outside.terminal is None
@@ -291,7 +291,7 @@ def _begun(subject: _Subject, outside: _Outside, tree: ImageTree | None) -> Iter
         )
         with interrupts_put_off():
             keep = (streamer.descriptor, *kept.values())
-            criu = Running(
+            criu = CriuRun(
                 command, work / "restore.log", holds=(hold,), terminal=outside.terminal, keep=keep, limited=True
             )
             began = _Begun(criu, streamer, hold, new, command)

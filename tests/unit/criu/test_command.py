@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.command import LOG_LEVEL, Paths, dump_command, restore_command, shown
+from crckpt.criu.command import LOG_LEVEL, Paths, dump_command, option_words, restore_command
 from crckpt.model import Options
 
 CRIU = Path("/opt/criu")
@@ -75,14 +75,14 @@ def test_everything_at_once() -> None:
 @pytest.mark.parametrize(("tcp", "words"), [("close", ("--tcp-close",)), (None, ())])
 def test_connections(tcp: object, words: tuple[str, ...]) -> None:
     assert tcp in ("close", None)
-    assert shown(Options(tcp="close" if tcp else None)) == words
+    assert option_words(Options(tcp="close" if tcp else None)) == words
 
 
 def test_a_network_of_its_own() -> None:
-    assert shown(Options(network_lock="skip")) == ("--network-lock skip",)
-    assert shown(Options(network_lock="nftables")) == ("--network-lock nftables",)
+    assert option_words(Options(network_lock="skip")) == ("--network-lock skip",)
+    assert option_words(Options(network_lock="nftables")) == ("--network-lock nftables",)
 
 
 def test_what_people_are_shown() -> None:
-    assert shown(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
-    assert shown(Options()) == ()
+    assert option_words(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
+    assert option_words(Options()) == ()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.engine import Outcome, follow
-from crckpt.criu.hold import held
+from crckpt.criu.engine import CriuResult, run_criu
+from crckpt.criu.hold import holds_at
 from crckpt.errors import HostCannot
 
 SOON = 20.0
@@ -42,34 +42,34 @@ def criu(tmp_path: Path) -> Path:
     return path
 
 
-def held_run(criu: Path, tmp_path: Path, in_hold: object) -> Outcome:
+def held_run(criu: Path, tmp_path: Path, in_hold: object) -> CriuResult:
     assert callable(in_hold)
     log = tmp_path / "dump.log"
-    with held(tmp_path / "hold", "post-dump") as (hold,):
-        return follow((str(criu), str(log), str(hold.script)), log, hold=hold, in_hold=lambda: in_hold(log))
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        return run_criu((str(criu), str(log), str(hold.script)), log, hold=hold, in_hold=lambda: in_hold(log))
 
 
 def test_without_a_hold(criu: Path, tmp_path: Path) -> None:
     argv = (str(criu), str(tmp_path / "dump.log"))
-    outcome = follow(argv, tmp_path / "dump.log")
-    assert outcome == Outcome(argv, 0, "early complaint\nbegun\ndone\n", outcome.started, outcome.ended)
+    outcome = run_criu(argv, tmp_path / "dump.log")
+    assert outcome == CriuResult(argv, 0, "early complaint\nbegun\ndone\n", outcome.started, outcome.ended)
     assert outcome.ok
     assert outcome.started < outcome.ended
 
 
 def test_a_failure_is_told_by_status_and_log(criu: Path, tmp_path: Path) -> None:
-    outcome = follow((str(criu), str(tmp_path / "dump.log"), "", "5"), tmp_path / "dump.log")
+    outcome = run_criu((str(criu), str(tmp_path / "dump.log"), "", "5"), tmp_path / "dump.log")
     assert (outcome.ok, outcome.status) == (False, 5)
 
 
 def test_a_criu_that_a_signal_ends(tmp_path: Path) -> None:
-    outcome = follow(("sh", "-c", "kill -SEGV $$"), tmp_path / "dump.log")
+    outcome = run_criu(("sh", "-c", "kill -SEGV $$"), tmp_path / "dump.log")
     assert (outcome.status, outcome.log) == (-signal.SIGSEGV, "")
 
 
 def test_no_criu(tmp_path: Path) -> None:
     with pytest.raises(HostCannot):
-        follow((str(tmp_path / "none"),), tmp_path / "dump.log")
+        run_criu((str(tmp_path / "none"),), tmp_path / "dump.log")
 
 
 def test_a_return_commits(criu: Path, tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_a_record_that_cannot_be_written_aborts(criu: Path, tmp_path: Path) -> N
 
 
 def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
-        outcome = follow(
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        outcome = run_criu(
             ("sh", "-c", "exit 3"), tmp_path / "dump.log", hold=hold, in_hold=lambda: pytest.fail("there was no hold")
         )
     assert outcome.status == 3
@@ -113,11 +113,11 @@ def test_no_descriptor_is_left(criu: Path, tmp_path: Path) -> None:
 
 def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Path) -> None:
     tell = ("sh", "-c", "ps -o sid= -p $$; readlink /proc/self/fd/0")
-    session, stdin = follow(tell, tmp_path / "a.log").log.split()
+    session, stdin = run_criu(tell, tmp_path / "a.log").log.split()
     assert (int(session) != os.getsid(0), stdin) == (True, "/dev/null")
     terminal, other = os.openpty()
     try:
-        session, stdin = follow(tell, tmp_path / "b.log", terminal=other).log.split()
+        session, stdin = run_criu(tell, tmp_path / "b.log", terminal=other).log.split()
         assert (int(session), stdin) == (os.getsid(0), os.ttyname(other))
     finally:
         os.close(terminal)
@@ -126,15 +126,15 @@ def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Pa
 
 def test_descriptors_for_the_tree(tmp_path: Path) -> None:
     with (tmp_path / "given").open("w") as given:
-        outcome = follow(("readlink", f"/proc/self/fd/{given.fileno()}"), tmp_path / "a.log", keep=[given.fileno()])
+        outcome = run_criu(("readlink", f"/proc/self/fd/{given.fileno()}"), tmp_path / "a.log", keep=[given.fileno()])
     assert outcome.log == f"{tmp_path / 'given'}\n"
 
 
 DRIVER = """
 import os, sys
 from pathlib import Path
-from crckpt.criu.engine import follow
-from crckpt.criu.hold import held
+from crckpt.criu.engine import run_criu
+from crckpt.criu.hold import holds_at
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import interruptible
 
@@ -155,22 +155,22 @@ except Interrupted as error:
 """
 
 HELD = """
-with held(work / "hold", "post-dump") as (hold,):
-    outcome = follow((criu, str(log), str(hold.script)), log, hold=hold, in_hold=waiting)
+with holds_at(work / "hold", "post-dump") as (hold,):
+    outcome = run_criu((criu, str(log), str(hold.script)), log, hold=hold, in_hold=waiting)
 """
 
 FREE = """
 os.mkfifo(go)
 print("running", flush=True)
-outcome = follow(("sh", "-c", f"echo begun > {log}; read line < {go}; echo done >> {log}"), log)
+outcome = run_criu(("sh", "-c", f"echo begun > {log}; read line < {go}; echo done >> {log}"), log)
 """
 
 LATE = """
 os.mkfifo(go)
 print("running", flush=True)
-with held(work / "hold", "post-dump") as (hold,):
+with holds_at(work / "hold", "post-dump") as (hold,):
     late = ("sh", "-c", f'read line < {go}; exec "$@"', "sh", criu, str(log), str(hold.script))
-    outcome = follow(late, log, hold=hold, in_hold=lambda: print("never"))
+    outcome = run_criu(late, log, hold=hold, in_hold=lambda: print("never"))
 """
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.criu import cache as criu_cache
 from crckpt.criu import find
-from crckpt.criu import memory as memory_of_criu
-from crckpt.criu.memory import Candidate, Facts, candidates, recall
+from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall
 from crckpt.criu.trial import trial
 from crckpt.errors import HostCannot
 from crckpt.host.versions import version_of
@@ -29,7 +29,7 @@ def script(path: Path, text: str) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No CRIU is named by the surroundings, lies on PATH or was installed by us."""
-    monkeypatch.setattr(memory_of_criu, "PREFIX", tmp_path / "prefix")
+    monkeypatch.setattr(criu_cache, "PREFIX", tmp_path / "prefix")
     monkeypatch.delenv("CRCKPT_CRIU", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
 
@@ -155,7 +155,7 @@ def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp
     assert found is not None
     assert (found.path, found.origin) == (link, "--criu")
     assert (children(), list(Path("/proc/self/fd").iterdir())) == before
-    assert recall(link, memory) == Facts(found.version, found.digest, found.locks_by_nftables)
+    assert recall(link, memory) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
     assert version_of(link) == found.version
     link.unlink()
     shutil.copy(working, link)

@@ -18,7 +18,7 @@ import pytest
 from entering import halted
 
 from crckpt.criu import hold as hold_module
-from crckpt.criu.hold import GaveUp, Hold, Step, gate, held
+from crckpt.criu.hold import GaveUp, Hold, Step, gate, holds_at
 from crckpt.errors import HostCannot, StoreUnusable
 from crckpt.host.process import run
 
@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from crckpt.criu import hold as module
 module.PROGRAM = Path(sys.argv[2])
-with module.held(Path(sys.argv[1]), "post-dump") as (hold,):
+with module.holds_at(Path(sys.argv[1]), "post-dump") as (hold,):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -75,7 +75,7 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
 
 @pytest.mark.parametrize("step", ["pre-dump", "post-dump", "post-restore"])
 def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
-    with held(tmp_path / "hold", step) as (hold,):
+    with holds_at(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
         script = ask(tmp_path / "hold", step, step)
         assert is_reached(hold, SOON)
@@ -85,7 +85,7 @@ def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
 
 
 def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
@@ -93,7 +93,7 @@ def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
     assert script.wait(SOON) != 0
@@ -103,22 +103,22 @@ def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
     "action", ["", "pre-dump", "post-restore", "network-lock", "network-unlock", "pre-restore", "post-resume"]
 )
 def test_at_other_steps_nobody_waits(tmp_path: Path, action: str) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         assert ask(tmp_path / "hold", action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
 def test_what_is_recorded_decides_even_if_criu_comes_late(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
-    with held(tmp_path / "other", "post-dump"):
+    with holds_at(tmp_path / "other", "post-dump"):
         pass
     assert ask(tmp_path / "other", "post-dump").wait(SOON) != 0
 
 
 def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
+    with holds_at(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
         assert first.script == last.script
         first.commit()
         assert ask(tmp_path / "hold", "pre-dump", "pre-dump,post-dump").wait(SOON) == 0
@@ -167,7 +167,7 @@ def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> No
 
 
 def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         if is_script():
             pytest.skip("the script lies in it")
         (tmp_path / "hold").rename(tmp_path / "moved")
@@ -179,13 +179,13 @@ def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["network-lock", "post-dump"])
 def test_without_a_place_to_wait_every_step_makes_criu_undo(tmp_path: Path, action: str) -> None:
     """An environment that got lost on the way must not end a tree without a commit."""
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
         assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
 def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -197,7 +197,7 @@ def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
 
 def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
     directory = tmp_path / "a 'b' \"c\" $d"
-    with held(directory, "post-dump") as (hold,):
+    with holds_at(directory, "post-dump") as (hold,):
         script = ask(directory, "post-dump")
         assert is_reached(hold, SOON)
         hold.commit()
@@ -206,7 +206,7 @@ def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
 
 def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
     before = list(Path("/proc/self/fd").iterdir())
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
         files = dict.fromkeys(("reached", "alive", "owner", "undecided"), 0o600)
@@ -236,11 +236,11 @@ def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(tmp_path: 
         pytest.skip(f"nothing can be mounted here: {mounted.output.strip()}")
     try:
         if is_script():
-            with pytest.raises(HostCannot, match="noexec") as caught, held(tmp_path / "hold", "post-dump"):
+            with pytest.raises(HostCannot, match="noexec") as caught, holds_at(tmp_path / "hold", "post-dump"):
                 pytest.fail("it cannot work")
             assert "--store DIR" in caught.value.hint
         else:
-            with held(tmp_path / "hold", "post-dump") as (hold,):
+            with holds_at(tmp_path / "hold", "post-dump") as (hold,):
                 hold.commit()
             assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
         with gate(tmp_path / "gate") as without_script:
@@ -264,7 +264,7 @@ def _limited() -> None:
 @pytest.mark.usefixtures("_limited")
 def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path) -> None:
     """A commit that comes later does not count."""
-    with held(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         for _ in range(25):
@@ -274,7 +274,7 @@ def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path
         assert script.wait(SOON) != 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hold, "beat", lambda _hold: None)
-        with held(tmp_path / "stopped", "post-dump") as (hold,):
+        with holds_at(tmp_path / "stopped", "post-dump") as (hold,):
             hold.check()
             assert late(ask(tmp_path / "stopped", "post-dump"), tmp_path) == (
                 "crckpt's hold: no answer while CRIU waited at post-dump\n"
@@ -301,7 +301,7 @@ def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(tmp_pat
 @pytest.mark.usefixtures("_limited")
 def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path: Path) -> None:
     """As in a frozen control group, or a suspended machine: then no time has passed for either."""
-    with held(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         os.kill(script.pid, signal.SIGSTOP)
@@ -319,7 +319,7 @@ def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(
 ) -> None:
     """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
     monkeypatch.setattr(hold_module, "STUCK_S", 1.5)
-    with held(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         with pytest.raises(subprocess.TimeoutExpired):
             script.wait(5)
@@ -333,7 +333,7 @@ def test_exactly_one_of_commit_and_abort_wins(tmp_path: Path) -> None:
     """Where both come at the same moment."""
     won = set()
     for number in range(60):
-        with held(tmp_path / str(number), "post-dump") as (hold,):
+        with holds_at(tmp_path / str(number), "post-dump") as (hold,):
             directory = tmp_path / str(number) / "post-dump"
             script = ask(tmp_path / str(number), "post-dump")
             assert is_reached(hold, SOON)
@@ -368,7 +368,7 @@ def test_the_program_needs_nothing_that_has_a_name(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
         return
-    with held(tmp_path / "hold", "post-dump") as (hold,):
+    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     told = subprocess.run(
         [strace, "-e", "trace=open,openat,execve", hold_module.PROGRAM],

@@ -12,7 +12,7 @@ import pytest
 
 from crckpt.causes.catalogue import ENGINES, OUTER, OUTSIDE, SILENT
 from crckpt.criu.explain import explain, is_log
-from crckpt.criu.retyped import unquoted
+from crckpt.criu.retyped import unquote
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
@@ -160,5 +160,5 @@ def test_what_is_no_complaint_tells_nothing(text: str) -> None:
 def test_a_line_of_a_log_is_never_unquoted() -> None:
     # A path may have such in it.
     log = '(00.01) Dumping path for 3 fd via self 17 [/srv/a\\nb\\"]\n'
-    assert unquoted(log) == log
-    assert unquoted('{"a": "x\\ny \\"z\\" \\u003e"}') == '{"a": "x\n\ny "z" >"}'
+    assert unquote(log) == log
+    assert unquote('{"a": "x\\ny \\"z\\" \\u003e"}') == '{"a": "x\n\ny "z" >"}'

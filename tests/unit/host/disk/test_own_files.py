@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.memory import Facts, recall, remember
+from crckpt.criu.cache import CriuFacts, recall, remember
 from crckpt.host import cold_start
 from crckpt.host.disk.own_files import read_own, write_private
 
@@ -58,7 +58,7 @@ def test_nor_a_link_a_pipe_or_a_directory(tmp_path: Path) -> None:
 def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
     memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
     criu.write_bytes(b"")
-    facts = Facts("4.2", "0" * 64, locks_by_nftables=True)
+    facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)
     remember(criu, facts, memory)
     assert recall(criu, memory) == facts
     for path in (memory.parent, memory.parent.parent):

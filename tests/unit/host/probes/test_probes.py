@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.memory import candidates
+from crckpt.criu.cache import candidates
 from crckpt.host.probes import network, places, rights, tools
 from crckpt.host.probes.apart import apart, forked, status_of
 from crckpt.host.probes.fact import Fact, Outcome, ok

@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
     origin: str
 
 
-class Facts(NamedTuple):
+class CriuFacts(NamedTuple):
     """What was found of a CRIU that works; as `Criu` has it."""
 
     version: str
@@ -44,7 +44,7 @@ def candidates(option: Path | None, configured: Path | None) -> Iterator[Candida
     return (Candidate(path.absolute(), origin) for path, origin in named if path)
 
 
-def recall(path: Path, memory: Path | None = None) -> Facts | None:
+def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
     """What was found of a CRIU that worked, if neither its file nor the kernel has changed since.
 
     `memory` is the file where that stands, unless it is to be the user's own.
@@ -55,11 +55,11 @@ def recall(path: Path, memory: Path | None = None) -> Facts | None:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever stands there, it is only memory
         known = json.loads(read_own(place))[str(path)]
         if known.pop("identity") == _identity(path):
-            return Facts(**known)
+            return CriuFacts(**known)
     return None
 
 
-def remember(path: Path, facts: Facts, memory: Path | None = None) -> None:
+def remember(path: Path, facts: CriuFacts, memory: Path | None = None) -> None:
     """Remember what was found of a CRIU that works."""
     from crckpt.host.disk.files import write_durably
 
