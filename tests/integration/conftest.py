@@ -13,8 +13,8 @@ import pytest
 from command import Crckpt, network_locks
 from oracle import compiled, found_criu
 from rounds import Target, built
-from stopped import ObstructedCriu, orphans_adopted
-from trees import READY_S, wait_for
+from stopped import ObstructedCriu, orphans_adopted, program
+from trees import READY_S, Tree, started, wait_for
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -101,6 +101,13 @@ def target(rounds_program: Path, tmp_path: Path) -> Iterator[Target]:
     running = Target(rounds_program, tmp_path / "work")
     yield running
     running.end()
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    """tests/programs/counter.py, running."""
+    with started(program("counter")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,6 @@ WITHIN_S: Final = 20
 BEFORE_IT_IS_SAFE: Final = "checkpoint.rename"
 
 
-@pytest.fixture
-def tree() -> Iterator[Tree]:
-    with started(program("counter")) as found:
-        yield found
-
-
 def _listed(crckpt: Crckpt) -> dict[str, Any]:
     listed: dict[str, Any] = crckpt.run("list", "--json").document["result"]
     return listed

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
+from stopped import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
 from crckpt.preflight.attribute_record import ATTRIBUTES
@@ -54,7 +54,7 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         crckpt = Crckpt(tmp_path_factory.mktemp("attributes") / "store")
         with orphans_adopted(), stopped(crckpt, program("attributes", *names.split())) as tree:
             before, counters = _of(tree), tree.counters()
-            with _restored(crckpt, str(request.param)) as warnings:
+            with restored_by(crckpt, str(request.param)) as warnings:
                 tree.wait_growth(counters)
                 after = _of(tree)
             found |= dict.fromkeys(names.split(), Asked(before, after, warnings))
@@ -64,18 +64,6 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _of(tree: Tree) -> Mapping[str, Any]:
     """What the program says of itself."""
     return tree.facts()[""]
-
-
-@contextmanager
-def _restored(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
-    if how == "detached":
-        yield crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
-    elif how == "foreground":
-        with foreground(crckpt):
-            yield []
-    else:
-        with detached_in_namespace(crckpt):
-            yield []
 
 
 @pytest.mark.parametrize("name", NAMES)

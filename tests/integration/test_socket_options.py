@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from command import Crckpt
-from stopped import JOB, detached_in_namespace, foreground, orphans_adopted, program, stopped
+from stopped import JOB, orphans_adopted, program, restored_by, stopped
 from trees import Tree, started, wait_for
 
 from crckpt.host.attributes.sockets import OPTIONS
@@ -67,25 +67,13 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with orphans_adopted(), stopped(crckpt, case, "--tcp", "keep") as tree:
         before, counters = _of(tree), tree.counters()
         unusual = json.loads((tree.workdir / "unusual.json").read_text())
-        with _restored(crckpt, str(request.param)) as warnings:
+        with restored_by(crckpt, str(request.param)) as warnings:
             tree.wait_growth(counters)
             return Asked(before, _of(tree), unusual, warnings)
 
 
 def _of(tree: Tree) -> dict[str, Any]:
     return {name: facts["options"] for name, facts in tree.facts().items() if name}
-
-
-@contextmanager
-def _restored(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
-    if how == "detached":
-        yield crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
-    elif how == "foreground":
-        with foreground(crckpt):
-            yield []
-    else:
-        with detached_in_namespace(crckpt):
-            yield []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +178,7 @@ def test_who_listens_is_not_taken_for_root(crckpt: Crckpt, how: str) -> None:
     """CRIU makes all sockets as root: clients of a restored program took any user's for root's."""
     with stopped(crckpt, program("unix_owner")) as tree:
         counters = tree.counters()
-        with _restored(crckpt, how) as warnings:
+        with restored_by(crckpt, how) as warnings:
             tree.wait_growth(counters)
             assert warnings == []
             assert _owner(tree) == (1234, 2345)

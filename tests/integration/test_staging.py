@@ -10,19 +10,13 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, program, staging
-from trees import Tree, started
+from stopped import JOB, staging
+from trees import Tree
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
 USAGE: Final = 2
 REFUSED: Final = 24
-
-
-@pytest.fixture
-def tree() -> Iterator[Tree]:
-    with started(program("counter")) as found:
-        yield found
 
 
 @pytest.fixture

@@ -118,6 +118,19 @@ def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
             os.waitpid(parent, 0)
 
 
+@contextmanager
+def restored_by(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
+    """Restore JOB detached, in the foreground, or else in a namespace of its own; gives the warnings."""
+    if how == "detached":
+        yield crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
+    elif how == "foreground":
+        with foreground(crckpt):
+            yield []
+    else:
+        with detached_in_namespace(crckpt):
+            yield []
+
+
 def staging(crckpt: Crckpt) -> tuple[str, ...]:
     """What lies in the store's directory for things in flight."""
     return tuple(sorted(path.name for path in (crckpt.store / "tmp").iterdir()))
