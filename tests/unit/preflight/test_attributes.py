@@ -7,24 +7,15 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from places import TESTS
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
-from crckpt.images.tree import ImageTree, Process, read_tree
+from crckpt.images.tree import ImageTree, Process
 from crckpt.preflight.attribute_record import ATTRIBUTES, Group, ProcessRecord, Record, read_record
 from crckpt.preflight.attributes import Landing, judge, shares_session, wishes
 
-IMAGES = TESTS / "data/images/tree"
-NAMES = frozenset(path.name for path in IMAGES.iterdir())
 TWO = frozenset({0, 1})
-
-
-@pytest.fixture(scope="module")
-def tree() -> ImageTree:
-    """The tree of the test images."""
-    return read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
 
 
 def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> Record:

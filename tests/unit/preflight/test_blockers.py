@@ -7,39 +7,12 @@ import stat
 
 import pytest
 from msgspec.structs import replace
+from observed import NAMESPACES, PLAIN, ROOT
 
 from crckpt.host.observe.tree import Observed, Passing, TracedThread
-from crckpt.host.proc import Descriptor, Process, Tree
+from crckpt.host.proc import Descriptor, Tree
 from crckpt.host.proc.maps import Mapping
 from crckpt.preflight.blockers import blockers
-
-SPACES = (("pid", 1), ("mnt", 2), ("net", 3), ("ipc", 4), ("time", 8), ("time_for_children", 8))
-ROOT = Process(
-    pid=100,
-    ppid=1,
-    pgid=100,
-    sid=100,
-    comm="trainer",
-    state="sleeping",
-    start=1000,
-    threads=(100, 102),
-    ns_pids=(100,),
-    tracer=0,
-    uids=(0, 0, 0, 0),
-    gids=(0, 0, 0, 0),
-    namespaces=SPACES,
-    is_kernel_thread=False,
-)
-PLAIN = Observed(
-    tree=Tree(ROOT, (ROOT,)),
-    descriptors=(),
-    deleted_maps=(),
-    connections=(),
-    datagram_sockets=frozenset(),
-    own_namespaces=SPACES,
-    own_capabilities=frozenset(range(41)),
-    memory=0,
-)
 
 
 def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Descriptor:
@@ -139,5 +112,5 @@ def test_what_passes_does_not_count() -> None:
 
 
 def test_another_time_namespace_for_children_is_one() -> None:
-    other = replace(ROOT, namespaces=(*SPACES[:-1], ("time_for_children", 9)))
+    other = replace(ROOT, namespaces=(*NAMESPACES, ("time_for_children", 9)))
     assert found(replace(PLAIN, tree=Tree(other, (other,)))) == ["nested-namespace"]

@@ -7,8 +7,10 @@ import socket
 import stat
 from typing import Literal
 
+import observed
 import pytest
 from msgspec.structs import replace
+from observed import NAMESPACES, ROOT
 
 from crckpt.causes import cause
 from crckpt.host.namespaces.owners import ForeignNamespace
@@ -23,23 +25,6 @@ from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24
-NAMESPACES = (("pid", 1), ("mnt", 2), ("net", 3), ("ipc", 4), ("uts", 5), ("user", 6), ("cgroup", 7), ("time", 8))
-ROOT = Process(
-    pid=100,
-    ppid=1,
-    pgid=100,
-    sid=100,
-    comm="trainer",
-    state="sleeping",
-    start=1000,
-    threads=(100,),
-    ns_pids=(100,),
-    tracer=0,
-    uids=(0, 0, 0, 0),
-    gids=(0, 0, 0, 0),
-    namespaces=NAMESPACES,
-    is_kernel_thread=False,
-)
 CHILD = replace(ROOT, pid=101, ppid=100, comm="worker", threads=(101,), ns_pids=(101,))
 FILE = Descriptor(
     pid=100,
@@ -58,16 +43,7 @@ READS, WRITES = (
 )
 TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
 CONNECTION = Connection(100, 7, "127.0.0.1:80", "127.0.0.1:4000", "ESTABLISHED")
-PLAIN = Observed(
-    tree=Tree(ROOT, (ROOT, CHILD)),
-    descriptors=(FILE,),
-    deleted_maps=(),
-    connections=(),
-    datagram_sockets=frozenset(),
-    own_namespaces=NAMESPACES,
-    own_capabilities=ALL_CAPABILITIES,
-    memory=0,
-)
+PLAIN = replace(observed.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descriptors=(FILE,))
 
 
 def planned(

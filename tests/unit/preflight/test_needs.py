@@ -13,7 +13,7 @@ from crckpt.images.core import Core
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.special import OtherFile
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree
 from crckpt.preflight.needs import Disk, Here, HugePages, Need, lacking, needed_features, needs, tasks, warnings
 
 IMAGES = TESTS / "data/images/tree"
@@ -30,12 +30,6 @@ HERE = Here(
     disks=(Disk("/srv", 40 * MEBIBYTE, 40 * MEBIBYTE),),
     huge_pages=(),
 )
-
-
-@pytest.fixture(scope="module")
-def tree() -> ImageTree:
-    """The tree of the test images."""
-    return read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
 
 
 def told(tree: ImageTree, here: Here, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000) -> str:

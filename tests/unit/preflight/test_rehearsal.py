@@ -8,23 +8,15 @@ from ipaddress import IPv4Address
 
 import pytest
 from msgspec.structs import replace
-from places import TESTS
 
 from crckpt.causes import cause
 from crckpt.images.regular import RegularFile
 from crckpt.images.sockets import Address, InetSocket
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree
 from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
 from crckpt.preflight.restore import FileNow, Rewind, Verdict, paths, required_path
 
-IMAGES = TESTS / "data/images/tree"
 SIZE = 1000
-
-
-@pytest.fixture(scope="module")
-def tree() -> ImageTree:
-    """The tree of the test images."""
-    return read_tree(lambda name: (IMAGES / name).read_bytes(), [path.name for path in IMAGES.iterdir()])
 
 
 @pytest.mark.parametrize(

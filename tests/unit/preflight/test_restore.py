@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
-from places import TESTS
 
 from crckpt.host.disk.packages import Package
 from crckpt.host.proc import Owner
@@ -21,7 +20,7 @@ from crckpt.images.ids import KernelIds
 from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.special import Pipe, TerminalInfo
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree
 from crckpt.model import moment
 from crckpt.preflight.needs import Disk, Here
 from crckpt.preflight.restore import (
@@ -41,7 +40,6 @@ from crckpt.preflight.restore import (
     uses,
 )
 
-IMAGES = TESTS / "data/images/tree"
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RUN = "/tmp/crckpt-images/run"
 LOG, PLAIN = f"{RUN}/log", f"{RUN}/plain"
@@ -58,12 +56,6 @@ HERE = Here(
     disks=(Disk("/srv", 1 << 20, 1 << 30),),
     huge_pages=(),
 )
-
-
-@pytest.fixture(scope="module")
-def tree() -> ImageTree:
-    """The tree of the test images."""
-    return read_tree(lambda name: (IMAGES / name).read_bytes(), [path.name for path in IMAGES.iterdir()])
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from changes import step_names
 from image_sets import described, restored
-from stages import ACTS, LOCK, NEXT, REPAIR, Act, Stage, build, check, memory_directory, spoil
-from writer import Order, Writers, writers
+from stages import ACTS, LOCK, NEXT, REPAIR, Act, Stage, check, memory_directory, spoil
+from writer import Order, Writers
 
 import crckpt
 from crckpt.store import Repository, collect_garbage, ingest, repair, verify
@@ -21,20 +21,6 @@ CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
 NOT_TAKEN = {"facts.unlink", "fingerprint-key.unlink", "transaction.rename"}
 """What a failed write leaves is removed: other tests fill the disk. A transaction has no directories in directories."""
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """Copied by each test."""
-    with memory_directory() as base:
-        yield build(base)
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Writers]:
-    """For all tests: it takes time to start."""
-    with writers() as found:
-        yield found
 
 
 def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:

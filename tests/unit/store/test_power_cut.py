@@ -10,8 +10,8 @@ from random import Random
 import pytest
 from image_sets import Area, ImageSet, write_set
 from power_cut import ALL, LOST, NONE, SOME, WHOLE, ZEROS, Disk, Kept, Torn, cut_short, first, last, prefixes, write_out
-from stages import ACTS, REPAIR, Act, Stage, build, check, memory_directory, spoil
-from writer import Entry, Order, Writers, writers
+from stages import ACTS, REPAIR, Act, Stage, check, memory_directory, spoil
+from writer import Entry, Order, Writers
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import PAGE_SIZE, CheckpointId
@@ -33,20 +33,6 @@ KINDS: tuple[Kind, ...] = (
     (first(1), WHOLE),
     (last(1), ZEROS),
 )
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """Copied by each test."""
-    with memory_directory() as base:
-        yield build(base)
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Writers]:
-    """For all tests: it takes time to start."""
-    with writers() as found:
-        yield found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -40,7 +39,7 @@ from image_sets import (
 )
 from places import TESTS
 from stages import superfluous
-from writer import Order, Writers, writers
+from writer import Order, Writers
 
 from crckpt.model import CheckpointId
 from crckpt.store import (
@@ -225,10 +224,9 @@ class Lives(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
-    """Those that crash. It takes time to start."""
-    with writers() as Lives.forked:
-        yield
+def _crash(forked: Writers) -> None:
+    """Let `Lives`, of which hypothesis makes instances, have those that crash."""
+    Lives.forked = forked
 
 
 TestLives = Lives.TestCase

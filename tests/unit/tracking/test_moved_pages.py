@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, merging, preload_library, running, told, wait_for
+from entering import Told, merging, running, wait_for
 
 from crckpt.tracking.soft_dirty import SoftDirty
 
@@ -40,17 +39,6 @@ print(json.dumps(told))
 HUGE = 512
 ALIGNED = "told = area(1024); told += -told % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(told), 512 * PAGE, {})"
 HUGE_PAGE, SMALL_PAGES, MERGEABLE = 14, 15, 12  # MADV_*, linux/mman.h
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return preload_library(tmp_path_factory.mktemp("preload"))
-
-
-@pytest.fixture
-def target() -> Iterator[Told]:
-    with told() as running:
-        yield running
 
 
 class Dumps:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, told
+from entering import Told
 
 from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import Map, private_anonymous
 
 PAGE = 4096
-
-
-@pytest.fixture
-def target() -> Iterator[Told]:
-    with told() as process:
-        yield process
 
 
 def test_the_bits_tell_which_pages_were_written(target: Told) -> None:

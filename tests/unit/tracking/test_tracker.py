@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from entering import NO_WRITE_PROTECTION, Told, held, registered, reset, running, told
+from entering import NO_WRITE_PROTECTION, Told, held, registered, reset, running
 from places import PROJECT
 
 from crckpt.errors import HostCannot
@@ -49,12 +49,6 @@ METHODS = (
 def method(request: pytest.FixtureRequest) -> Method:
     made: Method = request.param()
     return made
-
-
-@pytest.fixture
-def target() -> Iterator[Told]:
-    with told() as process:
-        yield process
 
 
 @pytest.fixture

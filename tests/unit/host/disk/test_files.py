@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from listing import mode, names
 
 from crckpt.host.disk import files
 
-
-@pytest.fixture(autouse=True)
-def wide_umask() -> Iterator[None]:
-    """Modes must not depend on it."""
-    before = os.umask(0o777)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """A log of which the first 4 bytes belong to a checkpoint."""
-    path = tmp_path / "log"
-    path.write_bytes(b"old new lines")
-    path.chmod(0o644)
-    return path
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
 def test_private_directories(tmp_path: Path) -> None:

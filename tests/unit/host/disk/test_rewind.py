@@ -5,41 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from listing import mode, names
 
 from crckpt.errors import RestoreFailed
 from crckpt.host import steps
 from crckpt.host.disk.rewind import put_back_on_failure
 from crckpt.host.syscalls.openat2 import file_rights_of
 
-
-@pytest.fixture(autouse=True)
-def wide_umask() -> Iterator[None]:
-    """Modes must not depend on it."""
-    before = os.umask(0o777)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """A log of which the first 4 bytes belong to a checkpoint."""
-    path = tmp_path / "log"
-    path.write_bytes(b"old new lines")
-    path.chmod(0o644)
-    return path
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
 def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, registered, reset, told
+from entering import Told, registered, reset
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
@@ -31,12 +30,6 @@ def _kernel_can() -> None:
         assert pagemap.tracks_by_write_protection()
     except HostCannot as error:
         pytest.skip(error.message)
-
-
-@pytest.fixture
-def target() -> Iterator[Told]:
-    with told() as process:
-        yield process
 
 
 def protected(pid: int) -> WriteProtection:

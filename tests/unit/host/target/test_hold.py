@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import DumpFailed, UsageError
-from crckpt.host.process import run
 from crckpt.host.target.hold import HeldProcess, held
 
 _ANSWERS = """#!/bin/sh
@@ -21,16 +20,6 @@ SubState=running
 MainPID={pid}
 ControlGroup=/system.slice/web.service"
 """
-
-
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a systemctl can be put that is found before the system's."""
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", f"{tmp_path}:/usr/bin:/bin")
-    path = tmp_path / "systemctl"
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o700)
-    return path
 
 
 @pytest.fixture

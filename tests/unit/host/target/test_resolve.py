@@ -217,16 +217,6 @@ def test_no_cgroup(tmp_path: Path) -> None:
     assert "there is no cgroup" in refused("cgroup:/crckpt-no-such-cgroup").message
 
 
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a systemctl can be put that is found before the system's."""
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", f"{tmp_path}:/usr/bin:/bin")
-    path = tmp_path / "systemctl"
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o700)
-    return path
-
-
 def answers(systemctl: Path, text: str) -> None:
     """Let systemctl say this, to the question that is expected for the unit `-web` or `web`."""
     asked = "show --property=Id,LoadState,ActiveState,SubState,MainPID,ControlGroup -- "

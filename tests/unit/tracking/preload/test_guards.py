@@ -10,12 +10,11 @@ import json
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, told, wait_for
+from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host.process.userfaultfd import userfaultfds
@@ -103,12 +102,6 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         REFUSED,
     ),
 }
-
-
-@pytest.fixture
-def target() -> Iterator[Told]:
-    with told() as process:
-        yield process
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from entering import preload_library
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
@@ -68,12 +67,6 @@ said["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
 said["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
 print(json.dumps(said))
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """crckpt's preload library."""
-    return preload_library(tmp_path_factory.mktemp("library"))
 
 
 def test_no_symlink_leads_to_a_link_of_criu(library: Path, tmp_path: Path) -> None:

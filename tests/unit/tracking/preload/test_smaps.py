@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told, preload_library
+from entering import Told
 from entering import told as target_of
 
 READER = """
@@ -34,11 +34,6 @@ pytestmark = pytest.mark.skipif(
     or os.geteuid() != 0,
     reason="here no iterator tells the maps of a process",
 )
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return preload_library(tmp_path_factory.mktemp("preload"))
 
 
 @pytest.fixture
