@@ -102,6 +102,12 @@ class ImageTree(Struct, frozen=True):
         return self.processes[0]
 
     @property
+    def users(self) -> frozenset[int]:
+        """User ids that its processes run as."""
+        known = (process.core.credentials for process in self.processes)
+        return frozenset(uid for each in known if each is not None for uid in (each.uid, each.euid))
+
+    @property
     def regular_files(self) -> tuple[RegularFile, ...]:
         """Everything with a path that is open, mapped, run, or a working or root directory."""
         return tuple(file for file in self.files if isinstance(file, RegularFile))

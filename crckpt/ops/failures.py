@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from crckpt.causes import Finding
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
-from crckpt.host.disk.fuse import answers_limited
+from crckpt.host.disk import fuse
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
 
@@ -79,12 +80,32 @@ def _disconnected(mount: str) -> tuple[str, str]:
 
 
 @contextmanager
-def answers_awaited(root: int) -> Iterator[None]:
-    """In this block crckpt waits for no FUSE file system of the tree below `root` without limit: see `answers_limited`.
+def limited_waits_of_dump(root: int) -> Iterator[None]:
+    """During this block crckpt waits for no FUSE file system of the tree below `root` without limit.
+
+    If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.stuck`.
+    """
+    with _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort(fuse.tree_of(root))):
+        yield
+
+
+@contextmanager
+def limited_waits_of_restore(users: frozenset[int]) -> Iterator[None]:
+    """During this block crckpt and its CRIU wait for no FUSE file system of these users without limit.
 
     If the block fails then, the error names the file system.
     """
-    with answers_limited(root) as aborted:
+
+    def ours() -> tuple[int, ...]:
+        return fuse.tree_of(os.getpid())
+
+    with _limited_waits(ours, lambda: fuse.abort(ours(), users)):
+        yield
+
+
+@contextmanager
+def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tuple[str, ...]]) -> Iterator[None]:
+    with fuse.limited_answers(waiting, abort) as aborted:
         try:
             yield
         except CrckptError as error:

@@ -115,6 +115,23 @@ def test_a_file_system_that_is_silent_before_the_dump(crckpt: Crckpt, kind: str)
         assert_runs_on(tree, frozenset())
 
 
+@pytest.mark.parametrize("words", [("restore",), ("rehearse",)], ids=" ".join)
+@pytest.mark.parametrize("how", ["silent", "deaf"])
+@pytest.mark.parametrize("kind", ["opened", "directory"])
+def test_a_file_system_that_is_silent_at_the_restore(
+    crckpt: Crckpt, kind: str, how: str, words: tuple[str, ...]
+) -> None:
+    with tree_on_fuse(kind) as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        (tree.workdir / "silent").write_text(how)
+        restore = crckpt.start(*words, "job", **QUICKLY)
+        out, said = restore.communicate(timeout=WITHIN_S)
+        assert restore.returncode not in (0, 1), out + said
+        assert re.search(r"(did|does) not answer", said), said
+        assert re.search(r"hint: .*(fusermount3 -u|umount)", said), said
+        crckpt.run("verify", "job")
+
+
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=" ".join)
 def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, "silent", *words) as dump:

@@ -7,7 +7,7 @@ the connection is aborted: then every access fails with ENOTCONN. Source: Docume
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Final
@@ -23,14 +23,14 @@ _WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]
 _LOOK_S: Final = 1.0
 
 
-def abort(pids: Iterable[int]) -> tuple[str, ...]:
+def abort(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
     """Abort connections that owe an answer, of mounts that these processes see; return their mount points.
 
-    Only mounts of users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
+    Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
     """
     done = []
     with suppress(OSError), _connections() as connections:
-        for mount in _mounts_of_users(pids):
+        for mount in _mounts_of_users(pids, users):
             with suppress(OSError):
                 one = f"{os.minor(mount.device)}"
                 if int(_read(connections, f"{one}/waiting")):
@@ -40,11 +40,10 @@ def abort(pids: Iterable[int]) -> tuple[str, ...]:
 
 
 @contextmanager
-def answers_limited(root: int) -> Iterator[list[str]]:
-    """During this block no thread of ours waits for an answer without limit.
+def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tuple[str, ...]]) -> Iterator[list[str]]:
+    """During this block no process of `waiting` waits for an answer for more than QUIET_S seconds.
 
-    After QUIET_S seconds abort the connections of the users of the tree below `root` that owe an answer. Their mount
-    points come to be in the list.
+    Then call `abort`. The mount points that it returns are added to the list.
     """
     is_over = Event()
     aborted: list[str] = []
@@ -52,9 +51,9 @@ def answers_limited(root: int) -> Iterator[list[str]]:
     def watch() -> None:
         waited = 0
         while not is_over.wait(_LOOK_S):
-            waited = waited + 1 if waits_for_a_program((os.getpid(),), _WAITS_IN) else 0
+            waited = waited + 1 if waits_for_a_program(waiting(), _WAITS_IN) else 0
             if waited > QUIET_S:
-                aborted.extend(abort(tree_of(root)))
+                aborted.extend(abort())
                 waited = 0
 
     thread = start_thread(watch)
@@ -71,10 +70,10 @@ def tree_of(root: int) -> tuple[int, ...]:
     return proc.read_tree(process).pids if process is not None else ()
 
 
-def _mounts_of_users(pids: Iterable[int]) -> Iterator[Mount]:
-    """Mounts of FUSE that these processes see and that a user of one of them made, each connection once."""
+def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mount]:
+    """Mounts of FUSE that these processes see and that a user of one of them, or of `others`, made; each once."""
     found: dict[int, Mount] = {}
-    users: set[str] = set()
+    users = {f"user_id={uid}" for uid in others}
     for pid in pids:
         with suppress(OSError):
             process = proc.read_process(pid)

@@ -13,7 +13,7 @@ from crckpt.host.target.hold import held
 from crckpt.ops.context import Context, need_root
 from crckpt.ops.dump.launch import begun, placed
 from crckpt.ops.dump.request import Request
-from crckpt.ops.failures import answers_awaited, untouched_said
+from crckpt.ops.failures import limited_waits_of_dump, untouched_said
 from crckpt.store import is_blank
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def dump(request: Request, context: Context, running: Callable[[Dumped], None] =
                 _check(request)
                 need_root("to checkpoint a process")
                 target = stack.enter_context(held(request.target))
-                stack.enter_context(answers_awaited(target.pid))
+                stack.enter_context(limited_waits_of_dump(target.pid))
                 root = proc.read_process(target.pid)
                 place = waiting = None
                 # Where there is no store yet, a dump that is refused makes none.

@@ -19,7 +19,7 @@ from crckpt.ops.dump.examine import Subject, subject_of
 from crckpt.ops.dump.lineage import Copied, Tracked, way
 from crckpt.ops.dump.request import Request
 from crckpt.ops.dump.rounds import take
-from crckpt.ops.failures import answers_awaited, as_ours, untouched_said
+from crckpt.ops.failures import as_ours, limited_waits_of_dump, untouched_said
 from crckpt.store import Repository
 
 
@@ -45,7 +45,7 @@ def pre_dump(request: Request, context: Context) -> PreDumped:
             with untouched_said():
                 need_root("to checkpoint a process")
                 target = stack.enter_context(held(request.target))
-                stack.enter_context(answers_awaited(target.pid))
+                stack.enter_context(limited_waits_of_dump(target.pid))
                 subject = subject_of(request, context, target)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())

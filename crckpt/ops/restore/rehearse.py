@@ -30,7 +30,7 @@ from crckpt.images.sockets import UnixSocket
 from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
-from crckpt.ops.failures import as_ours, explained, refused
+from crckpt.ops.failures import as_ours, explained, limited_waits_of_restore, refused
 from crckpt.ops.inspect.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
 from crckpt.ops.resources import in_images
 from crckpt.ops.restore.attributes import PutBack, prepare
@@ -156,6 +156,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     with ExitStack() as stack:
         reading = stack.enter_context(reader(repository, checkpoint))
         tree = tree_of(repository, checkpoint)
+        stack.enter_context(limited_waits_of_restore(tree.users))
         images = None
         if not tree.is_read_by_position:
             images = Streamed(reading, tree, context.progress, orphaned(tree))

@@ -39,7 +39,7 @@ from crckpt.images.core import ZOMBIE
 from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
-from crckpt.ops.failures import as_ours, explained, refused
+from crckpt.ops.failures import as_ours, explained, limited_waits_of_restore, refused
 from crckpt.ops.inspect.images import Streamed, laid_out, orphaned, pipe_contents, tree_of
 from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
@@ -196,6 +196,7 @@ def _restore_one(subject: _Subject) -> Restored:
             began = early.enter_context(_begun(subject, _Outside(), None))
         reading = stack.enter_context(reader(subject.repository, subject.checkpoint))
         tree = tree_of(subject.repository, subject.checkpoint)
+        stack.enter_context(limited_waits_of_restore(tree.users))
         images = None
         if not request.dry_run and not tree.is_read_by_position:
             images = Streamed(reading, tree, subject.context.progress, subject.orphans(tree))
