@@ -1,1 +1,4 @@
-"""Checks on a live tree before a dump, and on a checkpoint before a restore. Pure over what host and store read."""
+"""Checks on a live tree before a dump (`dump/`), and on a checkpoint before a restore (`restore/`), one file a subject.
+
+Pure: they judge what crckpt read from the host and the store, and read nothing themselves.
+"""

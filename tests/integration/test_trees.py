@@ -10,7 +10,7 @@ from trees import CASES, TRAINING, Case, Tree, started
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine
 from crckpt.ops.dump.request import Request
-from crckpt.preflight.kinds import TESTED, find_kinds
+from crckpt.preflight.dump.tested_kinds import TESTED, find_kinds
 from crckpt.store import Repository
 
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")

@@ -13,7 +13,7 @@ from command import Crckpt
 from places import PROJECT
 from trees import CASES, PYTHON, runs, wait_for
 
-from crckpt.preflight.kinds import TESTED
+from crckpt.preflight.dump.tested_kinds import TESTED
 
 REFUSED: Final = 24
 ROOT: Final = PROJECT

@@ -36,7 +36,7 @@ from crckpt.ops.dump.lineage import Tracked, way
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.request import Request
 from crckpt.ops.failures import as_ours
-from crckpt.preflight.dump import Plan
+from crckpt.preflight.dump.plan import DumpPlan
 from crckpt.store import Checkpoint, NewCheckpoint, ingest, is_blank, load
 
 # The system's init may take its time; any other parent reaps at once, or nobody knows when.
@@ -53,7 +53,7 @@ class Dumped(Struct, frozen=True):
 
     job: JobName
     pid: int
-    plan: Plan
+    plan: DumpPlan
     command: tuple[str, ...]
     criu: Criu
     stop: bool

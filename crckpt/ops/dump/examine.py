@@ -26,9 +26,10 @@ from crckpt.ops.dump.lineage import Copied, Tracked, Way, foreseen
 from crckpt.ops.dump.parent_images import Base
 from crckpt.ops.dump.request import Request
 from crckpt.ops.failures import explained, refused
-from crckpt.preflight.blockers import UNCONDITIONAL
-from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
-from crckpt.preflight.room import Room, shortages
+from crckpt.preflight.dump.files import deleted_bytes
+from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
+from crckpt.preflight.dump.space import FreeSpace, find_shortages
+from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name
 from crckpt.tracking.preload.library import ENTERED, restarts_calls, untracked_words, why_not_entering
 from crckpt.tracking.tracker import untracked, written
@@ -67,7 +68,7 @@ class Subject(Struct, frozen=True):
     seen: tree.Observed
     job: JobName
     criu: Criu
-    planned: Plan
+    planned: DumpPlan
     way: Way | None = None
     copying: Copying | None = None
     root: HeldProcess | None = None
@@ -126,7 +127,7 @@ def _look(request: Request, pid: int, memory: int | None) -> tuple[tree.Observed
     own = proc.read_process(os.getpid())
     process = proc.read_process(pid)
     assert own is not None
-    against = refusal(process, pid, own.pid, proc.ancestors(own.pid))
+    against = root_refusal(process, pid, own.pid, proc.ancestors(own.pid))
     if process is None or against is not None:
         assert against is not None
         raise UsageError(against.what, hint=against.remedy) if process is None else refused((against,))
@@ -149,7 +150,7 @@ class Examined(Struct, frozen=True):
 
     pid: int
     blockers: tuple[Finding, ...]
-    plan: Plan
+    plan: DumpPlan
     seen: tree.Observed
     job: JobName
     criu: Criu
@@ -198,7 +199,7 @@ def looked_at_again(subject: Subject, memory: int | None = None) -> Subject:
 
 def _against(subject: Subject, memory: int | None = None) -> tuple[Finding, ...]:
     images = (_images(subject) if memory is None else memory) + deleted_bytes(subject.seen, is_in_memory)
-    return (*subject.planned.blockers, *shortages(images, _room(subject.context)))
+    return (*subject.planned.blockers, *find_shortages(images, _free_space(subject.context)))
 
 
 def _images(subject: Subject) -> int:
@@ -221,7 +222,7 @@ def _images(subject: Subject) -> int:
 def _looked_at(request: Request, context: Context, pid: int, memory: int | None = None) -> Subject:
     seen, job = _look(request, pid, memory)
     criu = context.criu()
-    planned = plan(
+    planned = plan_dump(
         seen,
         request.tcp,
         stop=request.stop,
@@ -236,11 +237,11 @@ def _looked_at(request: Request, context: Context, pid: int, memory: int | None 
     return Subject(request, context, seen, job, criu, planned)
 
 
-def _room(context: Context) -> Room:
+def _free_space(context: Context) -> FreeSpace:
     need_staging(context)
     store = space.existing(context.store)
     directory = context.staging or store
-    return Room(
+    return FreeSpace(
         directory=str(directory),
         disk=space.free_disk(directory),
         memory=space.free_memory(),

@@ -14,8 +14,8 @@ from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.lineage import Copied
-from crckpt.preflight.cost import DumpSpeed, Load, speed, usual_ms
-from crckpt.preflight.dump import ghosts
+from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
+from crckpt.preflight.dump.files import ghost_files
 from crckpt.tracking.tracker import written
 
 _ROUNDS: Final = ("first", "second")
@@ -45,7 +45,7 @@ def trial(criu: Path, staging: Path) -> Trial:
             loads.append(_load_of(tried.root, tried.child))
 
         dumps = [tried.dump(name, look) for name in _ROUNDS]
-    quick = speed(
+    quick = dump_speed(
         loads[0],
         memory_ms=fmean(dump.memory_ms for dump in dumps),
         frozen_ms=fmean(dump.frozen_ms for dump in dumps),
@@ -118,7 +118,7 @@ def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
 def _ghosts(seen: Observed) -> int:
     """Bytes of files without a name, which CRIU copies; mapped ones that lie in memory count as that."""
     mapped = {path for path, *_ in seen.deleted_maps if is_in_memory(path)}
-    return sum(size for path, size in ghosts(seen) if path not in mapped)
+    return sum(size for path, size in ghost_files(seen) if path not in mapped)
 
 
 def is_in_memory(path: str) -> bool:

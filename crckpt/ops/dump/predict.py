@@ -22,11 +22,11 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import Examined
 from crckpt.ops.dump.forecast import Trial, load_of_tree, trial
 from crckpt.ops.failures import as_ours
-from crckpt.preflight.cost import (
+from crckpt.preflight.dump.cost import (
     CommitSpeed,
     ImageFiles,
     Prediction,
-    predicted,
+    predict_cost,
 )
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.write.on_trial import OnTrial
@@ -110,7 +110,7 @@ def _prediction(examined: Examined, context: Context, place: _Place) -> Predicti
     images = _image_files(tried)
     sample = _sample(seen)
     commit = _commit_speed(place, tried.images, sample)
-    return predicted(load_of_tree(seen), tried.speed, images, commit, _size(sample))
+    return predict_cost(load_of_tree(seen), tried.speed, images, commit, _size(sample))
 
 
 def _sample(seen: Observed) -> list[bytes]:

@@ -12,7 +12,7 @@ from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.images import tree_of
 from crckpt.ops.inspect.sections import is_socket
-from crckpt.preflight.restore import uses
+from crckpt.preflight.restore.files import file_uses
 from crckpt.store import Checkpoint
 from crckpt.store.read.contents import contents_of
 from crckpt.store.read.details import read_details
@@ -87,7 +87,7 @@ def _process(process: Process, known: dict[str, Any], memory: dict[str, int]) ->
 
 def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
     """Each path once, with its first use; directories and devices too."""
-    used = uses(tree)
+    used = file_uses(tree)
     found: dict[str, FileDetail] = {}
     for file in tree.regular_files:
         state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""

@@ -25,15 +25,15 @@ from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images.sockets import UnixSocket
 from crckpt.preflight.attribute_record import ATTRIBUTES, BY_NAME, Group, Record, Value
-from crckpt.preflight.attributes import (
-    Judgement,
-    Landing,
-    Socket,
-    Wish,
-    judge,
+from crckpt.preflight.restore.attributes import (
+    AttributeVerdict,
+    HostAttributes,
+    RecordedSocket,
+    ThreadAttributes,
+    attributes_to_set,
+    judge_attributes,
+    recorded_sockets,
     shares_session,
-    sockets,
-    wishes,
 )
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ class PutBack(Struct, frozen=True):
 
     record: Record | None
     tree: ImageTree
-    landing: Landing
-    judgement: Judgement
+    host: HostAttributes
+    verdict: AttributeVerdict
     allow_weaker: bool = False
     in_seclusion: bool = False
 
     @property
     def needs_session(self) -> bool:
         """Whether CRIU must be started in another session keyring than ours: see `enter_session`."""
-        return not self.judgement.is_in_session
+        return not self.verdict.is_in_session
 
     def enter_session(self) -> None:
         """Leave our session keyring, if the tree is not to have it. Raises OSError."""
@@ -75,9 +75,9 @@ class PutBack(Struct, frozen=True):
         if self.record is None:
             return ()
         found = _Restored(self.tree, init)
-        failed = [*found.set(tuple(wishes(self.record, self.tree, self.landing)))]
-        failed.extend(found.move(self.judgement.moves))
-        of_sockets = found.put_back_sockets(tuple(sockets(self.record, self.tree)))
+        failed = [*found.set(tuple(attributes_to_set(self.record, self.tree, self.host)))]
+        failed.extend(found.move(self.verdict.moves))
+        of_sockets = found.put_back_sockets(tuple(recorded_sockets(self.record, self.tree)))
         failed.extend(told for told in of_sockets if told.key == "protection-lost" or not self.in_seclusion)
         protecting = [told for told in failed if told.key == "protection-lost"]
         if protecting and not self.allow_weaker:
@@ -89,18 +89,20 @@ def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_se
     """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
     session = keyctl.own_session()
     if record is None:
-        judgement = Judgement(is_in_session=shares_session(None, tree, session))
-        return PutBack(None, tree, Landing(frozenset()), judgement, allow_weaker)
+        verdict = AttributeVerdict(is_in_session=shares_session(None, tree, session))
+        return PutBack(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
     if in_seclusion:
         record = msgspec.structs.replace(record, groups=())
     restricting = {group.place for members in record.groups for group in members if group.restricts}
-    landing = Landing(
+    host = HostAttributes(
         cpus=tasks.cpus(),
         session=session,
         restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
-        now={place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None},
+        old_groups={
+            place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None
+        },
     )
-    return PutBack(record, tree, landing, judge(record, tree, landing), allow_weaker, in_seclusion)
+    return PutBack(record, tree, host, judge_attributes(record, tree, host), allow_weaker, in_seclusion)
 
 
 def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -118,25 +120,25 @@ class _Restored:
         self._init = init
         self._pids = proc.seen_from_here((process.pid for process in tree.processes), init)
 
-    def set(self, wanted: tuple[Wish, ...]) -> Iterator[Finding]:
+    def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
         """Set what differs; what could not be set."""
-        orders: list[tuple[Wish, Order]] = []
+        orders: list[tuple[ThreadAttributes, Order]] = []
         for pid, of_process in _by_process(wanted).items():
             tids = self._tids(pid)
-            for wish in of_process:
-                if (tid := tids.get(wish.tid)) is None:
+            for thread in of_process:
+                if (tid := tids.get(thread.tid)) is None:
                     continue
                 inside = []
                 for attribute in ATTRIBUTES:
-                    value = wish.values.get(attribute.name)
+                    value = thread.values.get(attribute.name)
                     if value is None or _has(attribute.name, tid, value):
                         continue
                     if attribute.back == "inside":
                         inside.append((attribute.name, value))
                     elif attribute.back == "outside":
-                        yield from _set(attribute.name, tid, value, wish)
+                        yield from _set(attribute.name, tid, value, thread)
                 if inside:
-                    orders.append((wish, _order(self._pids[pid], tid, inside)))
+                    orders.append((thread, _order(self._pids[pid], tid, inside)))
         yield from _entered(orders)
 
     def _tids(self, pid: int) -> dict[int, int]:
@@ -163,12 +165,12 @@ class _Restored:
                 title, why = f"the control group {group.path}", error.strerror or error
                 yield cause("protection-lost").told(title=title, pid=pid, why=why)
 
-    def put_back_sockets(self, wanted: tuple[Socket, ...]) -> Iterator[Finding]:
+    def put_back_sockets(self, wanted: tuple[RecordedSocket, ...]) -> Iterator[Finding]:
         """Put back the options and memberships of sockets, and who listens; what could not be put back."""
-        by_process: dict[int, dict[int, Socket]] = {}
+        by_process: dict[int, dict[int, RecordedSocket]] = {}
         for each in wanted:
             by_process.setdefault(each.pid, {})[each.fd] = each
-        listening: list[tuple[Socket, Order]] = []
+        listening: list[tuple[RecordedSocket, Order]] = []
         for pid, held in by_process.items():
             here = self._pids.get(pid, 0)
             for fd, ours in borrow_each(here, held):
@@ -179,7 +181,7 @@ class _Restored:
         yield from _listened(listening)
 
 
-def _has_lost_its_owner(ours: int, found: Socket) -> bool:
+def _has_lost_its_owner(ours: int, found: RecordedSocket) -> bool:
     if not (found.record.is_listening and isinstance(found.file, UnixSocket) and found.file.is_listening):
         return False
     with suppress(OSError):
@@ -187,13 +189,13 @@ def _has_lost_its_owner(ours: int, found: Socket) -> bool:
     return False
 
 
-def _listen_again(here: int, found: Socket) -> Order:
+def _listen_again(here: int, found: RecordedSocket) -> Order:
     """The kernel remembers who listened last: the process that has the socket does so, with the rights of its owner."""
     backlog = found.file.backlog if isinstance(found.file, UnixSocket) else 0
     return _order(here, here, [("listener", (found.fd, backlog, *found.record.owner))])
 
 
-def _listened(listening: list[tuple[Socket, Order]]) -> Iterator[Finding]:
+def _listened(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
     if not listening:
         return
     from crckpt.host.attributes.remote_calls import enter
@@ -204,16 +206,16 @@ def _listened(listening: list[tuple[Socket, Order]]) -> Iterator[Finding]:
                 yield _socket_lost(found, "the owner", why, protects=True)
 
 
-def _socket_lost(found: Socket, title: str, why: str, *, protects: bool) -> Finding:
+def _socket_lost(found: RecordedSocket, title: str, why: str, *, protects: bool) -> Finding:
     if protects:
         return cause("protection-lost").told(title=f"{title} of descriptor {found.fd}", pid=found.pid, why=why)
     return cause("socket-option-lost").told(title=title, fd=found.fd, pid=found.pid, why=why)
 
 
-def _by_process(wanted: tuple[Wish, ...]) -> dict[int, list[Wish]]:
-    found: dict[int, list[Wish]] = {}
-    for wish in wanted:
-        found.setdefault(wish.pid, []).append(wish)
+def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAttributes]]:
+    found: dict[int, list[ThreadAttributes]] = {}
+    for thread in wanted:
+        found.setdefault(thread.pid, []).append(thread)
     return found
 
 
@@ -227,11 +229,11 @@ def _has(name: str, tid: int, value: Value) -> bool:
     return not value
 
 
-def _set(name: str, tid: int, value: Value, wish: Wish) -> Iterator[Finding]:
+def _set(name: str, tid: int, value: Value, thread: ThreadAttributes) -> Iterator[Finding]:
     try:
         tasks.SETTERS[name](tid, value)
     except _REFUSED as error:
-        yield _lost(name, wish, str(getattr(error, "strerror", None) or error))
+        yield _lost(name, thread, str(getattr(error, "strerror", None) or error))
 
 
 def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
@@ -240,18 +242,18 @@ def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
     return Order(pid, tid, "set", tuple(values), is_lent=True)
 
 
-def _entered(orders: list[tuple[Wish, Order]]) -> Iterator[Finding]:
+def _entered(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
     if not orders:
         return
     from crckpt.host.attributes.remote_calls import enter
 
-    for (wish, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
+    for (thread, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
         if answer.why:
-            yield from (_lost(name, wish, answer.why) for name, _ in order.values)
-        yield from (_lost(name, wish, why) for name, why in answer.failed)
+            yield from (_lost(name, thread, answer.why) for name, _ in order.values)
+        yield from (_lost(name, thread, why) for name, why in answer.failed)
 
 
-def _lost(name: str, wish: Wish, why: str) -> Finding:
+def _lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
     attribute = BY_NAME[name]
     key = "protection-lost" if attribute.protects else "attribute-lost"
-    return cause(key).told(title=attribute.title, tid=wish.tid, pid=wish.pid, why=why)
+    return cause(key).told(title=attribute.title, tid=thread.tid, pid=thread.pid, why=why)

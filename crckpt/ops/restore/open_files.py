@@ -26,7 +26,7 @@ from crckpt.images.mm import PROT_WRITE
 from crckpt.images.regular import RegularFile
 from crckpt.images.special import Fifo
 from crckpt.images.tree import ImageTree, Process
-from crckpt.preflight.restore import required_path
+from crckpt.preflight.restore.files import needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
 _MAP_SHARED: Final = 0x01  # sys/mman.h
@@ -117,7 +117,7 @@ class _Check:
             yield _Held(link, self._files[vma.file_id or 0], os.R_OK | (os.W_OK if writes else 0))
 
     def _changers(self, file: RegularFile) -> Changers:
-        path = required_path(file)
+        path = needed_path(file)
         return self._paths(path) if path else Changers()
 
     def _finding(self, process: Process, held: _Held) -> Iterator[Finding]:
@@ -138,7 +138,7 @@ class _Check:
 
     def _is_right(self, found: Seen, held: _Held, uid: int | None) -> bool:
         """Whether it is what was there, or is of `uid` where nobody else can put what is of that user (as in /tmp)."""
-        if found.path != required_path(held.file):
+        if found.path != needed_path(held.file):
             return False
         return found.owner == uid or self._known.had(found, writes=bool(held.access & os.W_OK))
 

@@ -38,8 +38,15 @@ from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.restore import complete, outside_ends
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_record
-from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
-from crckpt.preflight.restore import Now, Verdict, Wanted, judge
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.judge import Verdict, judge_restore
+from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.rehearsal import (
+    find_rehearsal_blockers,
+    needed_addresses,
+    rehearsal_warnings,
+    writable_bytes,
+)
 from crckpt.store import Checkpoint, Repository, read_file, reader
 from crckpt.store.read.details import read_details
 from crckpt.tracking.preload.library import restore_words
@@ -162,10 +169,10 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
             images = Streamed(reading, tree, context.progress, orphaned(tree))
             images.begin()
         details = read_details(repository, checkpoint)
-        wanted = _wanted(checkpoint, tree, criu, details)
+        planned = _planned_restore(checkpoint, tree, criu, details)
         # In a network of its own every port is free, and so is every lock on an overlay, whose files are others.
-        now = replace(survey(wanted, reading.files, context.store), refused={}, locks={}, writers={})
-        verdict = _verdict(wanted, now)
+        now = replace(survey(planned, reading.files, context.store), refused={}, locks={}, writers={})
+        verdict = _verdict(planned, now)
         limit = _memory(tree, now)
         work = stack.enter_context(repository.transaction()).path.resolve()
         group = stack.enter_context(limited_group.limited(limit))
@@ -188,7 +195,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     return Rehearsed(
         checkpoint=checkpoint,
         criu=criu,
-        warnings=(*verdict.warnings, *put_back.judgement.weaker, *put_back.judgement.lost, *done.lost),
+        warnings=(*verdict.warnings, *put_back.verdict.weaker, *put_back.verdict.lost, *done.lost),
         failures=tuple(_failures(tree, done, out_of_memory=out_of_memory)),
         restore_ms=done.restore_ms,
         ran_s=done.ran_s,
@@ -201,9 +208,9 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
     )
 
 
-def _wanted(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> Wanted:
+def _planned_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> PlannedRestore:
     """As for a restore with PIDs of its own, in which files may be cut back."""
-    return Wanted(
+    return PlannedRestore(
         tree=tree,
         created=checkpoint.created,
         cpu_features=checkpoint.host.cpu_features,
@@ -217,17 +224,17 @@ def _wanted(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[s
     )
 
 
-def _verdict(wanted: Wanted, now: Now) -> Verdict:
-    verdict = judge(wanted, now)
-    blockers = (*unrehearsable(wanted.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
+def _verdict(planned: PlannedRestore, host: HostState) -> Verdict:
+    verdict = judge_restore(planned, host)
+    blockers = (*find_rehearsal_blockers(planned.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
     if blockers:
         raise refused(blockers)
-    return replace(verdict, warnings=cuts_told(verdict))
+    return replace(verdict, warnings=rehearsal_warnings(verdict))
 
 
-def _memory(tree: ImageTree, now: Now) -> int:
+def _memory(tree: ImageTree, host: HostState) -> int:
     """The limit in bytes: room for the tree to double, and for the files that it may write to."""
-    pages, files, free = now.here.memory, copied_bytes(tree, now.files), now.here.free_memory
+    pages, files, free = host.resources.memory, writable_bytes(tree, host.files), host.resources.free_memory
     if pages + files > free:
         said = {"needed": pages + files, "memory": pages, "files": files, "free": free}
         in_words = {name: mebibytes(size) for name, size in said.items()}
@@ -245,7 +252,7 @@ def _run(subject: _Subject, limit: int) -> _Run:
     tree, work = subject.tree, subject.work
     joining = () if subject.group is None else subject.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in subject.verdict.rewinds)
-    plan = Plan(str(work), _sockets(tree), addresses(tree), cut, limit)
+    plan = Plan(str(work), _sockets(tree), needed_addresses(tree), cut, limit)
     with ExitStack() as stack:
         # First, to be closed last: a CRIU that was cut short has left children who listen, until the namespaces end.
         streamer = stack.enter_context(serving(work))

@@ -45,7 +45,10 @@ from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_record
-from crckpt.preflight.restore import UNCONDITIONAL, Grown, OutsidePipe, Verdict, Wanted, judge, numbers
+from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
+from crckpt.preflight.restore.pipes import OutsidePipe
+from crckpt.preflight.restore.planned import Grown, PlannedRestore
+from crckpt.preflight.restore.tasks import needed_ids
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.read.details import read_details
 from crckpt.tracking.preload.library import restore_words
@@ -201,16 +204,16 @@ def _restore_one(subject: _Subject) -> Restored:
         if not request.dry_run and not tree.is_read_by_position:
             images = Streamed(reading, tree, subject.context.progress, subject.orphans(tree))
             images.begin()
-        if began is not None and began.criu.pid in numbers(tree):
+        if began is not None and began.criu.pid in needed_ids(tree):
             # It has by chance a number that the tree had: its next one is another.
             early.close()
             began = None
         details = read_details(subject.repository, subject.checkpoint)
         verdict = _verdict(subject, tree, reading.files, details)
         put_back = prepare(read_record(details), tree, allow_weaker=request.allow_weaker)
-        if put_back.judgement.weaker and not request.allow_weaker:
-            raise refused(put_back.judgement.weaker)
-        verdict = replace(verdict, warnings=(*verdict.warnings, *put_back.judgement.weaker, *put_back.judgement.lost))
+        if put_back.verdict.weaker and not request.allow_weaker:
+            raise refused(put_back.verdict.weaker)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *put_back.verdict.weaker, *put_back.verdict.lost))
         blockers = verdict.blockers
         if not (request.preflight or request.dry_run):
             blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
@@ -302,7 +305,7 @@ def _begun(subject: _Subject, outside: _Outside, tree: ImageTree | None) -> Iter
 
 def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:
     request = subject.request
-    wanted = Wanted(
+    planned = PlannedRestore(
         tree=tree,
         created=subject.checkpoint.created,
         cpu_features=subject.checkpoint.host.cpu_features,
@@ -318,7 +321,7 @@ def _verdict(subject: _Subject, tree: ImageTree, files: tuple[StoredFile, ...], 
         terminal_owner=None if request.terminal is None or request.allow_weaker else os.fstat(request.terminal).st_uid,
         may_have_consoles=request.allow_weaker,
     )
-    return judge(wanted, survey(wanted, files, subject.context.store))
+    return judge_restore(planned, survey(planned, files, subject.context.store))
 
 
 def _sockets(output: int) -> frozenset[int]:
@@ -358,7 +361,7 @@ def _run(
         lost.extend(in_hold.put_back(new.init if new else None))
 
     # A namespace of its own ends with its init.
-    ours = frozenset[int]() if new else numbers(tree)
+    ours = frozenset[int]() if new else needed_ids(tree)
     with interrupts_put_off():
         if images is not None:
             began.streamer.serve(images)

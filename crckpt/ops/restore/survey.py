@@ -20,8 +20,13 @@ from crckpt.host.process import cgroups
 from crckpt.images.regular import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import moment
-from crckpt.preflight.needs import Disk, Here, HugePages, Need, huge_pages, needs
-from crckpt.preflight.restore import FileNow, Now, Wanted, bound, changed, locked, numbers, paths, required_path
+from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path
+from crckpt.preflight.restore.host import FileState, HostState
+from crckpt.preflight.restore.locks import needed_locks
+from crckpt.preflight.restore.needs import DiskSpace, HostResources, HugePages, Need, count_huge_pages, kernel_needs
+from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.sockets import bound_sockets
+from crckpt.preflight.restore.tasks import needed_ids
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
@@ -31,29 +36,29 @@ _WRITTEN_BY_CRIU = 1 << 20
 """Bytes of its log, and more."""
 
 
-def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
+def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostState:
     """Look at PIDs, files, addresses and the host. Waits some seconds for PIDs of ended processes to be given back.
 
     `images` are the checkpoint's files. No program is started unless a file changed: then its package is asked for.
     """
     tree = wanted.tree
-    now = Now(
+    now = HostState(
         owners=() if wanted.new_pid_namespace else _owners(tree),
         files={
             path: _file(path, file, may_cut=wanted.grown == "rewind")
-            for file in paths(tree)
-            if (path := required_path(file))
+            for file in needed_files(tree)
+            if (path := needed_path(file))
         },
         refused={
             socket.id: refusal
-            for socket, use in bound(wanted)
+            for socket, use in bound_sockets(wanted)
             if (refusal := sockets.refusal(socket.source.host, socket.source.port, use))
         },
-        here=_here(wanted, images, store),
+        resources=_resources(wanted, images, store),
         us=os.getpid(),
-        locks=held_locks({path for _, path, _ in locked(tree)}),
+        locks=held_locks({path for _, path, _ in needed_locks(tree)}),
     )
-    suspects = changed(wanted, now)
+    suspects = changed_paths(wanted, now)
     if not suspects:
         return now
     from crckpt.host.disk import packages
@@ -67,7 +72,7 @@ def survey(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Now:
 
 
 def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
-    wanted = numbers(tree)
+    wanted = needed_ids(tree)
     owners = proc.owners(wanted)
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
     if not ended:
@@ -76,7 +81,7 @@ def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
     return proc.owners(wanted)
 
 
-def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
+def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
     found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
@@ -84,19 +89,19 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileNow | None:
     with suppress(OSError):  # it has gone, or somebody has a lease on it
         now = (build_id.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
-    return FileNow(
+    return FileState(
         found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked, found.st_uid
     )
 
 
-def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
+def _resources(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostResources:
     tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
-    asked = needs(tree, sizes, keeps_connections=wanted.keeps_connections)
+    asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections)
     ghosts = tuple(_ghosts(tree, sizes))
     # Streams need no room; files do, until the tree runs.
     unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
     memory, free = _memory(images, (*ghosts, *unpacked))
-    return Here(
+    return HostResources(
         arch=kernel.arch(),
         cpu_features=frozenset(kernel.cpu_features()),
         missing=tuple(need for need in asked if not _met(need)),
@@ -106,7 +111,7 @@ def _here(wanted: Wanted, images: tuple[StoredFile, ...], store: Path) -> Here:
         free_memory=free,
         disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *unpacked, *ghosts))),
         huge_pages=tuple(
-            HugePages(size, count, space.free_huge_pages(size)) for size, count in huge_pages(tree).items()
+            HugePages(size, count, space.free_huge_pages(size)) for size, count in count_huge_pages(tree).items()
         ),
     )
 
@@ -170,11 +175,11 @@ def _ghosts(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]
         yield space.existing(Path(path).parent), sizes.get(ghost_image(target), 0)
 
 
-def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[Disk]:
+def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[DiskSpace]:
     """One for each file system."""
     found: dict[int, tuple[Path, int]] = {}
     for directory, size in written:
         device = directory.stat().st_dev
         first, before = found.get(device, (directory, 0))
         found[device] = (first, before + size)
-    yield from (Disk(str(directory), size, space.free_disk(directory)) for directory, size in found.values())
+    yield from (DiskSpace(str(directory), size, space.free_disk(directory)) for directory, size in found.values())

@@ -10,7 +10,7 @@ from crckpt.host import proc
 from crckpt.ops.dump import forecast as freeze
 from crckpt.ops.dump.forecast import Forecast
 from crckpt.ops.dump.lineage import Copied
-from crckpt.preflight.cost import DumpSpeed, Load
+from crckpt.preflight.dump.cost import DumpSpeed, Load
 
 MIB = 1 << 20
 ROUND = Copied(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)

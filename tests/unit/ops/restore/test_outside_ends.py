@@ -8,7 +8,7 @@ import pty
 import tty
 
 from crckpt.ops.restore.restore import outside_ends
-from crckpt.preflight.restore import OutsidePipe
+from crckpt.preflight.restore.pipes import OutsidePipe
 
 
 def test_our_terminal_is_there_to_be_written_to_alone() -> None:

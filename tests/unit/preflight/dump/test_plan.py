@@ -20,8 +20,9 @@ from crckpt.host.observe.waits import RESTARTED, Wait
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.host.syscalls.pidfd_getfd import SocketKind
 from crckpt.model import MEBIBYTE, Options
-from crckpt.preflight.blockers import UNCONDITIONAL
-from crckpt.preflight.dump import Plan, deleted_bytes, plan, refusal
+from crckpt.preflight.dump.files import deleted_bytes
+from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
+from crckpt.preflight.dump.tasks import root_refusal
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24
@@ -47,9 +48,9 @@ PLAIN = replace(observed.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descriptors=(FIL
 
 
 def planned(
-    seen: Observed, tcp: Literal["keep", "close"] | None = None, *, stop: bool = False, nftables: bool = True
-) -> Plan:
-    return plan(seen, tcp, stop=stop, locks_by_nftables=nftables, names={900: "gdb", 901: "criu"})
+    observation: Observed, tcp: Literal["keep", "close"] | None = None, *, stop: bool = False, nftables: bool = True
+) -> DumpPlan:
+    return plan_dump(observation, tcp, stop=stop, locks_by_nftables=nftables, names={900: "gdb", 901: "criu"})
 
 
 def with_files(*descriptors: Descriptor) -> Observed:
@@ -75,13 +76,13 @@ def keys(findings: object) -> list[str]:
     return [finding.key for finding in findings]
 
 
-def why(found: Plan, option: str) -> str:
+def why(found: DumpPlan, option: str) -> str:
     (reason,) = (reason.why for reason in found.reasons if reason.option == option)
     return reason
 
 
 def test_a_plain_tree_needs_nothing() -> None:
-    assert planned(PLAIN) == Plan(Options(), (), (), (), (), None)
+    assert planned(PLAIN) == DumpPlan(Options(), (), (), (), (), None)
     assert planned(PLAIN, "keep").options == Options(), "no connection, no option"
 
 
@@ -97,7 +98,7 @@ def test_a_plain_tree_needs_nothing() -> None:
     ],
 )
 def test_roots_that_are_refused(process: Process | None, pid: int, key: str) -> None:
-    found = refusal(process, pid, 50, (40, 1))
+    found = root_refusal(process, pid, 50, (40, 1))
     assert found is not None
     assert found.key == key
     assert str(pid) in found.what
@@ -107,18 +108,18 @@ def test_roots_that_are_refused(process: Process | None, pid: int, key: str) -> 
 
 @pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
 def test_roots_that_are_taken(state: str) -> None:
-    assert refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
+    assert root_refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
 
 
 def test_connections_need_a_choice() -> None:
-    seen = replace(PLAIN, connections=(CONNECTION, replace(CONNECTION, fd=8)))
-    undecided = planned(seen)
+    observation = replace(PLAIN, connections=(CONNECTION, replace(CONNECTION, fd=8)))
+    undecided = planned(observation)
     assert keys(undecided.blockers) == ["tcp", "tcp"]
     assert undecided.blockers[0].what == (
         "PID 100 has fd 7 connected over TCP: 127.0.0.1:80 -> 127.0.0.1:4000 (ESTABLISHED)"
     )
     assert undecided.options.tcp is None
-    keep, close = planned(seen, "keep"), planned(seen, "close")
+    keep, close = planned(observation, "keep"), planned(observation, "close")
     assert (keep.options.tcp, keep.blockers, why(keep, "--tcp-established")) == ("keep", (), "2 TCP connections")
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
@@ -126,22 +127,22 @@ def test_connections_need_a_choice() -> None:
 def test_what_deleted_files_take() -> None:
     """Each once, whoever has it open; what is mapped and in memory counts there."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
-    seen = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
-    assert deleted_bytes(seen, lambda _: True) == 2 * MEBIBYTE
-    mapped = replace(seen, deleted_maps=((taken.target, 5, 0),))
+    observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
+    assert deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
+    mapped = replace(observation, deleted_maps=((taken.target, 5, 0),))
     assert deleted_bytes(mapped, lambda _: True) == MEBIBYTE
     assert deleted_bytes(mapped, lambda _: False) == 2 * MEBIBYTE
     assert deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
 
 
 def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
-    """At the freeze there may be one where we have seen none: then CRIU must know."""
+    """At the freeze there may be one where we have observation none: then CRIU must know."""
     listening = replace(PLAIN, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
     close, keep = planned(PLAIN, "close"), planned(listening, "keep")
-    assert (close.options.tcp, why(close, "--tcp-close")) == ("close", "a TCP connection may be made until the freeze")
+    assert (close.options.tcp, why(close, "--tcp-close")) == ("close", "a TCP connection may be made before the freeze")
     assert (keep.options.tcp, why(keep, "--tcp-established")) == (
         "keep",
-        "a TCP connection may be made until the freeze",
+        "a TCP connection may be made before the freeze",
     )
     # To keep them the network is locked: not for nothing, and not where that would fail.
     assert planned(PLAIN, "keep").options.tcp is None
@@ -152,17 +153,17 @@ def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
 def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
     """CRIU would bring it back in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
-    seen = replace(PLAIN, connections=(CONNECTION,), sockets=(encrypted,))
-    (told,) = planned(seen, "keep").blockers
+    observation = replace(PLAIN, connections=(CONNECTION,), sockets=(encrypted,))
+    (told,) = planned(observation, "keep").blockers
     assert told.key == "tcp-layer"
     assert "fd 3 of PID 100" in told.what
-    assert planned(seen, "close").blockers == ()
+    assert planned(observation, "close").blockers == ()
 
 
 def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
-    seen = replace(PLAIN, connections=(CONNECTION,))
-    assert keys(planned(seen, "keep", nftables=False).blockers) == ["network-lock"]
-    assert planned(seen, "close", nftables=False).blockers == ()
+    observation = replace(PLAIN, connections=(CONNECTION,))
+    assert keys(planned(observation, "keep", nftables=False).blockers) == ["network-lock"]
+    assert planned(observation, "close", nftables=False).blockers == ()
     assert planned(PLAIN, "keep", nftables=False).blockers == ()
 
 
@@ -181,10 +182,10 @@ def test_a_terminal_outside() -> None:
 
 @pytest.mark.parametrize("target", ["/dev/tty", "/dev/tty1", "/dev/console"])
 def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None:
-    seen = with_files(replace(TERMINAL, target=target))
-    assert not planned(seen).options.shell_job
+    observation = with_files(replace(TERMINAL, target=target))
+    assert not planned(observation).options.shell_job
     child = replace(CHILD, sid=7)
-    outside = replace(seen, tree=replace(seen.tree, processes=(ROOT, child)))
+    outside = replace(observation, tree=replace(observation.tree, processes=(ROOT, child)))
     of_child = replace(outside, descriptors=(replace(TERMINAL, pid=child.pid, target=target),))
     assert target in why(planned(of_child), "--shell-job")
 
@@ -237,12 +238,12 @@ def test_all_of_a_network_of_its_own_is_locked() -> None:
 )
 def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
     preallocated = with_files(replace(GONE, size=size // 3, allocated=size))
-    for seen in (
+    for observation in (
         with_files(replace(GONE, size=size)),
         preallocated,
         replace(PLAIN, deleted_maps=(("/x (deleted)", size, 0),)),
     ):
-        found = planned(seen)
+        found = planned(observation)
         assert found.options.ghost_limit == limit
         assert limit == 0 or limit > size
         assert [reason.option for reason in found.reasons] == ([f"--ghost-limit {limit}"] if limit else [])
@@ -280,11 +281,11 @@ def test_datagram_sockets() -> None:
     [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
 def test_a_pipe_to_somebody_outside(end: Descriptor, key: str, told: str) -> None:
-    seen = with_files(end, replace(end, pid=101, fd=9))
-    (warning,) = planned(seen).warnings
+    observation = with_files(end, replace(end, pid=101, fd=9))
+    (warning,) = planned(observation).warnings
     assert (warning.key, told in warning.what) == (key, True)
     assert "fd 3 of PID 100" in warning.what
-    assert planned(replace(seen, closed_pipes=frozenset({55}))).warnings == ()
+    assert planned(replace(observation, closed_pipes=frozenset({55}))).warnings == ()
 
 
 def test_more_pipes_than_criu_saves() -> None:
@@ -358,8 +359,8 @@ def test_a_tree_that_was_restored_into_a_pid_namespace_is_entered() -> None:
     assert (found.enter, found.warnings, found.blockers) == (("pid", "mnt"), (), ())
 
 
-def without_cap(seen: Observed) -> Observed:
-    return replace(seen, own_capabilities=ALL_CAPABILITIES - {CAP_SYS_RESOURCE})
+def without_cap(observation: Observed) -> Observed:
+    return replace(observation, own_capabilities=ALL_CAPABILITIES - {CAP_SYS_RESOURCE})
 
 
 @pytest.mark.parametrize(
@@ -378,10 +379,10 @@ def without_cap(seen: Observed) -> Observed:
 def test_limits_of_other_users(
     processes: tuple[Process, Process], as_user: tuple[int, int] | None, blockers: list[str]
 ) -> None:
-    seen = with_tree(*processes)
-    limited = planned(without_cap(seen))
+    observation = with_tree(*processes)
+    limited = planned(without_cap(observation))
     assert (limited.as_user, keys(limited.blockers)) == (as_user, blockers)
-    able = planned(seen)
+    able = planned(observation)
     assert (able.as_user, able.blockers) == (None, ())
 
 
@@ -391,21 +392,21 @@ def test_the_user_is_named_whose_limits_cannot_be_read() -> None:
 
 
 def test_every_finding_is_whole() -> None:
-    seen = replace(
+    observation = replace(
         with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
         descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
         connections=(CONNECTION,),
     )
-    found = planned(without_cap(seen))
-    assert keys(found.blockers) == ["traced", "nested-namespace", "foreign-limits", "tcp"]
+    found = planned(without_cap(observation))
+    assert keys(found.blockers) == ["nested-namespace", "traced", "foreign-limits", "tcp"]
     warnings = ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace", "untested-kind"]
     assert keys(found.warnings) == warnings
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
 
 def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
-    seen = replace(PLAIN, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, "")))
-    told = [finding.what for finding in planned(seen).blockers]
+    observation = replace(PLAIN, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, "")))
+    told = [finding.what for finding in planned(observation).blockers]
     assert told == [
         "descriptor 1 of PID 100, a unix socket to /run/journal/stdout, is connected to a process outside the tree",
         "descriptor 4 of PID 101, a unix socket, is connected to a process outside the tree",
@@ -415,14 +416,14 @@ def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
 def test_calls_that_a_dump_interrupts_are_told_by_thread() -> None:
     """Without the preload library all of them; with it those that only the kernel could go on with."""
     waits = (Wait(100, 105, "poll"), Wait(101, 101, RESTARTED))
-    seen = replace(PLAIN, waits=waits)
+    observation = replace(PLAIN, waits=waits)
     again = cause("call-interrupted-again").told(pid=101, tid=101)
-    assert planned(seen).warnings == (again,)
-    without = plan(seen, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
+    assert planned(observation).warnings == (again,)
+    without = plan_dump(observation, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
     assert without.warnings == (cause("call-interrupted").told(pid=100, tid=105, call="poll"), again)
 
 
 def test_in_the_trees_own_mounts_there_is_the_library_too() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
-    seen = replace(with_tree(apart), waits=(Wait(100, 100, "epoll_wait"),))
-    assert keys(planned(seen).warnings) == ["mount-namespace"]
+    observation = replace(with_tree(apart), waits=(Wait(100, 100, "epoll_wait"),))
+    assert keys(planned(observation).warnings) == ["mount-namespace"]

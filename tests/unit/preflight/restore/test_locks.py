@@ -6,14 +6,14 @@ import pytest
 
 from crckpt.host.proc.locks import Held
 from crckpt.images.locks import FileLock, Kind
-from crckpt.preflight.locks import kept_out
+from crckpt.preflight.restore.locks import find_conflict
 
 MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)
 THEIRS = Held("POSIX", exclusive=True, start=0, end=None, pid=9, comm="other")
 
 
 def out(mine: FileLock, theirs: Held) -> str:
-    return str(kept_out(mine, "/srv/file", "fd 3 of prog, PID 7", (theirs,)) or "")
+    return str(find_conflict(mine, "/srv/file", "fd 3 of prog, PID 7", (theirs,)) or "")
 
 
 def test_all_is_said() -> None:

@@ -12,15 +12,15 @@ from observed import NAMESPACES, PLAIN, ROOT
 from crckpt.host.observe.tree import Observed, Passing, TracedThread
 from crckpt.host.proc import Descriptor, Tree
 from crckpt.host.proc.maps import Mapping
-from crckpt.preflight.blockers import blockers
+from crckpt.preflight.dump.plan import find_blockers
 
 
 def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Descriptor:
     return Descriptor(100, 7, target, kind, 0, 1, os.O_RDWR, 0, "pos:\t0\n", os.makedev(major, minor))
 
 
-def found(seen: Observed) -> list[str]:
-    return [finding.key for finding in blockers(seen, None, {900: "gdb"}, locks_by_nftables=True)]
+def found(observation: Observed) -> list[str]:
+    return [finding.key for finding in find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_namespace_is_known_if_anybody_here_is_in_it() -> None:
 def test_a_network_namespace_in_another_is_made_again() -> None:
     """As long as the root's is not ours, which CRIU takes as it is."""
     child = replace(ROOT, pid=101, namespaces=(("net", 33),))
-    seen = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
-    assert found(seen) == ["nested-unmade"]
-    assert found(replace(seen, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
+    observation = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
+    assert found(observation) == ["nested-unmade"]
+    assert found(replace(observation, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
 
 
 def test_sealed_memory_stands_against_nothing() -> None:
@@ -89,15 +89,17 @@ def test_sealed_memory_stands_against_nothing() -> None:
 
 
 def test_who_traces_a_thread_is_named() -> None:
-    seen = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
-    (told,) = blockers(seen, None, {900: "gdb"}, locks_by_nftables=True)
+    observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
+    (told,) = find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)
     assert told.key == "traced"
     assert "traced by process 900 (gdb)" in told.what
-    assert seen.tracers == {900}
+    assert observation.tracers == {900}
 
 
 def test_nobody_is_told_to_end_the_root_because_it_traces() -> None:
-    (told,) = blockers(replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True)
+    (told,) = find_blockers(
+        replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True
+    )
     assert told.key == "traced-by-root"
     assert "kill" not in told.remedy
 

@@ -13,7 +13,7 @@ from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.tree import ImageTree, Process
 from crckpt.preflight.attribute_record import ATTRIBUTES, Group, ProcessRecord, Record, read_record
-from crckpt.preflight.attributes import Landing, judge, shares_session, wishes
+from crckpt.preflight.restore.attributes import HostAttributes, attributes_to_set, judge_attributes, shares_session
 
 TWO = frozenset({0, 1})
 
@@ -58,16 +58,16 @@ def test_a_record_that_is_none_is_refused(damaged: object) -> None:
 def test_a_stranger_gets_nothing(tree: ImageTree) -> None:
     """A record that names a process outside of the tree changes nothing of that."""
     record = Record((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
-    assert list(wishes(record, tree, Landing(TWO))) == []
+    assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
     hostile = of_root(tree, threads={tree.root.pid: {}, 1: {"affinity": (0,)}})
-    assert 1 not in {wish.tid for wish in wishes(hostile, tree, Landing(TWO))}
+    assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO))}
 
 
 def test_who_is_younger_than_the_record_inherited(tree: ImageTree) -> None:
     """Threads from the first of their process, processes from their parent."""
-    found = list(wishes(of_root(tree), tree, Landing(TWO)))
-    assert {wish.pid for wish in found} == {process.pid for process in tree.processes}
-    assert all(wish.values["affinity"] == (0,) for wish in found)
+    found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO)))
+    assert {thread.pid for thread in found} == {process.pid for process in tree.processes}
+    assert all(thread.values["affinity"] == (0,) for thread in found)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_cpus_of_another_host(
     tree: ImageTree, had: tuple[int, ...], was: tuple[int, ...], now: tuple[int, ...], gets: tuple[int, ...]
 ) -> None:
     record = of_root(tree, was, threads={tree.root.pid: {"affinity": had}})
-    landing = Landing(frozenset(now))
-    assert next(wishes(record, tree, landing)).values["affinity"] == gets
-    said = " ".join(str(finding) for finding in judge(record, tree, landing).lost)
+    host = HostAttributes(frozenset(now))
+    assert next(attributes_to_set(record, tree, host)).values["affinity"] == gets
+    said = " ".join(str(finding) for finding in judge_attributes(record, tree, host).lost)
     assert ("this host has no CPU 5" in said) == (5 in had)
 
 
 def test_nodes_that_no_kernel_has_are_left_out(tree: ImageTree) -> None:
     record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
-    assert next(wishes(record, tree, Landing(TWO))).values["memory_policy"] == (2, 0)
+    assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
 
 
 RULES = Group("devices", "/a", {"devices": 1})
@@ -119,7 +119,7 @@ def test_control_groups(
     moves: int,
 ) -> None:
     record = of_root(tree, groups=0, record_groups=((RULES, LIMITS),))
-    found = judge(record, tree, Landing(TWO, here, now=now))
+    found = judge_attributes(record, tree, HostAttributes(TWO, here, old_groups=now))
     assert [finding.key for finding in found.weaker] == weaker
     assert [finding.key for finding in found.lost] == lost
     assert len(found.moves) == moves
@@ -127,7 +127,7 @@ def test_control_groups(
 
 def test_labels_that_were_to_come(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
-    (found,) = judge(record, tree, Landing(TWO)).weaker
+    (found,) = judge_attributes(record, tree, HostAttributes(TWO)).weaker
     assert f"process {tree.root.pid} (" in found.what
     assert "has set exec to confined_t" in found.what
 
@@ -140,8 +140,10 @@ def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:
     assert shares_session(None, tree, SessionKeyring(7, who.euid))
     assert not shares_session(None, tree, SessionKeyring(7, who.euid + 1))
     assert shares_session(of_root(tree, values={"session_keyring": (7, 2)}), tree, SessionKeyring(7, who.euid + 1))
-    (lost,) = judge(
-        of_root(tree, values={"session_keyring": (8, 2)}), tree, Landing(TWO, session=SessionKeyring(7, who.euid + 1))
+    (lost,) = judge_attributes(
+        of_root(tree, values={"session_keyring": (8, 2)}),
+        tree,
+        HostAttributes(TWO, session=SessionKeyring(7, who.euid + 1)),
     ).lost
     assert "had 2 keys in its session keyring" in lost.what
 
@@ -165,7 +167,7 @@ def test_who_came_after_the_question_has_nothing_that_its_parent_has_not(
     changed = {root.pid: _with_core(root, **parent), child.pid: _with_core(child, no_new_privs=True)}
     rest = tuple(changed.get(process.pid, process) for process in tree.processes)
     named = None if asked is None else (root.pid, child.pid) if asked else (root.pid,)
-    found = judge(replace(of_root(tree), asked=named), replace(tree, processes=rest), Landing(TWO))
+    found = judge_attributes(replace(of_root(tree), asked=named), replace(tree, processes=rest), HostAttributes(TWO))
     assert [each.key for each in found.weaker] == (["unasked-lost"] if is_refused else [])
 
 
@@ -180,7 +182,7 @@ def test_many_processes_in_many_groups_are_judged_in_no_time(tree: ImageTree) ->
     groups = tuple(Group(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
     processes = (ProcessRecord(root, {}, groups=0),) * 200_000
     began = time.process_time()
-    found = judge(Record((0,), processes, (groups,)), tree, Landing(TWO))
+    found = judge_attributes(Record((0,), processes, (groups,)), tree, HostAttributes(TWO))
     assert time.process_time() - began < 5
     assert [finding.key for finding in found.weaker] == ["group-rules-lost"]
 

@@ -13,8 +13,15 @@ from crckpt.causes import cause
 from crckpt.images.regular import RegularFile
 from crckpt.images.sockets import Address, InetSocket
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.rehearsal import addresses, copied_bytes, cuts_told, unrehearsable
-from crckpt.preflight.restore import FileNow, Rewind, Verdict, paths, required_path
+from crckpt.preflight.restore.files import Rewind, needed_files, needed_path
+from crckpt.preflight.restore.host import FileState
+from crckpt.preflight.restore.judge import Verdict
+from crckpt.preflight.restore.rehearsal import (
+    find_rehearsal_blockers,
+    needed_addresses,
+    rehearsal_warnings,
+    writable_bytes,
+)
 
 SIZE = 1000
 
@@ -39,27 +46,27 @@ def test_addresses_that_a_loopback_interface_lacks(tree: ImageTree, host: str, w
     (first, *_) = tree.inet_sockets
     here, there = Address("127.0.0.1", 1), Address(host, 2)
     for socket in (replace(first, source=here, destination=there), replace(first, source=there, destination=here)):
-        assert addresses(replace(tree, files=(socket,))) == wanted
+        assert needed_addresses(replace(tree, files=(socket,))) == wanted
 
 
 def test_each_address_once(tree: ImageTree) -> None:
     (first, *_) = tree.inet_sockets
     sockets = [replace(first, source=Address(host, 1)) for host in ("10.0.0.2", "10.0.0.1", "10.0.0.2")]
-    assert addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
+    assert needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_only_what_can_be_written_is_copied(tree: ImageTree) -> None:
-    now: dict[str, FileNow | None] = {required_path(file): there() for file in paths(tree)}
-    before = copied_bytes(tree, now)
-    (file, *_) = (one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and required_path(one))
+    now: dict[str, FileState | None] = {needed_path(file): there() for file in needed_files(tree)}
+    before = writable_bytes(tree, now)
+    (file, *_) = (one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and needed_path(one))
     alone = [one for one in tree.files if not (isinstance(one, RegularFile) and one.path == file.path)]
     for flags, more in ((os.O_RDONLY, 0), (os.O_RDWR, SIZE), (os.O_WRONLY | os.O_APPEND, SIZE)):
-        assert copied_bytes(replace(tree, files=(*alone, replace(file, flags=flags))), now) == before + more
+        assert writable_bytes(replace(tree, files=(*alone, replace(file, flags=flags))), now) == before + more
     assert before > 0
 
 
 def test_a_tree_of_this_host_can_be_rehearsed(tree: ImageTree) -> None:
-    assert list(unrehearsable(tree, needs_terminal=False)) == []
+    assert list(find_rehearsal_blockers(tree, needs_terminal=False)) == []
 
 
 @pytest.mark.parametrize("kind", ["mnt", "pid", "user"])
@@ -67,7 +74,7 @@ def test_namespaces_of_its_own(tree: ImageTree, kind: str) -> None:
     ids = tree.inventory.root_ids
     spaces = replace(ids.namespaces, **{kind: getattr(ids.namespaces, kind) + 1})
     other = replace(tree, inventory=replace(tree.inventory, root_ids=replace(ids, namespaces=spaces)))
-    (found,) = unrehearsable(other, needs_terminal=False)
+    (found,) = find_rehearsal_blockers(other, needs_terminal=False)
     assert found.key == "namespace-rehearsed"
     assert f" {kind} namespace" in found.what
 
@@ -76,7 +83,7 @@ def test_a_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
     def bound(interface: str) -> list[str]:
         (first, *_) = (file for file in tree.files if isinstance(file, InetSocket))
         other = replace(tree, files=(replace(first, interface=interface),))
-        return [found.what for found in unrehearsable(other, needs_terminal=False)]
+        return [found.what for found in find_rehearsal_blockers(other, needs_terminal=False)]
 
     assert bound("") == bound("lo") == []
     (said,) = bound("eth7")
@@ -84,7 +91,7 @@ def test_a_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
 
 
 def test_a_terminal(tree: ImageTree) -> None:
-    (found,) = unrehearsable(tree, needs_terminal=True)
+    (found,) = find_rehearsal_blockers(tree, needs_terminal=True)
     assert found.key == "terminal-rehearsed"
 
 
@@ -92,12 +99,12 @@ def test_cut_back_here_is_not_cut_back_there() -> None:
     """What a restore would say of it does not hold in a rehearsal; other warnings do."""
     said = cause("file-rewound").told(path="/a", size=1, now=2), cause("file-written").told(path="/b")
     verdict = Verdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
-    kept, told = cuts_told(verdict)
+    kept, told = rehearsal_warnings(verdict)
     assert kept == said[1]
     assert told.key == "file-cut-rehearsed"
     assert "/a" in told.what
 
 
-def there() -> FileNow:
+def there() -> FileState:
     then = datetime(2026, 1, 2, tzinfo=UTC)
-    return FileNow(SIZE, 0o100644, then, then, "")
+    return FileState(SIZE, 0o100644, then, then, "")

@@ -72,7 +72,7 @@ def usual_ms(load: Load) -> float:
     return _ONCE_MS + sum(cost * amount for cost, amount in zip(_EACH_MS, load, strict=True))
 
 
-def speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -> DumpSpeed:
+def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -> DumpSpeed:
     """From a trial dump of such a tree: how long its memory took, all of its freeze, and all."""
     return DumpSpeed(
         byte_ms=memory_ms / load.memory,
@@ -81,7 +81,7 @@ def speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -> Dum
     )
 
 
-def predicted(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
+def predict_cost(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
     """What a dump of such a tree costs at these speeds; `sampled` bytes of it were stored on trial."""
     frozen_ms = dump.byte_ms * tree.memory + dump.slowness * usual_ms(tree)
     files = images.files + images.process_files * tree.processes + tree.threads

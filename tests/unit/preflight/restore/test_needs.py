@@ -14,12 +14,22 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.needs import Disk, Here, HugePages, Need, lacking, needed_features, needs, tasks, warnings
+from crckpt.preflight.restore.needs import (
+    DiskSpace,
+    HostResources,
+    HugePages,
+    Need,
+    count_tasks,
+    find_blockers,
+    find_warnings,
+    kernel_needs,
+    needed_features,
+)
 
 IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
 MEBIBYTE = 1 << 20
-HERE = Here(
+HERE = HostResources(
     arch="x86_64",
     cpu_features=frozenset({"avx2", "sse2", "pti"}),
     missing=(),
@@ -27,14 +37,16 @@ HERE = Here(
     tasks=None,
     memory=40 * MEBIBYTE,
     free_memory=40 * MEBIBYTE,
-    disks=(Disk("/srv", 40 * MEBIBYTE, 40 * MEBIBYTE),),
+    disks=(DiskSpace("/srv", 40 * MEBIBYTE, 40 * MEBIBYTE),),
     huge_pages=(),
 )
 
 
-def told(tree: ImageTree, here: Here, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000) -> str:
+def told(
+    tree: ImageTree, here: HostResources, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000
+) -> str:
     """The only thing that is lacking; empty if nothing is."""
-    found = list(lacking(tree, recorded, largest, here))
+    found = list(find_blockers(tree, recorded, largest, here))
     assert len(found) <= 1
     assert "?" not in "".join(map(str, found))
     return "".join(f"{finding.key}: {finding}" for finding in found)
@@ -58,7 +70,7 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
 
 def test_where_nothing_lacks(tree: ImageTree) -> None:
     assert told(tree, HERE) == ""
-    assert list(warnings(HERE)) == []
+    assert list(find_warnings(HERE)) == []
 
 
 def test_instructions_that_this_cpu_lacks_are_named(tree: ImageTree) -> None:
@@ -92,7 +104,7 @@ def test_a_number_above_the_limit(tree: ImageTree) -> None:
 
 
 def test_tasks_that_the_group_does_not_let_in(tree: ImageTree) -> None:
-    count = tasks(tree)
+    count = count_tasks(tree)
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
     said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
@@ -103,7 +115,7 @@ def test_memory_and_space_with_their_numbers(tree: ImageTree) -> None:
     said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
     assert said.startswith("tree-memory: the tree takes 40 MiB of memory, and 39 MiB are free: ")
     assert "and 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
-    said = told(tree, replace(HERE, disks=(*HERE.disks, Disk("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
+    said = told(tree, replace(HERE, disks=(*HERE.disks, DiskSpace("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
     assert said.startswith(
         "restore-space: a restore writes 3.0 MiB to the file system of /run/x, and it has 0.5 MiB free"
     )
@@ -135,17 +147,17 @@ def test_huge_pages_that_are_not_set_aside(tree: ImageTree) -> None:
 def test_what_the_kernel_cannot_do_is_told(tree: ImageTree, need: Need) -> None:
     here = replace(HERE, missing=(need,))
     assert told(tree, here).startswith(f"{need.key}: ")
-    assert list(warnings(here)) == []
+    assert list(find_warnings(here)) == []
 
 
 def test_clocks_that_jump_are_no_obstacle(tree: ImageTree) -> None:
     here = replace(HERE, missing=(Need("clocks-jump"),))
     assert told(tree, here) == ""
-    assert [finding.key for finding in warnings(here)] == ["clocks-jump"]
+    assert [finding.key for finding in find_warnings(here)] == ["clocks-jump"]
 
 
 def asked(tree: ImageTree, *, names: frozenset[str] = frozenset(), keeps: bool = False) -> set[str]:
-    found = needs(tree, names, keeps_connections=keeps)
+    found = kernel_needs(tree, names, keeps_connections=keeps)
     assert len(found) == len(set(found))
     return {need.key for need in found}
 
@@ -174,6 +186,8 @@ def test_a_profile_needs_its_module(tree: ImageTree) -> None:
     confined = of_core(tree, security_profile="usr.sbin.mysqld")
     assert asked(confined) == asked(tree), "the images say that there was no module"
     with_module = replace(confined, inventory=replace(tree.inventory, lsm=2))
-    (need,) = set(needs(with_module, (), keeps_connections=False)) - set(needs(tree, (), keeps_connections=False))
+    (need,) = set(kernel_needs(with_module, (), keeps_connections=False)) - set(
+        kernel_needs(tree, (), keeps_connections=False)
+    )
     assert (need.key, need.name) == ("security-module", "apparmor")
     assert asked(replace(tree, inventory=replace(tree.inventory, lsm=2))) == asked(tree), "nobody was confined"

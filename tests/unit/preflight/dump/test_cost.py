@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.preflight.cost import CommitSpeed, DumpSpeed, ImageFiles, Load, predicted, speed, usual_ms
+from crckpt.preflight.dump.cost import CommitSpeed, DumpSpeed, ImageFiles, Load, dump_speed, predict_cost, usual_ms
 
 IMAGES = ImageFiles(files=10, process_files=5, process_bytes=10_000)
 COMMIT = CommitSpeed(20.0, 500, 0.25, 40, 2e-6, 0.25)
@@ -13,7 +13,7 @@ TREE = Load(memory=100_000_000, maps=1000, descriptors=100, threads=30, processe
 
 def test_what_a_tree_takes_grows_with_all_that_it_has() -> None:
     dump = DumpSpeed(byte_ms=1e-6, slowness=2.0, around_ms=40.0)
-    found = predicted(TREE, dump, IMAGES, COMMIT, 4096)
+    found = predict_cost(TREE, dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(100 + 2 * usual_ms(TREE))
     assert found.dump_ms == pytest.approx(found.frozen_ms + 40)
     assert found.raw_bytes == 100_000_000 + 20 * 10_000
@@ -22,17 +22,17 @@ def test_what_a_tree_takes_grows_with_all_that_it_has() -> None:
     assert found.stored_bytes == 500 + 40 * files + 25_000_000
     assert found.sampled_bytes == 4096
     for more in (TREE._replace(**{name: 2 * amount}) for name, amount in TREE._asdict().items()):
-        assert predicted(more, dump, IMAGES, COMMIT, 4096).frozen_ms > found.frozen_ms
+        assert predict_cost(more, dump, IMAGES, COMMIT, 4096).frozen_ms > found.frozen_ms
 
 
 def test_a_tree_like_that_of_the_trial_takes_what_the_trial_took() -> None:
-    dump = speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
-    found = predicted(TREE, dump, IMAGES, COMMIT, 4096)
+    dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
+    found = predict_cost(TREE, dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(400)
     assert found.dump_ms == pytest.approx(450)
 
 
 def test_memory_and_the_rest_are_told_apart() -> None:
-    dump = speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
-    found = predicted(TREE._replace(memory=TREE.memory / 3), dump, IMAGES, COMMIT, 4096)
+    dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
+    found = predict_cost(TREE._replace(memory=TREE.memory / 3), dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(300)

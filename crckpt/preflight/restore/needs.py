@@ -1,7 +1,7 @@
-"""What a tree needs of a host beside its files and numbers: its CPU, its kernel, room. Pure.
+"""Check what a tree needs of a host besides its files and ids: CPU, kernel, CRIU, memory, disk space.
 
-Control groups are not among it: a dump leaves them out (`--manage-cgroups=ignore`), and a restored tree is in those of
-the command that restores it, whose limits count.
+Control groups are not among it: a dump leaves them out (`--manage-cgroups=ignore`). A restored tree is in the groups of
+the command that restores it, whose limits apply.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree, Thread
+from crckpt.model import release
 
 _MODULES = {1: "selinux", 2: "apparmor"}
 """Of `Inventory.lsm` (images/inventory.proto)."""
@@ -33,21 +34,25 @@ _INSTRUCTIONS = (
     "raoint rdpid rdrand rdseed rdtscp rtm serialize sha512 sha_ni sm3 sm4 sse sse2 sse4_1 sse4_2 sse4a ssse3 "
     "syscall tbm vaes vpclmulqdq waitpkg xgetbv1 xop xsave xsavec xsaveopt"
 )
-"""Words of /proc/cpuinfo for what programs may use, and choose by when they start. The others are of the kernel, and
-come and go with its version and its options. Source: arch/x86/include/asm/cpufeatures.h.
+"""Flags of /proc/cpuinfo for features that programs may use and look for when they start.
+
+All other flags are the kernel's, and change with its version and options. Source: arch/x86/include/asm/cpufeatures.h.
 """
+
+HARMLESS = ("clocks-jump",)
+"""Needs without which a tree runs on, and notices."""
 
 
 class Need(Struct, frozen=True):
-    """Something that the kernel must do for this tree. `key` is the cause that is told where it does not."""
+    """Something that the kernel must do for this tree. `key` is the cause to report if it does not."""
 
     key: str
     name: str = ""
     number: int = 0
 
 
-class Disk(Struct, frozen=True):
-    """A file system to which a restore writes: bytes that are needed and free; `directory` lies on it."""
+class DiskSpace(Struct, frozen=True):
+    """A file system to which a restore writes: bytes that are needed and free. `directory` lies on it."""
 
     directory: str
     needed: int
@@ -55,17 +60,17 @@ class Disk(Struct, frozen=True):
 
 
 class HugePages(Struct, frozen=True):
-    """Huge pages of so many bytes each, that a tree takes of those set aside, and that are free."""
+    """Reserved huge pages of `size` bytes: how many the tree needs, and how many are free."""
 
     size: int
     needed: int
     free: int
 
 
-class Here(Struct, frozen=True):
-    """What this host has. `missing` are the needs that it does not meet, `memory` and `free_memory` bytes.
+class HostResources(Struct, frozen=True):
+    """What this host has. `missing`: the needs that it does not meet.
 
-    `memory` is what the tree will take; `tasks` is None where no control group limits them.
+    `memory`: the bytes that the tree needs. `tasks` is None if no control group limits them.
     """
 
     arch: str
@@ -75,22 +80,22 @@ class Here(Struct, frozen=True):
     tasks: TasksLeft | None
     memory: int
     free_memory: int
-    disks: tuple[Disk, ...]
+    disks: tuple[DiskSpace, ...]
     huge_pages: tuple[HugePages, ...]
 
 
-def needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:
-    """What these images, whose files have these `names`, ask of a kernel."""
-    return tuple(dict.fromkeys(_needs(tree, frozenset(names), keeps_connections=keeps_connections)))
+def kernel_needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:
+    """Return what the images need of a kernel. `names`: the names of the image files."""
+    return tuple(dict.fromkeys(_kernel_needs(tree, frozenset(names), keeps_connections=keeps_connections)))
 
 
-def tasks(tree: ImageTree) -> int:
-    """How many tasks the tree has."""
+def count_tasks(tree: ImageTree) -> int:
+    """Return how many tasks the tree has."""
     return sum(len(process.threads) for process in tree.processes)
 
 
-def huge_pages(tree: ImageTree) -> dict[int, int]:
-    """How many huge pages the tree takes of those set aside, by their size in bytes; each process its own."""
+def count_huge_pages(tree: ImageTree) -> dict[int, int]:
+    """Return how many reserved huge pages the tree needs, by their size in bytes. Processes do not share them."""
     found: Counter[int] = Counter()
     for vma in _vmas(tree):
         if vma.huge_page:
@@ -98,40 +103,41 @@ def huge_pages(tree: ImageTree) -> dict[int, int]:
     return dict(found)
 
 
-def lacking(tree: ImageTree, recorded: Iterable[str], largest: int, here: Here) -> Iterator[Finding]:
-    """What this host lacks. `recorded` are features of the CPU of the dump, `largest` is the tree's highest number."""
-    strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != here.arch), None)
+def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: HostResources) -> Iterator[Finding]:
+    """Find what this host lacks. `recorded`: the CPU features at the dump. `largest`: the tree's highest id."""
+    strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != host.arch), None)
     if strange is not None:
-        yield cause("images-arch").told(machine=f"{strange}, and this machine is {here.arch}")
+        yield cause("images-arch").told(machine=f"{strange}, and this machine is {host.arch}")
         return
-    features = needed_features(tree, recorded) - here.cpu_features
-    if features and here.cpu_features:
+    features = needed_features(tree, recorded) - host.cpu_features
+    if features and host.cpu_features:
         yield cause("cpu").told(features=", ".join(sorted(features)))
-    if largest >= here.pid_limit:
+    if largest >= host.pid_limit:
         yield cause("pid-limit").told(number=f"process number {largest}")
-    yield from (cause(need.key).told(name=need.name) for need in here.missing if need.key not in HARMLESS)
-    yield from _shortages(tree, here)
+    yield from (cause(need.key).told(name=need.name) for need in host.missing if need.key not in HARMLESS)
+    yield from _find_shortages(tree, host)
 
 
-def warnings(here: Here) -> Iterator[Finding]:
-    """What a restore does without, and should be said."""
-    yield from (cause(need.key).told(name=need.name) for need in here.missing if need.key in HARMLESS)
+def find_warnings(host: HostResources) -> Iterator[Finding]:
+    """Find missing needs without which the tree runs on."""
+    yield from (cause(need.key).told(name=need.name) for need in host.missing if need.key in HARMLESS)
 
 
-HARMLESS = ("clocks-jump",)
-"""Needs without which a tree runs on, and notices."""
+def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
+    """Find that this CRIU is of an older release than the one that dumped. Nothing if either is not known."""
+    made, ours = release(recorded), release(version)
+    # The images change from release to release: CRIU before 4.2 finds no page in images of 4.2.
+    if made and ours and ours < made:
+        yield cause("older-criu").told(recorded=recorded, version=version)
 
 
 def needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
-    """Features of the CPU without which a program of this tree may die.
-
-    What it uses is not known: it may use all that its CPU had.
-    """
+    """Return the CPU features without which a program of this tree may die: it may use all that its CPU had."""
     shadowed = any(vma.status & SHADOW_STACK for vma in _vmas(tree))
     return frozenset(_INSTRUCTIONS.split()) & frozenset(recorded) | ({"user_shstk"} if shadowed else set())
 
 
-def _needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: bool) -> Iterator[Need]:
+def _kernel_needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: bool) -> Iterator[Need]:
     if any(found.family == socket.AF_INET6 for found in tree.inet_sockets):
         yield Need("no-address-family", "IPv6", socket.AF_INET6)
     if any(isinstance(file, PacketSocket) for file in tree.files):
@@ -151,18 +157,18 @@ def _needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: bool) -
         yield Need("clocks-jump")
 
 
-def _shortages(tree: ImageTree, here: Here) -> Iterator[Finding]:
-    if here.tasks is not None and tasks(tree) > here.tasks.left:
-        yield cause("tasks-limit").told(group=here.tasks.group, left=max(0, here.tasks.left), needed=tasks(tree))
-    if here.memory > here.free_memory:
-        yield cause("tree-memory").told(needed=mebibytes(here.memory), free=mebibytes(max(0, here.free_memory)))
-    for pages in here.huge_pages:
+def _find_shortages(tree: ImageTree, host: HostResources) -> Iterator[Finding]:
+    if host.tasks is not None and count_tasks(tree) > host.tasks.left:
+        yield cause("tasks-limit").told(group=host.tasks.group, left=max(0, host.tasks.left), needed=count_tasks(tree))
+    if host.memory > host.free_memory:
+        yield cause("tree-memory").told(needed=mebibytes(host.memory), free=mebibytes(max(0, host.free_memory)))
+    for pages in host.huge_pages:
         if pages.needed > pages.free:
             directory = f"/sys/kernel/mm/hugepages/hugepages-{pages.size >> 10}kB"
             yield cause("huge-pages").told(
                 needed=pages.needed, size=mebibytes(pages.size), free=max(0, pages.free), directory=directory
             )
-    for disk in here.disks:
+    for disk in host.disks:
         if disk.needed > disk.free:
             yield cause("restore-space").told(
                 needed=mebibytes(disk.needed), free=mebibytes(disk.free), directory=disk.directory

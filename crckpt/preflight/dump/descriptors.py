@@ -1,0 +1,96 @@
+"""Check the open descriptors of a tree before a dump: anonymous inodes, devices, namespaces, BPF maps."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.proc import Descriptor
+from crckpt.preflight.dump.files import is_deleted_file
+from crckpt.preflight.dump.namespaces import known_namespaces, shares_namespace
+
+_ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
+_TUN = (10, 200)
+_AUTOFS = (10, 235)
+_MEMORY_DEVICES = 1
+_TERMINALS = (188, 204, *range(128, 144))
+"""Major numbers of which every device is a terminal. Source: criu/tty.c, get_tty_driver."""
+_CONSOLES = {5: range(3), 4: range(1, 64)}
+"""Major numbers of which only these minor numbers are terminals. Source: criu/tty.c, get_tty_driver."""
+_OF_PLUGINS = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
+"""Devices that CRIU saves if it has their plugin."""
+_BPF_MAP = re.compile(r"^map_type:\t(\d+)$", re.MULTILINE)
+_BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
+"""A hash or an array: enum bpf_map_type, linux/bpf.h."""
+_NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|time|user|uts):\[(\d+)\]")
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find descriptors that CRIU cannot save."""
+    for descriptor in observed.descriptors:
+        yield from _find_unsaved(descriptor, observed)
+
+
+def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
+    """Find descriptors that a restore does not bring back as they were."""
+    for descriptor in observed.descriptors:
+        values = {"pid": descriptor.pid, "fd": descriptor.fd, "path": descriptor.target}
+        if not stop and is_deleted_file(descriptor) and descriptor.links:
+            yield cause("link-remap").told(**values)
+        if "eventfd-semaphore: 1" in descriptor.info:
+            yield cause("eventfd-semaphore").told(**values)
+        if descriptor.target == "anon_inode:bpf-map":
+            yield cause("bpf-map-support").told(**values)
+
+
+def find_unread(observed: Observed) -> Iterator[Finding]:
+    """Find descriptors with unread data that CRIU does not save."""
+    for unread in observed.unread:
+        yield cause("unread").told(pid=unread.pid, fd=unread.fd, kind=unread.what)
+
+
+def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
+    """Find what CRIU refuses. Source: criu/files.c, dump_one_file."""
+    kind, _, name = descriptor.target.partition(":")
+    if descriptor.target == "anon_inode:[io_uring]":
+        yield cause("io-uring").told()
+    elif descriptor.target == "anon_inode:[pidfd]":
+        yield from _find_unsaved_pidfd(descriptor, observed.strangers)
+    elif descriptor.target == "anon_inode:bpf-map" and not _BPF_MAP_SAVED.search(descriptor.info):
+        map_type = _BPF_MAP.search(descriptor.info)
+        yield cause("bpf-map").told(**({"type": map_type[1]} if map_type else {}))
+    elif kind == "anon_inode" and name.strip("[]") not in _ANONYMOUS:
+        yield cause("device").told(fd=descriptor.fd, what=f"anon {descriptor.target}")
+    elif stat.S_ISFIFO(descriptor.mode) and descriptor.flags & os.O_DIRECT:
+        # CRIU saves a named pipe in packet mode, but cannot open it so again.
+        yield cause("packet-pipe").told()
+    elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in known_namespaces(observed):
+        yield cause("namespace-outside").told(inode=inode[1])
+    elif stat.S_ISCHR(descriptor.mode):
+        yield from _find_unsaved_device(descriptor, observed)
+    elif stat.S_ISBLK(descriptor.mode):
+        yield cause("device").told(fd=descriptor.fd, what=f"unknown {descriptor.target}")
+
+
+def _find_unsaved_pidfd(descriptor: Descriptor, strangers: Iterable[int]) -> Iterator[Finding]:
+    if descriptor.flags & os.O_EXCL:  # PIDFD_THREAD, linux/pidfd.h
+        yield cause("pidfd-thread").told()
+    for pid in strangers:
+        if f"\nPid:\t{pid}\n" in descriptor.info:
+            yield cause("pidfd-outside").told(pid=pid)
+
+
+def _find_unsaved_device(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
+    number = os.major(descriptor.device), os.minor(descriptor.device)
+    major, minor = number
+    is_terminal = major in _TERMINALS or minor in _CONSOLES.get(major, ())
+    is_saved = major == _MEMORY_DEVICES or number == _AUTOFS or is_terminal or descriptor.target.startswith(_OF_PLUGINS)
+    if number == _TUN:
+        if shares_namespace(observed, "net"):
+            yield cause("tun").told()
+    elif not is_saved:
+        yield cause("device").told(fd=descriptor.fd, what=f"chr {major}:{minor}")

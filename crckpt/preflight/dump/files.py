@@ -1,0 +1,59 @@
+"""Check the files of a tree before a dump: unreachable paths, lost watches, deleted files, shared locks."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.proc import Descriptor
+
+_NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
+"""How the paths of deleted maps begin that are memory, not files."""
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find files and watches that CRIU cannot find again by their path."""
+    for file in observed.out_of_reach:
+        if file.why == "mount":
+            yield cause("mount-lookup").told(path=file.path, fd=file.fd)
+        else:
+            yield cause("file-hidden").told(path=file.path)
+    for epoll in observed.escaped:
+        yield cause("epoll-closed").told(pid=epoll.pid)
+    if observed.lost_watches:
+        yield cause("watch").told()
+
+
+def find_warnings(observed: Observed) -> Iterator[Finding]:
+    """Find locks that a process outside the tree holds too."""
+    for lock in observed.shared_locks:
+        yield cause("lock-shared").told(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
+
+
+def ghost_files(observed: Observed) -> frozenset[tuple[str, int]]:
+    """Return (path, bytes) of the files in use that have no name any more: CRIU copies them into its images."""
+    return frozenset((path, size) for path, size, links in deleted_files(observed) if not links)
+
+
+def deleted_bytes(observed: Observed, is_in_memory: Callable[[str], bool]) -> int:
+    """Return how many bytes of deleted open files CRIU copies from disks. Mapped ones in memory count as memory."""
+    mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
+    opened = (found for found in observed.descriptors if is_deleted_file(found) and not found.links)
+    return sum(size for _, size in {(found.target, found.allocated) for found in opened if found.target not in mapped})
+
+
+def deleted_files(observed: Observed) -> Iterator[tuple[str, int, int]]:
+    """Return (path, bytes, links) of deleted files that the tree has open or mapped."""
+    yield from ((found.target, found.most, found.links) for found in observed.descriptors if is_deleted_file(found))
+    yield from (found for found in observed.deleted_maps if not found[0].startswith(_NO_FILES))
+
+
+def is_deleted_file(descriptor: Descriptor) -> bool:
+    """Return whether the descriptor is of a regular file that lost the name by which it was opened."""
+    return (
+        descriptor.target.endswith(" (deleted)")
+        and stat.S_ISREG(descriptor.mode)
+        and not descriptor.target.startswith("/memfd:")
+    )

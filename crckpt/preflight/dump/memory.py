@@ -1,0 +1,40 @@
+"""Check the memory maps of a tree before a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.proc.maps import Mapping
+from crckpt.preflight.dump.namespaces import shares_namespace
+
+_UNKNOWN = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
+"""Keys of causes by the path of the map."""
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find maps that CRIU cannot save."""
+    for mapping in observed.mappings:
+        yield from _find_unsaved(mapping, observed)
+
+
+def find_warnings(observed: Observed) -> Iterator[Finding]:
+    """Find sealed memory, the first map of each process: a restore brings it back without the seal."""
+    sealed = {mapping.pid: mapping for mapping in reversed(observed.mappings) if mapping.kind == "sealed"}
+    for pid, mapping in sorted(sealed.items()):
+        yield cause("sealed").told(pid=pid, start=f"{mapping.start:x}")
+
+
+def _find_unsaved(mapping: Mapping, observed: Observed) -> Iterator[Finding]:
+    """Find what CRIU refuses. Source: criu/proc_parse.c, handle_vma and vma_get_mapfile."""
+    if mapping.kind == "device":
+        yield cause("device-map").told(pid=mapping.pid, address=f"{mapping.start:x}")
+    elif mapping.kind == "uprobes":
+        yield cause("uprobes").told(pid=mapping.pid)
+    elif mapping.kind == "sysv":
+        if shares_namespace(observed, "ipc"):
+            yield cause("sysv-shm").told()
+    elif mapping.kind == "unknown":
+        key = _UNKNOWN.get(mapping.path.removesuffix(" (deleted)"))
+        yield cause(key).told() if key else cause("unknown-mapping").told(path=mapping.path)

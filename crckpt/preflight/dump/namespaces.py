@@ -1,0 +1,62 @@
+"""Check the namespaces of a tree before a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.proc import Process
+
+_NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find containers and namespaces that CRIU cannot save, or that crckpt must not enter."""
+    root = observed.tree.root
+    if root.ns_pids[-1] == 1:
+        yield cause("container").told(pid=root.pid, comm=root.comm)
+    for namespace in observed.foreign_namespaces:
+        key = "other-user-namespace" if namespace.kind == "user" else "namespace-owner"
+        yield cause(key).told(pid=namespace.pid, comm=namespace.comm, kind=namespace.kind)
+    for process in observed.tree.processes:
+        yield from _find_nested(process, observed)
+
+
+def find_warnings(observed: Observed) -> Iterator[Finding]:
+    """Find a mount namespace that a restore here cannot rebuild."""
+    if namespaces_to_enter(observed) == ("mnt",):
+        yield cause("mount-namespace").told(pid=observed.tree.root.pid, comm=observed.tree.root.comm)
+
+
+def namespaces_to_enter(observed: Observed) -> tuple[str, ...]:
+    """Return the kinds of namespaces in which CRIU must run."""
+    root = dict(observed.tree.root.namespaces)
+    return tuple(kind for kind, own in observed.own_namespaces if kind in ("pid", "mnt") and root.get(kind, own) != own)
+
+
+def shares_namespace(observed: Observed, kind: str) -> bool:
+    """Return whether the tree's root is in crckpt's own namespace of this kind."""
+    return dict(observed.tree.root.namespaces).get(kind) == dict(observed.own_namespaces).get(kind)
+
+
+def known_namespaces(observed: Observed) -> frozenset[int]:
+    """Return the inodes of all namespaces that CRIU can name: the tree's and its own."""
+    processes = (process.namespaces for process in observed.tree.processes)
+    return frozenset(inode for kinds in (observed.own_namespaces, *processes) for _, inode in kinds)
+
+
+def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:
+    """Find namespaces of a process that are not the root's. Source: criu/namespaces.c and criu/pstree.c."""
+    if process.state == "zombie":
+        return
+    root = dict(observed.tree.root.namespaces)
+    # CRIU saves these and does not make them again: it starts in the root's mount namespace and can make no other.
+    unmade = ("mnt", "net") if shares_namespace(observed, "net") else ("mnt",)
+    for kind, inode in process.namespaces:
+        if root.get(kind.removesuffix("_for_children"), inode) == inode:
+            continue
+        if kind in _NESTED_REFUSED:
+            yield cause("nested-namespace").told(pid=process.pid, kind=kind.removesuffix("_for_children"))
+        elif kind in unmade:
+            yield cause("nested-unmade").told(process=f"process {process.pid} ({process.comm})")

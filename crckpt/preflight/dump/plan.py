@@ -1,0 +1,103 @@
+"""Gather what prevents a dump, what the dump would lose, and the options that CRIU needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.model import Options
+from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes, sockets, tasks, terminals
+from crckpt.preflight.dump.options import OptionReason, pick_options, pick_tcp
+from crckpt.preflight.dump.tested_kinds import find_untested
+
+UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter"})
+"""Keys of blockers that --no-preflight does not lift: without them the tree could gain rights, or be lost."""
+
+
+class DumpPlan(Struct, frozen=True):
+    """What a dump would do. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree.
+
+    `enter`: the kinds of namespaces in which CRIU must run. `as_user`: the (uid, gid) that CRIU must have, with all our
+    capabilities.
+    """
+
+    options: Options
+    reasons: tuple[OptionReason, ...]
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    enter: tuple[str, ...]
+    as_user: tuple[int, int] | None
+    untested: tuple[Finding, ...] = ()
+
+
+def plan_dump(
+    observed: Observed,
+    tcp: Literal["keep", "close"] | None,
+    *,
+    stop: bool,
+    locks_by_nftables: bool,
+    names: dict[int, str],
+    skip_in_flight: bool = False,
+    restarts_calls: bool = True,
+) -> DumpPlan:
+    """Judge a tree.
+
+    `tcp`, `stop` and `skip_in_flight` are the user's choices. `names`: the names of the tracers, by PID.
+    `restarts_calls`: CRIU loads the preload library.
+    """
+    may_connect = sockets.may_connect(observed, tcp, locks_by_nftables=locks_by_nftables)
+    options, reasons = pick_options(
+        observed,
+        pick_tcp(tcp, may_connect=may_connect),
+        locks_by_nftables=locks_by_nftables,
+        skip_in_flight=skip_in_flight,
+    )
+    blockers = find_blockers(observed, tcp, names, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
+    untested = (
+        *(cause("untested-kind").told(kind=kind, where=where) for kind, where in find_untested(observed).items()),
+        *sockets.find_weaker(observed),
+    )
+    return DumpPlan(
+        options=options,
+        reasons=reasons,
+        blockers=tuple(dict.fromkeys(blockers)),
+        warnings=(
+            *_find_warnings(observed, stop=stop),
+            *(sockets.find_skipped(observed) if skip_in_flight else ()),
+            *tasks.find_interrupted_calls(observed, restarts_calls=restarts_calls),
+            *untested,
+        ),
+        enter=namespaces.namespaces_to_enter(observed),
+        as_user=tasks.user_to_run_as(observed),
+        untested=untested,
+    )
+
+
+def find_blockers(
+    observed: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool, skip_in_flight: bool = False
+) -> Iterator[Finding]:
+    """Find everything that prevents a dump. Some findings come twice."""
+    yield from namespaces.find_blockers(observed)
+    yield from tasks.find_blockers(observed, names)
+    yield from descriptors.find_blockers(observed)
+    yield from pipes.find_blockers(observed)
+    yield from memory.find_blockers(observed)
+    yield from files.find_blockers(observed)
+    yield from sockets.find_blockers(observed)
+    yield from terminals.find_blockers(observed)
+    yield from sockets.find_connection_blockers(
+        observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight
+    )
+
+
+def _find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
+    yield from pipes.find_warnings(observed)
+    yield from descriptors.find_warnings(observed, stop=stop)
+    yield from files.find_warnings(observed)
+    yield from memory.find_warnings(observed)
+    yield from descriptors.find_unread(observed)
+    yield from namespaces.find_warnings(observed)

@@ -1,0 +1,81 @@
+"""Check the sockets of a tree before a dump."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_PROTOCOLS = (
+    *(socket.IPPROTO_IP, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE),
+    *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
+)
+"""Of internet sockets that are not raw. Source: criu/sk-inet.c, can_dump_ipproto."""
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find sockets that CRIU cannot save."""
+    networks = {process.pid: dict(process.namespaces).get("net", 0) for process in observed.tree.processes}
+    for found in observed.sockets:
+        if found.family not in _FAMILIES:
+            yield cause("socket-family").told(number=found.family)
+        elif found.family in _INTERNET and found.kind != socket.SOCK_RAW and found.protocol not in _PROTOCOLS:
+            yield cause("protocol").told(number=found.protocol)
+        if found.corked:
+            yield cause("corked").told()
+        if found.has_bpf_filter:
+            yield cause("socket-program").told()
+        if found.unsavable_groups:
+            yield cause("netlink-groups").told()
+        if found.namespace and found.namespace != networks.get(found.pid, found.namespace):
+            yield cause("socket-namespace").told()
+    if observed.passing.messages:
+        yield cause("netlink-data").told()
+    for end in observed.outside_ends:
+        peer = f" to {end.name}" if end.name else ""
+        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{peer},")
+
+
+def find_connection_blockers(
+    observed: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
+) -> Iterator[Finding]:
+    """Find TCP connections for which the user must choose, or that cannot be kept."""
+    if observed.passing.queues and not skip_in_flight:
+        yield cause("tcp-in-flight").told()
+    if tcp is None:
+        for link in observed.connections:
+            yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
+    if tcp == "keep":
+        for found in observed.sockets:
+            if found.layer:
+                yield cause("tcp-layer").told(pid=found.pid, fd=found.fd, layer=found.layer)
+    if tcp == "keep" and observed.connections and not locks_by_nftables:
+        yield cause("network-lock").told()
+
+
+def find_weaker(observed: Observed) -> Iterator[Finding]:
+    """Find sockets for which a restore is refused without --allow-weaker."""
+    comms = {process.pid: process.comm for process in observed.tree.processes}
+    for found in observed.weak_sockets:
+        values: dict[str, object] = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?")}
+        if found.what == "keys":
+            yield cause("tcp-keys").told(**values)
+        else:
+            yield cause("peer-of-another").told(user=found.user, **values)
+
+
+def find_skipped(observed: Observed) -> Iterator[Finding]:
+    """Find listening sockets with connections that wait to be accepted: --skip-in-flight leaves them out."""
+    for pid, fd in sorted(observed.passing.queues):
+        yield cause("in-flight-skipped").told(pid=pid, fd=fd)
+
+
+def may_connect(observed: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:
+    """Return whether CRIU must know what to do with TCP connections: one may be made before the freeze."""
+    # To keep connections CRIU locks the network, which not every host can.
+    is_possible = locks_by_nftables and any(found.is_tcp for found in observed.sockets)
+    return bool(observed.connections) or tcp == "close" or is_possible

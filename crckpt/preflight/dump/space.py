@@ -1,0 +1,45 @@
+"""Check disk space and memory before a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause, mebibytes
+from crckpt.model import MEBIBYTE
+
+OWN_MEMORY: Final = 256 * MEBIBYTE
+"""The memory that crckpt itself takes."""
+
+_NEW_SHARE: Final = 8
+"""The packs that a dump adds take at least an eighth of the images, unless the store has most of their pages."""
+
+
+class FreeSpace(Struct, frozen=True):
+    """Free bytes on the disk of `directory`, where the images go, and in memory.
+
+    `in_memory`: `directory` is in memory. `beside`: the packs go to the same disk. `read_only`: the path, of store and
+    staging, that cannot be written; empty if both can.
+    """
+
+    directory: str
+    disk: int
+    memory: int
+    in_memory: bool
+    beside: bool
+    read_only: str = ""
+
+
+def find_shortages(images: int, space: FreeSpace) -> Iterator[Finding]:
+    """Find what does not fit, for images of about `images` bytes."""
+    if space.read_only:
+        yield cause("store-read-only").told(directory=space.read_only)
+        return
+    on_disk = images + (images // _NEW_SHARE if space.beside else 0)
+    if on_disk > space.disk:
+        yield cause("disk").told(needed=mebibytes(on_disk), free=mebibytes(space.disk), directory=space.directory)
+    memory = OWN_MEMORY + (on_disk if space.in_memory else 0)
+    if memory > space.memory:
+        yield cause("memory").told(needed=mebibytes(memory), free=mebibytes(space.memory), directory=space.directory)

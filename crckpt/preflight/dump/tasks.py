@@ -1,0 +1,99 @@
+"""Check the processes and threads of a tree before a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.observe.waits import RESTARTED
+from crckpt.host.proc import Process
+
+_CAP_SYS_RESOURCE = 24  # linux/capability.h
+
+
+def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> Finding | None:
+    """Return why this process cannot be the root of a dumped tree; None if it can."""
+    if process is None:
+        return cause("gone").told(pid=pid)
+    values = {"pid": pid, "comm": process.comm, "ppid": process.ppid}
+    refusals = {
+        "init": pid == 1,
+        "kernel-thread": process.is_kernel_thread,
+        "ourselves": pid == own_pid,
+        "ancestor": pid in own_ancestors,
+        "zombie": process.state == "zombie",
+    }
+    return next((cause(key).told(**values) for key, applies in refusals.items() if applies), None)
+
+
+def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
+    """Find tasks that CRIU cannot freeze or save. `names`: the names of the tracers, by PID."""
+    processes = {process.pid: process for process in observed.tree.processes}
+    for process in observed.tree.processes:
+        yield from _find_unfreezable(process, observed, names)
+    for thread in observed.traced_threads:
+        yield _traced(processes[thread.pid], thread.tracer, observed, names)
+    yield from _find_unreadable_limits(observed)
+    for pid, parent in sorted(observed.passing.shared):
+        # A parent that waits in vfork cannot be frozen.
+        waits = parent in observed.passing.waiting
+        yield cause("freeze-timeout").told() if waits else cause("memory-in-common").told(pid=pid)
+
+
+def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Iterator[Finding]:
+    """Find system calls that return EINTR although no signal handler runs.
+
+    With `restarts_calls` these are only the calls that the kernel alone could restart.
+    """
+    for wait in observed.waits:
+        if wait.call == RESTARTED:
+            yield cause("call-interrupted-again").told(pid=wait.pid, tid=wait.tid)
+        elif not restarts_calls:
+            yield cause("call-interrupted").told(pid=wait.pid, tid=wait.tid, call=wait.call)
+
+
+def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
+    """Return the (uid, gid) that CRIU needs to read the tree's resource limits; None if it needs no other.
+
+    prlimit(2): the caller needs CAP_SYS_RESOURCE or the same user.
+    """
+    users = {_user(process) for process in observed.tree.processes if process.state != "zombie"}
+    if _CAP_SYS_RESOURCE in observed.own_capabilities or len(users) != 1:
+        return None
+    user = users.pop()
+    return None if user in (None, (0, 0)) else user
+
+
+def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
+    if process.tracer:
+        yield _traced(process, process.tracer, observed, names)
+    if process.state == "zombie" and len(process.threads) > 1:
+        yield cause("thread-leader-gone").told()
+    if process.trapped:
+        yield cause("breakpoint").told(tid=process.pid)
+    for group in (group for pid, group in observed.frozen if pid == process.pid):
+        yield cause("frozen-group").told(pid=process.pid, group=group.group, thaw=group.thaw)
+
+
+def _traced(process: Process, tracer: int, observed: Observed, names: dict[int, str]) -> Finding:
+    name = names.get(tracer, "?")
+    # Do not advise to end the root: that would end what is to be saved.
+    key = "being-dumped" if name == "criu" else "traced-by-root" if tracer == observed.tree.root.pid else "traced"
+    return cause(key).told(pid=process.pid, comm=process.comm, tracer=tracer, tracer_comm=name)
+
+
+def _find_unreadable_limits(observed: Observed) -> Iterator[Finding]:
+    if _CAP_SYS_RESOURCE in observed.own_capabilities or user_to_run_as(observed) is not None:
+        return
+    for process in observed.tree.processes:
+        if process.state != "zombie" and _user(process) != (0, 0):
+            yield cause("foreign-limits").told(pid=process.pid, comm=process.comm, uid=process.uids[0])
+            return
+
+
+def _user(process: Process) -> tuple[int, int] | None:
+    """Return the process's (uid, gid); None if real, effective and saved ones differ."""
+    if len(set(process.uids[:3])) > 1 or len(set(process.gids[:3])) > 1:
+        return None
+    return process.uids[0], process.gids[0]

@@ -1,0 +1,45 @@
+"""Check the terminals of a tree before a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.tree import Observed
+from crckpt.host.proc import Descriptor
+
+_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
+
+
+def find_blockers(observed: Observed) -> Iterator[Finding]:
+    """Find more than one pseudo terminal outside the tree: a restore can give it only one."""
+    if len({found.target for found in outside_terminals(observed) if found.target.startswith("/dev/pts/")}) > 1:
+        yield cause("terminal-outside").told()
+
+
+def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
+    """Return descriptors of terminals whose other side the tree does not hold."""
+    sessions = {process.pid: process.sid for process in observed.tree.processes}
+    inside = {
+        f"/dev/pts/{line.split()[1]}"
+        for descriptor in observed.descriptors
+        if descriptor.target in _MASTERS
+        for line in descriptor.info.splitlines()
+        if line.startswith("tty-index:")
+    }
+    return tuple(
+        descriptor
+        for descriptor in observed.descriptors
+        if descriptor.target not in _MASTERS
+        and (
+            _is_pty_outside(descriptor.target, inside)
+            if descriptor.target.startswith("/dev/pts/")
+            # CRIU opens a console by its name, and /dev/tty in its session: outside if its session is.
+            else descriptor.target.startswith(("/dev/tty", "/dev/console")) and sessions[descriptor.pid] not in sessions
+        )
+    )
+
+
+def _is_pty_outside(path: str, inside: Container[str]) -> bool:
+    # A deleted pty has no other side any more.
+    return not path.endswith(" (deleted)") and path not in inside

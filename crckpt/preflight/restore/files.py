@@ -1,0 +1,225 @@
+"""Check the files of a checkpoint before a restore."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.images.files import OpenFile
+from crckpt.images.mm import PROT_EXEC
+from crckpt.images.regular import LINKED, RegularFile
+from crckpt.images.special import Fifo, Terminal
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.host import FileState, HostState
+from crckpt.preflight.restore.planned import PlannedRestore
+
+if TYPE_CHECKING:
+    from crckpt.host.proc.writers import Writer
+
+_HARMLESS = ("file-written", "log-kept")
+_KINDS = {
+    stat.S_IFREG: "regular file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+}
+
+
+class Rewind(Struct, frozen=True):
+    """A file to cut back to the size in bytes that it had at the checkpoint."""
+
+    path: str
+    size: int
+
+
+class CheckedFiles(Struct, frozen=True):
+    """What the check of all files found."""
+
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    rewinds: tuple[Rewind, ...]
+
+
+def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
+    """Compare every file that the tree needs with the file of this host."""
+    uses = file_uses(planned.tree)
+    facts = _file_facts(planned.tree)
+    blockers: list[Finding] = []
+    warnings: list[Finding] = []
+    rewinds: list[Rewind] = []
+    for file in needed_files(planned.tree):
+        for finding, rewind in _check_file(planned, file, host, uses.get(file.id, "opened"), facts):
+            if rewind is not None:
+                rewinds.append(rewind)
+            (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
+    return CheckedFiles(tuple(blockers), tuple(warnings), tuple(rewinds))
+
+
+def changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, ...]:
+    """Return the paths of changed files that prevent a restore or would be cut back."""
+    facts = _file_facts(planned.tree)
+    return tuple(
+        needed_path(file)
+        for file in needed_files(planned.tree)
+        if any(found.key not in _HARMLESS for found, _ in _check_file(planned, file, host, "opened", facts))
+    )
+
+
+def needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
+    """Return the files that must be there, each path once. None for a tree that brings its own mount namespace."""
+    if tree.is_apart("mnt"):
+        return ()
+    needed: dict[str, RegularFile] = {}
+    for file in tree.regular_files:
+        path = needed_path(file)
+        if path and (path not in needed or needed[path].size is None):
+            needed[path] = file
+    return tuple(needed.values())
+
+
+def needed_path(file: RegularFile) -> str:
+    """Return the path at which CRIU will open the file; empty if nothing must be there."""
+    path = file.path if file.remap is None else file.remap.path if file.remap.kind == LINKED else ""
+    # These come back with the tree: its processes, and terminals whose master is in it.
+    is_restored = path.startswith(("/proc/", "/dev/pts/"))
+    return path if path.startswith("/") and not is_restored and not file.external else ""
+
+
+def file_uses(tree: ImageTree) -> dict[int, str]:
+    """Return which process uses each file, and how, by file id."""
+    uses: dict[int, str] = {}
+    tables: set[int] = set()
+    for process in tree.processes:
+        name = f"{process.comm}, PID {process.pid}"
+        # Processes that share a table of descriptors have the same ones.
+        own = () if id(process.descriptors) in tables else process.descriptors
+        tables.add(id(process.descriptors))
+        for descriptor in own:
+            for file_id in _ids(descriptor.file):
+                uses.setdefault(file_id, f"fd {descriptor.fd} of {name}")
+        for mapped in process.mapped:
+            uses.setdefault(mapped.id, f"mapped by {name}")
+        for place, what in ((process.exe, "program"), (process.cwd, "directory"), (process.root, "root directory")):
+            if place is not None:
+                uses.setdefault(place.id, f"{what} of {name}")
+    return uses
+
+
+def _ids(file: OpenFile) -> tuple[int, ...]:
+    """Return the file's id, and the id of the file with its path if that is another."""
+    behind = file.file_id if isinstance(file, Fifo | Terminal) else None
+    return (file.id,) if behind is None else (file.id, behind)
+
+
+class _FileFacts(Struct, frozen=True):
+    """What the tree as a whole says about its files: the paths of its programs, and the end of each log by path."""
+
+    programs: frozenset[str]
+    ends: dict[str, int]
+
+
+def _file_facts(tree: ImageTree) -> _FileFacts:
+    ends: dict[str, int] = {}
+    for file in tree.regular_files:
+        if file.is_append_only:
+            path = needed_path(file)
+            ends[path] = max(file.pos, ends.get(path, 0))
+    return _FileFacts(_programs(tree), ends)
+
+
+def _check_file(
+    planned: PlannedRestore, file: RegularFile, host: HostState, use: str, facts: _FileFacts
+) -> Iterator[tuple[Finding, Rewind | None]]:
+    path = needed_path(file)
+    now, package = host.files.get(path), host.packages.get(path)
+
+    def finding(key: str, **more: object) -> Finding:
+        since = _local_time(now.changed) if now else "?"
+        values = {"path": path, "use": use, "created": _local_time(planned.created), "since": since, **more}
+        return cause(key).told(**values)
+
+    # The time of a package has no fractions of a second.
+    if package is not None and package.since >= planned.created.replace(microsecond=0):
+        # All files of a package change together: the upgrade is the only finding, and none of them is cut back.
+        before = {"before": package.before} if package.before else {}
+        since = _local_time(package.since)
+        yield finding("file-upgraded", package=package.name, version=package.version, since=since, **before), None
+        return
+    if now is None:
+        yield finding("file-missing"), None
+        return
+    if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
+        yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
+        return
+    if file.mode is not None and file.mode != now.mode and file.remap is None:
+        yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
+    if not stat.S_ISREG(now.mode):
+        return
+    size = file.size if file.size is not None else _appended_size(planned, path, facts.ends)
+    is_resized = size is not None and size != now.size
+    # Compare the build before the size: a longer build of a library must not be cut back.
+    if file.build_id and file.build_id != now.build_id and (now.build_id or is_resized):
+        yield finding("file-replaced", build_id=file.build_id), None
+    elif size is not None and is_resized:
+        writer = host.writers.get(path)
+        key = _resized_key(planned, file, now, size, writer, facts.programs)
+        named = {"comm": writer.comm, "writer": writer.pid} if writer else {}
+        yield finding(key, size=size, now=now.size, **named), Rewind(path, size) if key == "file-rewound" else None
+    elif now.written > planned.created:
+        yield finding("file-written", when=_local_time(now.written)), None
+
+
+def _local_time(when: datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
+
+
+def _appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:
+    """Return the size at the dump of a file opened for appending; None if it is not known."""
+    before_freeze = planned.append_sizes.get(path)
+    if before_freeze is None:
+        return None
+    # Each append moves the position to the file's end. Of several descriptors, the last to write stands there.
+    return max(before_freeze, ends.get(path, 0))
+
+
+def _resized_key(
+    planned: PlannedRestore,
+    file: RegularFile,
+    now: FileState,
+    size: int,
+    writer: Writer | None,
+    programs: frozenset[str],
+) -> str:
+    """Return the key of the cause that applies to a file that had `size` bytes."""
+    if now.size < size:
+        return "file-shrunk"
+    if needed_path(file) in programs:
+        return "program-grown"
+    if planned.grown == "rewind":
+        return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"
+    if not file.is_append_only:
+        return "file-grown"
+    return "log-kept" if planned.grown == "keep" else "log-grown"
+
+
+def _programs(tree: ImageTree) -> frozenset[str]:
+    """Return the paths of what the tree executes: a longer file is another build, even without a build-id."""
+    paths = {file.id: needed_path(file) for file in tree.regular_files}
+    programs = set()
+    for process in tree.processes:
+        programs.add(paths.get(process.exe.id, "") if process.exe is not None else "")
+        for vma in process.memory.vmas if process.memory is not None else ():
+            if vma.prot & PROT_EXEC and vma.file_id is not None:
+                programs.add(paths.get(vma.file_id, ""))
+    return frozenset(programs - {""})

@@ -1,0 +1,50 @@
+"""The state of this host, as a restore needs it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from crckpt.host.proc import Owner
+from crckpt.host.proc.locks import Held
+from crckpt.preflight.restore.needs import HostResources
+
+if TYPE_CHECKING:
+    from crckpt.host.disk.packages import Package
+    from crckpt.host.proc.writers import Writer
+
+
+class FileState(Struct, frozen=True):
+    """A file of this host, as it is now: `size` in bytes, `owner` a user id.
+
+    `written`: when its content changed. `changed`: when anything changed, also its name or mode. `is_linked`: its path
+    leads through a symbolic link.
+    """
+
+    size: int
+    mode: int
+    written: datetime
+    changed: datetime
+    build_id: str
+    is_linked: bool = False
+    owner: int = 0
+
+
+class HostState(Struct, frozen=True):
+    """What this host has of everything that a checkpoint needs. A missing file is None.
+
+    `refused`: why the address of a socket cannot be bound, by the socket's id. `packages`: the packages of changed
+    files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by
+    path; known only if a file is to be cut back. `us` is crckpt's own PID.
+    """
+
+    owners: tuple[Owner, ...]
+    files: dict[str, FileState | None]
+    refused: dict[int, Literal["taken", "missing"]]
+    resources: HostResources
+    packages: dict[str, Package] = {}
+    locks: dict[str, tuple[Held, ...]] = {}
+    writers: dict[str, Writer] = {}
+    us: int = 0

@@ -1,0 +1,67 @@
+"""Gather what prevents a restore on this host, and what would no longer agree with the program's memory."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from crckpt.causes import Finding
+from crckpt.preflight.restore import files, locks, namespaces, needs, pipes, sockets, tasks, terminals
+from crckpt.preflight.restore.files import Rewind
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.pipes import OutsidePipe
+from crckpt.preflight.restore.planned import PlannedRestore
+
+UNCONDITIONAL = frozenset({"user-namespace-recorded"})
+"""Keys of blockers that --no-preflight does not lift."""
+
+_IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
+
+
+class Verdict(Struct, frozen=True):
+    """Whether a restore may begin: only without `blockers`.
+
+    `two_way_pipes`: inodes of pipes with a descriptor both to read and to write (of /proc/PID/fd), which CRIU gives
+    back only for reading unless it gets the pipe (criu/pipes.c, mark_pipe_master_cb).
+    """
+
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    rewinds: tuple[Rewind, ...]
+    outside_pipes: tuple[OutsidePipe, ...]
+    needs_terminal: bool
+    two_way_pipes: frozenset[int] = frozenset()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether another program has something that the tree needs, at this moment."""
+        return any(finding.key in _IN_USE for finding in self.blockers)
+
+
+def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
+    """Compare what the checkpoint needs with what the host has."""
+    checked = files.check_files(planned, host)
+    outside_pipes = pipes.outside_pipes(planned)
+    return Verdict(
+        blockers=(
+            *(tasks.find_taken_ids(host) if not planned.new_pid_namespace else ()),
+            *checked.blockers,
+            *sockets.find_blockers(planned, host),
+            *locks.find_blockers(planned.tree, host),
+            *namespaces.find_blockers(planned.tree),
+            *needs.find_older_criu(*planned.crius),
+            *needs.find_blockers(
+                planned.tree, planned.cpu_features, max(tasks.needed_ids(planned.tree)), host.resources
+            ),
+            *terminals.find_blockers(planned, host),
+            *pipes.find_blockers(planned, outside_pipes),
+        ),
+        warnings=(
+            *checked.warnings,
+            *needs.find_warnings(host.resources),
+            *tasks.find_warnings(planned),
+        ),
+        rewinds=checked.rewinds,
+        outside_pipes=outside_pipes,
+        needs_terminal=terminals.needs_terminal(planned.tree),
+        two_way_pipes=pipes.two_way_pipes(planned.tree),
+    )

@@ -1,0 +1,60 @@
+"""Check the file locks of a checkpoint before a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.proc.locks import Held
+from crckpt.images.locks import FileLock
+from crckpt.images.regular import RegularFile
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.files import needed_files, needed_path
+from crckpt.preflight.restore.host import HostState
+
+
+def needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
+    """Return the locks that a restore takes again: each with its path, and who had it by which descriptor."""
+    needed = {needed_path(file) for file in needed_files(tree)}
+    holders = {process.pid: process for process in tree.processes}
+    for lock in tree.locks:
+        holder = holders[lock.pid]
+        for opened in holder.descriptors:
+            if opened.fd == lock.fd and isinstance(opened.file, RegularFile):
+                path = needed_path(opened.file)
+                if path in needed:
+                    yield lock, path, f"fd {lock.fd} of {holder.comm}, PID {lock.pid}"
+
+
+def find_blockers(tree: ImageTree, host: HostState) -> Iterator[Finding]:
+    """Find locks that other programs hold: CRIU would wait for them without end."""
+    for lock, path, holder in needed_locks(tree):
+        conflict = find_conflict(lock, path, holder, host.locks.get(path, ()))
+        if conflict is not None:
+            yield conflict
+
+
+def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[Held]) -> Finding | None:
+    """Find another program's lock because of which `lock`, which `holder` had on `path`, cannot be taken again."""
+    title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
+    return next(
+        (
+            cause("lock-taken").told(
+                lock=title, holder=f"{other.comm} (PID {other.pid})" if other.pid else "another program"
+            )
+            for other in others
+            if _conflict(lock, other)
+        ),
+        None,
+    )
+
+
+def _conflict(lock: FileLock, other: Held) -> bool:
+    """Return whether two locks exclude each other. Source: flock(2), fcntl(2)."""
+    return (
+        # POSIX and OFD locks are on bytes of a file. flock is on the whole file and independent of them.
+        (lock.kind == "flock") == (other.kind == "flock")
+        and (lock.exclusive or other.exclusive)
+        and (other.end is None or lock.start <= other.end)
+        and (lock.end is None or other.start <= lock.end)
+    )

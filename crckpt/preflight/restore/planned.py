@@ -1,0 +1,43 @@
+"""The restore that is planned: what the checkpoint knows and what the user chose."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from crckpt.images.tree import ImageTree
+
+Grown = Literal["refuse", "keep", "rewind"]
+"""What to do with files that only grew since the checkpoint."""
+
+
+class PlannedRestore(Struct, frozen=True):
+    """What the checkpoint knows and what the user chose.
+
+    - `append_sizes`: the sizes of files opened for appending, which CRIU does not record
+    - `cpu_features`: the features of the CPU of the dump
+    - `keeps_connections`: TCP connections continue
+    - `crius`: the versions of the CRIU that dumped it and of the CRIU that restores it
+    - `closed_pipes`: inodes of pipes of which nobody had the other end; not known of a checkpoint that was imported, or
+      made by an older crckpt
+    - `sockets`: which of our descriptors for the tree's output, 1 and 2, are sockets
+    - `terminal_owner`: the user who owns the terminal that the tree gets; None if the owner does not matter
+    - `may_have_consoles`: the owner of a console that the tree had open does not matter
+    """
+
+    tree: ImageTree
+    created: datetime
+    cpu_features: tuple[str, ...]
+    keeps_connections: bool
+    append_sizes: dict[str, int]
+    grown: Grown
+    new_pid_namespace: bool
+    has_terminal: bool
+    crius: tuple[str, str]
+    closed_pipes: frozenset[int] = frozenset()
+    is_orphan: bool = False
+    sockets: frozenset[int] = frozenset()
+    terminal_owner: int | None = None
+    may_have_consoles: bool = False

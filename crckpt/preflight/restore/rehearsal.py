@@ -1,0 +1,66 @@
+"""Check whether a checkpoint can be rehearsed, and what the rehearsal needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+from crckpt.causes import Finding, cause
+from crckpt.images.mm import FILE_SHARED, PROT_WRITE
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.files import needed_path
+from crckpt.preflight.restore.host import FileState
+from crckpt.preflight.restore.judge import Verdict
+
+_NOT_NESTED: Final = ("mnt", "pid", "user")
+_BROADCAST: Final = "255.255.255.255"
+
+
+def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterator[Finding]:
+    """Find what the temporary namespaces of a rehearsal cannot give."""
+    for kind in _NOT_NESTED:
+        if tree.is_apart(kind):
+            yield cause("namespace-rehearsed").told(kind=kind)
+    for socket in tree.inet_sockets:
+        if socket.interface not in ("", "lo"):
+            yield cause("interface-rehearsed").told(socket=socket.title, interface=socket.interface)
+    if needs_terminal:
+        yield cause("terminal-rehearsed").told()
+
+
+def needed_addresses(tree: ImageTree) -> tuple[str, ...]:
+    """Return the addresses that its sockets use, without those that every loopback interface has."""
+    used = {end.host for socket in tree.inet_sockets for end in (socket.source, socket.destination)}
+    found = {_plain(ip_address(host.partition("%")[0])) for host in used if host}
+    needed = (one for one in found if not (one.is_unspecified or one.is_loopback or one.is_multicast))
+    return tuple(sorted(str(one) for one in needed if str(one) != _BROADCAST))
+
+
+def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
+    """Return the size of all files that the tree can write to: an overlay copies each when it is opened."""
+    shared = {
+        vma.file_id
+        for process in tree.processes
+        if process.memory is not None
+        for vma in process.memory.vmas
+        if vma.status & FILE_SHARED and vma.prot & PROT_WRITE
+    }
+    writable = {
+        needed_path(file)
+        for file in tree.regular_files
+        if file.flags & os.O_ACCMODE != os.O_RDONLY or file.id in shared
+    }
+    return sum(found.size for path, found in files.items() if path in writable and found is not None)
+
+
+def rehearsal_warnings(verdict: Verdict) -> tuple[Finding, ...]:
+    """Return the verdict's warnings; those about files to cut back say that this happens in the rehearsal only."""
+    cuts = (cause("file-cut-rehearsed").told(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
+    return (*(finding for finding in verdict.warnings if finding.key != "file-rewound"), *cuts)
+
+
+def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the IPv4 address that an IPv6 socket uses, or else the address itself."""
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

@@ -1,0 +1,43 @@
+"""Check the addresses of a checkpoint's sockets before a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from crckpt.causes import Finding, cause
+from crckpt.host.observe.sockets import Binding
+from crckpt.images.sockets import DATAGRAM, InetSocket
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.planned import PlannedRestore
+
+
+def bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding]]:
+    """Return the sockets whose addresses a restore must bind, and for what. None if the tree brings its own network."""
+    if planned.tree.is_apart("net"):
+        return
+    for socket in planned.tree.inet_sockets:
+        if socket.is_listening:
+            yield socket, "listen"
+        elif socket.is_established_tcp and planned.keeps_connections:
+            yield socket, "connection"
+        elif socket.type == DATAGRAM and socket.source.port and not socket.interface:
+            yield socket, "datagram"
+
+
+def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+    """Find addresses that another program has, or that this host lacks."""
+    for socket, _ in bound_sockets(planned):
+        if socket.id in host.refused:
+            yield _refused(socket, host.refused[socket.id])
+
+
+def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
+    protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
+    return cause("port-taken" if why == "taken" else "address-missing").told(
+        protocol=protocol,
+        address=socket.source,
+        host=socket.source.host,
+        port=socket.source.port,
+        options=options,
+    )

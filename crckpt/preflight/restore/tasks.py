@@ -1,0 +1,49 @@
+"""Check the ids of a checkpoint's processes and threads before a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.host.proc import Owner
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.planned import PlannedRestore
+
+
+def needed_ids(tree: ImageTree) -> frozenset[int]:
+    """Return every PID, thread id, group id and session id that must be free for a restore.
+
+    Source: criu/pstree.c, prepare_pstree_for_shell_job.
+    """
+    root = tree.root
+    # With --shell-job CRIU puts its own session and group in the place of the shell's.
+    of_shell = {root.sid, root.pgid} - {root.pid}
+    members = {number for process in tree.processes for number in (process.pgid, process.sid)}
+    tasks = {thread.tid for process in tree.processes for thread in process.threads}
+    tasks.update(process.pid for process in tree.processes)
+    return frozenset(number for number in tasks | (members - of_shell) if number > 0)
+
+
+def find_taken_ids(host: HostState) -> Iterator[Finding]:
+    """Find ids that other tasks of this host have."""
+    yield from (_taken(owner, host.us) for owner in _one_of_each_process(host.owners))
+
+
+def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
+    """Find a root that asked for a signal when its parent ends (PR_SET_PDEATHSIG)."""
+    root = planned.tree.root
+    signals = {thread.core.parent_death_signal for thread in root.threads} - {0}
+    if planned.is_orphan and signals:
+        yield cause("parent-death").told(pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals)))
+
+
+def _one_of_each_process(owners: tuple[Owner, ...]) -> Iterator[Owner]:
+    # A taken PID says enough about the threads of that process.
+    taken = {owner.number for owner in owners if owner.role == "PID"}
+    yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
+
+
+def _taken(owner: Owner, us: int) -> Finding:
+    key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
+    return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)

@@ -1,0 +1,74 @@
+"""Check the terminals of a checkpoint before a restore."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from crckpt.causes import Finding, cause
+from crckpt.images.special import Terminal
+from crckpt.images.tree import ImageTree, Process
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.planned import PlannedRestore
+
+_CONSOLES = ("console", "virtual console", "external", "serial")
+"""Terminals that remain after the program has ended, for the next user who logs in there."""
+
+
+def needs_terminal(tree: ImageTree) -> bool:
+    """Return whether one of the tree's terminals is outside it. Source: criu/tty.c, tty_find_restoring_task."""
+    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    slaves = {terminal.index for terminal in tree.terminals if terminal.kind == "pty" and not terminal.is_hung_up}
+    # CRIU opens consoles by their names, and /dev/tty in its session. The images name no session outside the tree.
+    return bool(slaves - masters) or any(
+        terminal.kind == "current" and not terminal.session for terminal in tree.terminals
+    )
+
+
+def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+    """Find a terminal that is missing, or that the restored program must not get."""
+    if needs_terminal(planned.tree):
+        if not planned.has_terminal:
+            yield cause("terminal").told()
+        else:
+            yield from _find_other_users_terminal(planned)
+            # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
+            if planned.new_pid_namespace and planned.tree.root.pgid != planned.tree.root.pid:
+                yield cause("terminal-group-outside").told()
+    if not planned.may_have_consoles:
+        yield from _find_other_users_consoles(planned.tree, host)
+
+
+def _find_other_users_terminal(planned: PlannedRestore) -> Iterator[Finding]:
+    """Find a terminal of another user: the program could type into it (TIOCSTI), for the shell that reads next."""
+    others = _users(planned.tree.processes) - {0, planned.terminal_owner}
+    if planned.terminal_owner is not None and others:
+        yield cause("terminal-of-another").told(user=min(others), owner=planned.terminal_owner)
+
+
+def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Finding]:
+    """Find consoles that CRIU would open as root for a program of another user than the one they belong to now.
+
+    A program with a console open reads what is typed there; with a controlling terminal it can type (TIOCSTI).
+    """
+    terminals = {terminal.id: terminal for terminal in tree.terminals}
+    found: dict[str, Finding] = {}
+    for process in tree.processes:
+        for file in {id(opened.file): opened.file for opened in process.descriptors}.values():
+            terminal = terminals.get(file.info_id) if isinstance(file, Terminal) else None
+            state = host.files.get(file.path) if isinstance(file, Terminal) else None
+            if not isinstance(file, Terminal) or terminal is None or state is None:
+                continue
+            others = _users((process,)) - {0, state.owner}
+            is_harmless = file.flags & os.O_ACCMODE == os.O_WRONLY and not terminal.session
+            if others and terminal.kind in _CONSOLES and not is_harmless:
+                finding = cause("console-of-another").told(path=file.path, user=min(others), owner=state.owner)
+                found.setdefault(file.path, finding)
+    yield from found.values()
+
+
+def _users(processes: Iterable[Process]) -> set[int]:
+    """Return the real and effective user ids of these processes."""
+    threads = (thread for process in processes for thread in process.threads)
+    known = (thread.core.credentials for thread in threads)
+    return {user for each in known if each is not None for user in (each.uid, each.euid)}

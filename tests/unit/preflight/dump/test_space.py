@@ -1,0 +1,37 @@
+"""What does not fit is said with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.model import MEBIBYTE
+from crckpt.preflight.dump.space import OWN_MEMORY, FreeSpace, find_shortages
+
+ENOUGH = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("images", "space", "short"),
+    [
+        (800, FreeSpace("/disk", 900 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), []),
+        (800, FreeSpace("/disk", 899 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), ["disk"]),
+        (800, FreeSpace("/disk", 800 * MEBIBYTE, ENOUGH, in_memory=False, beside=False), []),
+        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE, in_memory=True, beside=False), ["memory"]),
+        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE + OWN_MEMORY, in_memory=True, beside=False), []),
+        (800, FreeSpace("/disk", ENOUGH, OWN_MEMORY - 1, in_memory=False, beside=True), ["memory"]),
+        (800, FreeSpace("/shm", 0, 0, in_memory=True, beside=False), ["disk", "memory"]),
+    ],
+)
+def test_what_does_not_fit(images: int, space: FreeSpace, short: list[str]) -> None:
+    assert [finding.key for finding in find_shortages(images * MEBIBYTE, space)] == short
+
+
+def test_the_numbers_are_said() -> None:
+    (disk,) = find_shortages(4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, beside=True))
+    assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
+    assert "--staging" in disk.remedy
+
+
+def test_what_takes_no_writes_is_said_instead() -> None:
+    (found,) = find_shortages(MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, beside=True, read_only="/store"))
+    assert (found.key, found.what) == ("store-read-only", "/store lies on a read-only mount")
