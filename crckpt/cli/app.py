@@ -1,4 +1,4 @@
-"""All commands together, and the one place where a failure becomes a message and an exit code."""
+"""Run a command line: find the command, and turn a failure into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 import typer
 
 from crckpt.cli import command_in
-from crckpt.cli.render import error_document, error_text, nobody_reads
+from crckpt.cli.output import discard, error_document, error_text
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
@@ -23,28 +23,28 @@ _COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
-    "rehearse": ("rehearse:rehearse", "Try a restore where it changes nothing."),
-    "trackers": ("trackers:trackers", "List what follows trees between dumps, or end it."),
-    "list": ("checkpoints:list_checkpoints", "List checkpoints."),
-    "show": ("show:show", "Show what a checkpoint holds."),
-    "diff": ("diff:diff", "Say what differs between two checkpoints."),
+    "rehearse": ("rehearse:rehearse", "Try out a restore in isolation."),
+    "trackers": ("trackers:trackers", "List the trackers of incremental dumps, or end one."),
+    "list": ("list:list_checkpoints", "List checkpoints."),
+    "show": ("show:show", "Show what a checkpoint contains."),
+    "diff": ("diff:diff", "Show what differs between two checkpoints."),
     "core": ("core:core", "Write a process of a checkpoint as a core file, for gdb."),
-    "verify": ("verify:verify", "Check every digest, down to the last byte."),
-    "tag": ("checkpoints:tag", "Give a checkpoint a name."),
-    "rm": ("checkpoints:remove", "Remove checkpoints."),
-    "gc": ("checkpoints:collect_garbage", "Remove what no checkpoint needs any more."),
-    "export": ("exchange:export", "Write a checkpoint as plain CRIU images."),
-    "import": ("exchange:import_images", "Take plain CRIU images into the store."),
-    "doctor": ("doctor:doctor", "Say what this host can do, or what stands against a checkpoint."),
-    "explain": ("explain:explain", "Say why CRIU failed, by its log."),
+    "verify": ("verify:verify", "Check that checkpoints are undamaged."),
+    "tag": ("tag:tag", "Give a checkpoint a tag."),
+    "rm": ("rm:rm", "Remove checkpoints."),
+    "gc": ("gc:gc", "Free space: remove what no checkpoint uses."),
+    "export": ("export:export", "Write a checkpoint as plain CRIU images."),
+    "import": ("import_images:import_images", "Store plain CRIU images as a checkpoint."),
+    "doctor": ("doctor:doctor", "Check this host, or whether a tree can be checkpointed."),
+    "explain": ("explain:explain", "Explain a log of a CRIU that failed."),
     "report": ("report:report", "Make an archive for a bug report."),
 }
-"""Where each command is, and what it does in a few words."""
+"""Where each command is (module:function), and what the list of commands says of it."""
 
 
-def _say_version(wanted: bool) -> None:
-    """Alone on the command line it is answered before typer is loaded."""
+def _print_version(wanted: bool) -> None:
     if wanted:
+        # `__main__` answers `crckpt --version` alone before typer is loaded, so this is rare.
         from crckpt.ops.version import version
 
         typer.echo(version())
@@ -53,14 +53,14 @@ def _say_version(wanted: bool) -> None:
 
 def _options(
     _version: bool = typer.Option(
-        False, "--version", "-V", callback=_say_version, is_eager=True, help="Print crckpt's and CRIU's version."
+        False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the versions of crckpt and CRIU."
     ),
 ) -> None:
     """Options before the command."""
 
 
 def _app(command: str) -> typer.Typer:
-    """What understands the command line: with one command alone, or with all where it is none of them (help)."""
+    """Make the parser of the command line. It has this command alone, or all of them for the help."""
     app = typer.Typer(
         name="crckpt",
         no_args_is_help=True,
@@ -68,25 +68,31 @@ def _app(command: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        help="Checkpoint running Linux process trees and bring them back: later, on this host, or on another.",
+        help="Checkpoint running Linux process trees and restore them later, on this host or on another.",
         epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.",
     )
     app.callback()(_options)
-    # To load and register them all would take longer than most of them take.
-    for name in (command,) if command in _COMMANDS else _COMMANDS:
-        place, said = _COMMANDS[name]
+    if command in _COMMANDS:
+        # Loading all the commands would take longer than most of them run.
+        place, summary = _COMMANDS[command]
         module, _, function = place.partition(":")
-        found = getattr(importlib.import_module(f"crckpt.cli.{module}"), function)
-        app.command(name, short_help=said)(found)
+        app.command(command, short_help=summary)(getattr(importlib.import_module(f"crckpt.cli.{module}"), function))
+        return app
+    for name, (_, summary) in _COMMANDS.items():
+        app.command(name, short_help=summary)(_never_run)
     return app
 
 
-# What typer raises for what was typed wrongly; it has no public name for it.
-_TYPED_WRONGLY: type[Exception] = typer.BadParameter.__bases__[0]
+def _never_run() -> None:
+    """Stand for a command in the list of all, where none of them is to be run."""
+
+
+# What typer raises for an invalid command line; it has no public name for it.
+_InvalidCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; the exit code."""
+    """Run a command line, and return its exit code."""
     as_json = "--json" in arguments
     command = command_in(arguments)
     try:
@@ -98,14 +104,14 @@ def run(arguments: Sequence[str]) -> int:
             cold_start.note(command)
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
-    except _TYPED_WRONGLY as error:
-        said = error.format_message() if hasattr(error, "format_message") else str(error)
-        if not said:
-            return UsageError.exit_code  # only `crckpt`: its help has been shown
+    except _InvalidCommandLine as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        if not message:
+            return UsageError.exit_code  # `crckpt` alone, which has printed its help
         hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
-        return _failed(command, UsageError(said, hint=hint), as_json=as_json)
-    except (BrokenPipeError, SystemExit):  # a help text, which typer writes
-        nobody_reads(sys.stdout)
+        return _failed(command, UsageError(message, hint=hint), as_json=as_json)
+    except (BrokenPipeError, SystemExit):  # while typer wrote a help text
+        discard(sys.stdout)
         return 0
     except Exception as error:
         return _unexpected(command, error, as_json=as_json)
@@ -116,6 +122,7 @@ def _unexpected(command: str, error: Exception, *, as_json: bool) -> int:
     if is_out_of_memory(error):
         return _failed(command, _no_memory(command), as_json=as_json)
     if isinstance(error, OSError):
+        # Rare, and it loads what runs CRIU, which most commands do without.
         from crckpt.ops.failures import as_ours
 
         return _failed(command, as_ours(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
@@ -139,11 +146,11 @@ def _no_memory(command: str) -> HostCannot:
 
 
 def _bug(command: str, *, as_json: bool) -> int:
-    told = traceback.format_exc()
-    last = told.strip().splitlines()[-1]
+    trace = traceback.format_exc()
+    last = trace.strip().splitlines()[-1]
     error = CrckptError(
         f"this is a bug in crckpt: {last}",
-        hint="report it with the lines above and the archive that crckpt report makes",
+        hint="report it, with the lines above and the archive that crckpt report makes",
     )
-    sys.stderr.write(told)
+    sys.stderr.write(trace)
     return _failed(command, error, as_json=as_json)

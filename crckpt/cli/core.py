@@ -1,4 +1,4 @@
-"""`crckpt core`: a process of a checkpoint as a core file."""
+"""`crckpt core`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, count, emit, short, size
+from crckpt.cli.format import count, short_id, size
+from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bar
+from crckpt.ops.inspect.core import Cored
+from crckpt.ops.inspect.core import core as perform
 
 
 def core(
@@ -22,26 +25,24 @@ def core(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write.", metavar="FILE", show_default="core.PID")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored.
 
-    The calls of a Python program: py-spy dump --core FILE, or gdb's py-bt where python3-dbg is installed.
+    To see the stack of a Python program: `py-spy dump --core FILE`, or `py-bt` in gdb where python3-dbg is installed.
     """
-    from crckpt.ops.inspect.core import core as perform
-
-    with shown("writing", as_json=as_json) as progress:
+    with progress_bar("writing", as_json=as_json) as progress:
         context = options.context(store, config=config, progress=progress)
         result = perform(context, ref, pid, output, force=force)
+    emit("core", Output(result, _lines(result)), as_json=as_json)
 
-    def text() -> Iterator[str]:
-        yield (
-            f"{short(result.id)}: process {result.pid} {result.comm}, {count(result.threads, 'thread')}, "
-            f"{size(result.held)} of memory, is in {result.path}\n"
-        )
-        yield f"look at it with: gdb {shlex.join((result.executable, str(result.path)))}\n"
 
-    emit("core", Shown(result, text()), as_json=as_json)
+def _lines(result: Cored) -> Iterator[str]:
+    yield (
+        f"wrote {result.path}: process {result.pid} ({result.comm}) of {short_id(result.id)}, "
+        f"{count(result.threads, 'thread')}, {size(result.held)} of memory\n"
+    )
+    yield f"open it with: gdb {shlex.join((result.executable, str(result.path)))}\n"

@@ -3,50 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, aligned, count, emit, moment, short, size, summary
+from crckpt.cli.format import align, count, size, title
+from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
-
-if TYPE_CHECKING:
-    from crckpt.ops.inspect.diff import Difference, Opened, ProcessChange
-    from crckpt.ops.inspect.page_changes import MapChange, PageCounts
-    from crckpt.store import Checkpoint
+from crckpt.ops.inspect.diff import Difference, Opened, ProcessChange
+from crckpt.ops.inspect.diff import diff as perform
+from crckpt.ops.inspect.page_changes import MapChange, PageCounts
 
 _COUNTS = ("changed", "new", "gone")
 
 
 def diff(
-    first: Annotated[str, typer.Argument(help="The checkpoint to begin with: JOB~1, or any other REF.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="The checkpoint to compare with it: JOB, or any other.", metavar="B")],
+    first: Annotated[str, typer.Argument(help="The first checkpoint: JOB~1, or any other REF.", metavar="A")],
+    second: Annotated[str, typer.Argument(help="The second one: JOB, or any other REF.", metavar="B")],
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what differs between two checkpoints: processes, threads, files, sockets, and pages of memory by map.
+    """Show what differs between two checkpoints: processes, threads, files, sockets, and pages of each memory map.
 
-    `+` is what B has and A lacks, `-` what A has and B lacks. A process is the same in both if it has the same PID and
-    runs the same program, started once: restored ones are the same still, another program under a PID is not.
+    `+` marks what only B has, `-` what only A has. A process is the same in both if it has the same PID and is the same
+    run of the same program; a restored process is the same process.
     """
-    from crckpt.ops.inspect.diff import diff as perform
-
     result = perform(options.context(store, config=config), first, second)
     document = {
-        "first": summary(result.first),
-        "second": summary(result.second),
+        "first": checkpoint_document(result.first),
+        "second": checkpoint_document(result.second),
         "come": result.come,
         "gone": result.gone,
         "changed": result.changed,
         "pages": result.pages,
     }
-    emit("diff", Shown(document, _lines(result)), as_json=as_json)
+    emit("diff", Output(document, _lines(result)), as_json=as_json)
 
 
 def _lines(result: Difference) -> Iterator[str]:
-    yield f"from {_title(result.first)} to {_title(result.second)}\n"
+    yield f"from {title(result.first)} to {title(result.second)}\n"
     for sign, processes in (("+", result.come), ("-", result.gone)):
         yield from (f"{sign} process {one.pid} {one.comm}, {_pages(one.pages)}\n" for one in processes)
     for change in result.changed:
@@ -55,10 +52,6 @@ def _lines(result: Difference) -> Iterator[str]:
         yield "nothing differs\n"
     elif result.pages:
         yield f"memory: {_counts(result.pages)}\n"
-
-
-def _title(checkpoint: Checkpoint) -> str:
-    return f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})"
 
 
 def _process(change: ProcessChange) -> Iterator[str]:
@@ -73,7 +66,7 @@ def _process(change: ProcessChange) -> Iterator[str]:
     yield from _descriptors("+", change.opened)
     if change.maps:
         rows = tuple(map(_row, change.maps))
-        yield from (f"  {line}" for line in aligned(("map", "", *_COUNTS, "", ""), rows, right=frozenset(_COUNTS)))
+        yield from (f"  {line}" for line in align(("map", "", *_COUNTS, "", ""), rows, right=frozenset(_COUNTS)))
     if change.pages:
         yield f"  memory: {_counts(change.pages)}\n"
 

@@ -3,99 +3,155 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import diagnosed, emit, examined, nobody_reads, on_one_line
+from crckpt.cli.format import count, draw_table, duration, escape, note_lines, on_one_line, size
+from crckpt.cli.output import Output, discard, emit
 from crckpt.errors import HostCannot, PreflightRefused, UsageError
+from crckpt.ops.doctor import Diagnosis, Fix, mend
+from crckpt.ops.doctor import doctor as perform
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from crckpt.host.probes.fact import Fact
     from crckpt.ops.context import Context
-    from crckpt.ops.doctor import Fix
+    from crckpt.ops.dump.examine import Examined
+    from crckpt.ops.dump.predict import Foreseen
+
+_STATES: Final = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
 
 def doctor(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A tree to look at: PID, pidfile:PATH, unit:NAME or cgroup:PATH.",
+            help="A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH.",
             metavar="TARGET",
-            show_default="host",
+            show_default="this host",
         ),
     ] = None,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Do what can be done safely, after asking.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Answer the question of --fix.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely, after asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what this host can do, what is missing, and the command that mends it.
+    """Check what this host can do, what is missing, and which command fixes it.
 
-    Every fact is tried out, none is guessed from a version. Ends with 20 if nothing can be checkpointed here.
+    Everything is tried out; nothing is concluded from a version. Exits with 20 if nothing can be checkpointed here.
 
-    Of a **TARGET** it says, without stopping it, what stands against its checkpoint and what would be lost, with the
-    way out, and which options `crckpt dump` would pick. Ends with 24 if anything stands against it. Then it predicts
-    how long the tree would stand still, how long the dump would take, and its size: for that it dumps a small tree of
-    its own, and stores a sample of the target's memory, of both of which nothing is kept.
+    With a **TARGET**: check, without stopping it, whether it can be checkpointed, what would be lost, and what to do
+    about it; show the options that `crckpt dump` would use. Exits with 24 if it cannot be checkpointed. Then estimate
+    how long the tree would be frozen, how long the dump would take, and its size. For the estimate crckpt dumps a small
+    tree of its own and stores a sample of the target's memory; it keeps neither.
     """
-    if target is not None:
-        _examine(target, options.context(store, criu=criu, config=config), fix=fix, as_json=as_json)
-        return
-    from crckpt.ops.doctor import doctor as perform
-    from crckpt.ops.doctor import mend
-
     context = options.context(store, criu=criu, config=config)
+    if target is not None:
+        _examine(target, context, fix=fix, as_json=as_json)
+        return
     result = perform(context)
-    if fix and _agreed(result.fixes, yes=yes):
+    if fix and _is_agreed(result.fixes, yes=yes):
         result = mend(context, result)
-        _say(f"{'done' if tried.done else 'failed'}: {tried.command}{_because(tried)}" for tried in result.fixes)
-    emit("doctor", diagnosed(result), as_json=as_json)
+        _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
+    document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
+    emit("doctor", Output(document, lambda console: _draw(console, result)), as_json=as_json)
     if not result.able:
         raise typer.Exit(HostCannot.exit_code)
 
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
+    # Not needed to diagnose the host, and slow to load.
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.predict import predict
     from crckpt.ops.dump.request import Request
 
     if fix:
-        raise UsageError("--fix mends this host, and no tree", hint=f"crckpt doctor {target}")
+        raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
     result = examine(Request(target), context)
-    emit("doctor", examined(result, predict(result, context)), as_json=as_json)
+    foreseen = predict(result, context)
+    document = {
+        "pid": result.pid,
+        "able": not result.blockers,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
+        "blockers": result.blockers,
+        "warnings": result.plan.warnings,
+        "reasons": result.plan.reasons,
+        "prediction": foreseen.prediction,
+        "prediction_assumes": foreseen.assumes or None,
+        "prediction_missing": foreseen.why_not or None,
+    }
+    emit("doctor", Output(document, _lines(result, foreseen)), as_json=as_json)
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
 
 
-def _agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
+def _lines(result: Examined, foreseen: Foreseen) -> Iterator[str]:
+    yield from (f"blocker {finding}\n" for finding in result.blockers)
+    yield from note_lines(result.criu.passed_over)
+    yield from note_lines(result.plan.warnings)
+    yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
+    yield _estimate(foreseen)
+    if result.blockers:
+        yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
+    else:
+        yield f"PID {result.pid} can be checkpointed\n"
+
+
+def _estimate(foreseen: Foreseen) -> str:
+    cost = foreseen.prediction
+    if cost is None:
+        return f"no estimate of what a dump would cost: {foreseen.why_not}\n"
+    return (
+        f"estimate: a dump takes {duration(cost.dump_ms)}, with the tree frozen for {duration(cost.frozen_ms)}, and is "
+        f"safe on disk {duration(cost.commit_ms)} later: {size(cost.raw_bytes)} of images, "
+        f"{size(cost.stored_bytes)} stored, {foreseen.assumes}\n"
+    )
+
+
+def _draw(console: Console, result: Diagnosis) -> None:
+    console.print(draw_table(("", "fact", "what was found"), map(_fact_row, result.facts)))
+    console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
+
+
+def _fact_row(fact: Fact) -> tuple[str, str, str]:
+    lines = [escape(line) for line in (fact.found, fact.consequence) if line]
+    if fact.fix:
+        lines.append(f"[bold]{escape(fact.fix)}[/]")
+    return _STATES[fact.state], fact.key, "\n".join(lines)
+
+
+def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
     if not fixes:
-        _say(("nothing here can be fixed safely",))
+        _print_error(("nothing can be fixed safely",))
         return False
     if yes:
         return True
-    _say(f"would run: {fix.command}" for fix in fixes)
+    _print_error(f"would run: {fix.command}" for fix in fixes)
     if sys.stdin is None or not sys.stdin.isatty():
-        _say(("nothing was changed: nobody can be asked here; --yes answers",))
+        _print_error(("nothing was changed: there is no terminal to ask on; add --yes",))
         return False
     try:
         return typer.confirm("run this?", err=True)
-    except typer.Abort:  # ^D: that is no answer
-        _say(("", "nothing was changed"))
+    except typer.Abort:  # ^D
+        _print_error(("", "nothing was changed"))
         return False
 
 
-def _because(fix: Fix) -> str:
+def _reason(fix: Fix) -> str:
     return f" ({on_one_line(fix.said)})" if fix.said else ""
 
 
-def _say(lines: Iterable[str]) -> None:
-    """Beside the result, which may be read by a program."""
+def _print_error(lines: Iterable[str]) -> None:
+    """Print lines on stderr: a program may read the result on stdout."""
     try:
         for line in lines:
             typer.echo(line, err=True)
     except BrokenPipeError:
-        nobody_reads(sys.stderr)
+        discard(sys.stderr)

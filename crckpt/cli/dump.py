@@ -2,115 +2,109 @@
 
 from __future__ import annotations
 
-import enum
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec.structs import replace
 
 from crckpt.cli import options
-from crckpt.cli.progress import shown
-from crckpt.cli.render import dumped, emit
+from crckpt.cli.format import count, duration, note_lines, round_line, short_id, size
+from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.progress import progress_bar
 from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
+from crckpt.host.process.background import continued_in_background
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.dump.request import PreCopy, Request
 
 if TYPE_CHECKING:
     from crckpt.ops.dump.commit import Dumped
-    from crckpt.ops.dump.request import PreCopy
+    from crckpt.ops.dump.examine import Copying
+    from crckpt.ops.dump.lineage import Tracked
+    from crckpt.store import Checkpoint
 
-_ROUNDS: Final = 8
-
-
-class Tcp(enum.StrEnum):
-    """What happens to established TCP connections."""
-
-    keep = "keep"
-    close = "close"
-
-
-TcpOption = Annotated[
-    Tcp | None,
-    typer.Option(
-        "--tcp",
-        help="Established TCP connections: **keep** them (frozen now, going on after the restore) or **close** them.",
-        show_default="ask",
-    ),
-]
+_MOST_ROUNDS: Final = 8
 
 
 def dump(
     target: options.Target,
     job: options.Job = None,
-    stop: Annotated[
-        bool, typer.Option("--stop", help="End the tree, once its checkpoint is safe on disk and not before.")
-    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the tree, after its checkpoint is safe on disk.")] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="With --stop: end the tree even if no test covers the restore of a resource that it uses, or if a "
-            "restore is refused without --allow-weaker.",
+            help="With --stop: end the tree even if it uses something whose restore no test covers, or that a restore "
+            "refuses without --allow-weaker.",
         ),
     ] = False,
-    tcp: TcpOption = None,
+    tcp: options.Tcp = None,
     skip_in_flight: Annotated[
         bool,
         typer.Option(
             "--skip-in-flight",
             help="Leave out TCP connections that the program has not accepted yet. They are gone after a restore; "
-            "with --stop their peers see a reset.",
+            "with --stop the other side gets a reset.",
         ),
     ] = False,
-    tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a name: JOB:TAG.")] = None,
-    note: Annotated[str | None, typer.Option("--note", help="A line to remember it by.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a tag: JOB:TAG then names it.")] = None,
+    note: Annotated[str | None, typer.Option("--note", help="A line of text to remember it by.")] = None,
     compress: Annotated[
         int | None,
         typer.Option(
             "--compress",
             min=COMPRESS_LEVELS[0],
             max=COMPRESS_LEVELS[-1],
-            help="zstd level.",
-            show_default="-1 or 1, what suits",
+            help="The zstd level.",
+            show_default="-1 or 1, by the data",
         ),
     ] = None,
     asynchronous: Annotated[
         bool,
         typer.Option(
-            "--async", help="Return when the tree runs on; `crckpt list` says when the checkpoint is durable."
+            "--async",
+            help="Return as soon as the tree runs on; `crckpt list` shows when the checkpoint is safe on disk.",
         ),
     ] = False,
     incremental: Annotated[
         bool | None,
         typer.Option(
             "--incremental/--no-incremental",
-            help="Dump only what was written since the last checkpoint; the first one is full, and starts a tracker.",
-            show_default="if the tree is tracked: crckpt trackers",
+            help="Dump only what was written since the last checkpoint. The first such dump is full, and starts a "
+            "tracker.",
+            show_default="yes if the tree is tracked, see crckpt trackers",
         ),
     ] = None,
     pre_copy: Annotated[
         bool,
         typer.Option(
-            "--pre-copy", help="Copy in rounds while the tree runs, then freeze it for what was written meanwhile."
+            "--pre-copy",
+            help="Copy memory in rounds while the tree runs; then freeze it only for what was written during the last "
+            "round.",
         ),
     ] = False,
     max_freeze: Annotated[
         str | None,
         typer.Option(
             "--max-freeze",
-            help="Take rounds until so short a freeze is foreseen: 100ms, 0.5s.",
+            help="Repeat rounds until the estimated freeze is this short: 100ms, 0.5s.",
             show_default="until little is left",
             metavar="TIME",
         ),
     ] = None,
     max_rounds: Annotated[
-        int | None, typer.Option("--max-rounds", min=1, help="Take so many rounds at the most.", show_default="8")
+        int | None, typer.Option("--max-rounds", min=1, help="Stop after this many rounds.", show_default="8")
     ] = None,
     abort_over: Annotated[
-        bool, typer.Option("--abort-over", help="Make no checkpoint if a freeze longer than --max-freeze is foreseen.")
+        bool,
+        typer.Option("--abort-over", help="Make no checkpoint if the estimated freeze is longer than --max-freeze."),
     ] = False,
     staging: options.Staging = None,
     no_preflight: options.NoPreflight = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and say what would be done; touch nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done; do nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -119,67 +113,152 @@ def dump(
 ) -> None:
     """Checkpoint a running process and all its descendants.
 
-    The tree stands still while CRIU copies its memory, then goes on (or ends: **--stop**). Nothing is lost when this
-    fails or is interrupted: the tree runs on.
+    The tree stands still while CRIU copies its memory. Then it runs on, or ends with **--stop**. If the dump fails or
+    is interrupted, nothing is lost: the tree runs on.
 
     `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
     """
-    from contextlib import suppress
-
-    from crckpt.host.process.background import continued_in_background
-
-    # Before much is loaded: of what the child changes, if it is only a count of references, the kernel copies the page.
-    let_go = continued_in_background() if asynchronous and not dry_run else None
+    # Fork before much is loaded: the kernel copies each page that the child changes, if only a count of references.
+    release = continued_in_background() if asynchronous and not dry_run else None
 
     from crckpt.ops.dump.dump import dump as perform
-    from crckpt.ops.dump.request import Request
 
     request = Request(
-        target,
-        job,
-        stop,
-        tcp.value if tcp else None,
-        tag,
-        note,
-        dry_run,
-        asynchronous,
-        not no_preflight,
-        incremental,
-        _rounds(pre_copy, max_rounds, max_freeze, abort_over),
-        skip_in_flight,
-        force,
+        target=target,
+        job=job,
+        stop=stop,
+        tcp=tcp.value if tcp else None,
+        tag=tag,
+        note=note,
+        dry_run=dry_run,
+        asynchronous=asynchronous,
+        preflight=not no_preflight,
+        incremental=incremental,
+        pre_copy=_rounds(pre_copy, max_rounds, max_freeze, abort_over),
+        skip_in_flight=skip_in_flight,
+        force=force,
     )
 
-    def say(result: Dumped) -> None:
-        emit("dump", dumped(result, verbose=verbose), as_json=as_json)
+    def print_result(result: Dumped) -> None:
+        emit("dump", Output(_document(result), _lines(result, verbose=verbose)), as_json=as_json)
 
     context = options.context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
-    if let_go is not None:
+    if release is not None:
 
-        def running(result: Dumped) -> None:
-            # That it cannot be said must not end what is done in the background.
+        def on_running(result: Dumped) -> None:
+            # The work in the background goes on even if this cannot be printed.
             with suppress(CrckptError):
-                say(result)
-            let_go()
+                print_result(result)
+            release()
 
-        perform(request, context, running)
+        perform(request, context, on_running)
         return
-    with shown("storing", as_json=as_json, before="copying" if pre_copy else "dumping") as progress:
+    with progress_bar("storing", as_json=as_json, before="copying" if pre_copy else "dumping") as progress:
         result = perform(request, replace(context, progress=progress))
-    say(result)
+    print_result(result)
 
 
-def _rounds(wanted: bool, most: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
-    from crckpt.ops.dump.request import PreCopy
-
-    if not wanted and (most is not None or max_freeze is not None or abort_over):
-        words = "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"
-        raise UsageError(words, hint="add --pre-copy, or leave them out")
-    if abort_over and max_freeze is None:
-        raise UsageError("--abort-over needs to know what is too long", hint="add --max-freeze, as --max-freeze 100ms")
-    if not wanted:
+def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
+    if not pre_copy:
+        if max_rounds is not None or max_freeze is not None or abort_over:
+            raise UsageError(
+                "--max-rounds, --max-freeze and --abort-over need --pre-copy", hint="add --pre-copy, or leave them out"
+            )
         return None
-    longest = None if max_freeze is None else options.milliseconds(max_freeze, "--max-freeze")
-    return PreCopy(most or _ROUNDS, longest, abort_over)
+    if abort_over and max_freeze is None:
+        raise UsageError("--abort-over needs --max-freeze", hint="add --max-freeze 100ms")
+    limit = None if max_freeze is None else options.milliseconds(max_freeze, "--max-freeze")
+    return PreCopy(max_rounds or _MOST_ROUNDS, limit, abort_over)
+
+
+def _document(result: Dumped) -> dict[str, object]:
+    checkpoint = result.checkpoint
+    return {
+        "job": result.job,
+        "pid": result.pid,
+        "dry_run": _is_dry_run(result),
+        "committing": result.pending,
+        "stopped": result.stop and checkpoint is not None,
+        "root_ended": result.root_ended,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
+        "command": result.command,
+        "reasons": result.plan.reasons,
+        "warnings": [str(finding) for finding in result.plan.warnings],
+        "unreaped": result.unreaped,
+        "tracked": result.tracked,
+        "copying": result.copying,
+        "checkpoint": None if checkpoint is None else checkpoint_document(checkpoint),
+    }
+
+
+def _is_dry_run(result: Dumped) -> bool:
+    return result.checkpoint is None and not result.pending
+
+
+def _lines(result: Dumped, *, verbose: bool) -> Iterator[str]:
+    planned = _is_dry_run(result)
+    yield from note_lines(result.criu.passed_over)
+    yield from note_lines(result.plan.warnings)
+    if verbose or planned:
+        yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
+        yield f"{shlex.join(result.command)}\n"
+    if result.copying is not None:
+        yield from _copying(result.copying, planned=planned, stop=result.stop)
+    if result.tracked is not None:
+        yield from _tracked(result.tracked, planned=planned, after_rounds=planned and result.copying is not None)
+    if planned:
+        yield f"PID {result.pid} can be checkpointed as {result.job}\n"
+    elif result.checkpoint is None:
+        yield f"{result.job}: frozen {duration(result.frozen_ms)}; {_tree_state(result)}\n"
+        yield f"the checkpoint is being stored; see whether it is safe: crckpt list {result.job}\n"
+    else:
+        yield from _stored(result, result.checkpoint)
+
+
+def _stored(result: Dumped, checkpoint: Checkpoint) -> Iterator[str]:
+    numbers = checkpoint.statistics
+    yield (
+        f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
+        f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
+        f"the store grew by {size(numbers.stored_bytes)}\n"
+    )
+    state = "the tree has ended" if result.stop else _tree_state(result)
+    yield f"{state}; bring it back with: crckpt restore {checkpoint.job}\n"
+    if result.unreaped:
+        pids = ", ".join(str(pid) for pid in result.unreaped)
+        yield f"these PIDs are not free yet, because their parent has not reaped them: {pids}\n"
+
+
+def _tree_state(result: Dumped) -> str:
+    return f"its root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
+
+
+def _tracked(tracked: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[str]:
+    """What was incremental, or would be; with `after_rounds` rounds come first."""
+    if tracked.why:
+        yield f"{tracked.why}\n"
+    if tracked.base is None and not tracked.rounds:
+        full = "without rounds it would be a full dump" if after_rounds else "full dump"
+        yield f"{full}: {tracked.why_full}\n"
+        return
+    since = f"round {tracked.rounds}" if tracked.rounds else short_id(tracked.base or "")
+    if planned:
+        yield f"incremental: what was written since {since}\n"
+    else:
+        written, left = (size(pages * PAGE_SIZE) for pages in (tracked.written_pages, tracked.left_pages))
+        yield f"incremental: {written} written since {since}, {left} unchanged\n"
+    yield from (f"dumped in full: {why}\n" for why in tracked.whole)
+
+
+def _copying(copying: Copying, *, planned: bool, stop: bool) -> Iterator[str]:
+    if planned:
+        yield "memory is copied in rounds first; the dump then copies what is written after the last round\n"
+    yield from map(round_line, copying.rounds)
+    if copying.foreseen_ms is not None and copying.max_freeze_ms is not None:
+        relation = "over" if copying.foreseen_ms > copying.max_freeze_ms else "within"
+        estimate = f"estimated freeze: {duration(copying.foreseen_ms)}"
+        held = "; with --stop the tree also waits until its checkpoint is stored" if stop else ""
+        yield f"{estimate}, {relation} --max-freeze {duration(copying.max_freeze_ms)}{held}\n"

@@ -1,7 +1,8 @@
-"""Options that several commands share, and what they come to: a Context for the operations."""
+"""Options that several commands share, and the Context that they give to an operation."""
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 from pathlib import Path
@@ -32,29 +33,49 @@ CriuPath = Annotated[
 ]
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", envvar="CRCKPT_CONFIG", help="Configuration file.", show_default="/etc/crckpt.yaml"),
+    typer.Option("--config", envvar="CRCKPT_CONFIG", help="The configuration file.", show_default="/etc/crckpt.yaml"),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say which options CRIU got and why.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show which options CRIU got, and why.")]
 Target = Annotated[
     str, typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET")
 ]
 Job = Annotated[
     str | None,
-    typer.Argument(help="The series that the checkpoint belongs to.", metavar="JOB", show_default="program's name"),
+    typer.Argument(
+        help="The name under which checkpoints of this program are kept.",
+        metavar="JOB",
+        show_default="the program's name",
+    ),
 ]
 Staging = Annotated[
     Path | None,
-    typer.Option(
-        "--staging", help="Where the images lie until they are stored: a directory.", show_default="in the store"
-    ),
+    typer.Option("--staging", help="A directory for CRIU's images until they are stored.", show_default="in the store"),
 ]
 NoPreflight = Annotated[
-    bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, with the tree frozen.")
+    bool, typer.Option("--no-preflight", help="Skip the checks, and try it even if it will probably fail.")
 ]
 Ref = Annotated[
     str,
     typer.Argument(
-        help="JOB (its newest checkpoint), JOB~2, JOB:TAG, or an id (4 or more of its digits).", metavar="REF"
+        help="JOB (its newest checkpoint), JOB~2 (two before that), JOB:TAG, or an id (its first 4 digits or more).",
+        metavar="REF",
+    ),
+]
+
+
+class TcpConnections(enum.StrEnum):
+    """What happens to established TCP connections."""
+
+    keep = "keep"
+    close = "close"
+
+
+Tcp = Annotated[
+    TcpConnections | None,
+    typer.Option(
+        "--tcp",
+        help="Established TCP connections: **keep** them (they go on after the restore) or **close** them.",
+        show_default="refuse if there are any",
     ),
 ]
 
@@ -62,10 +83,10 @@ _MOST_CONFIGURATION: Final = 1 << 20
 
 
 def milliseconds(text: str, option: str) -> float:
-    """A time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
+    """Parse a time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
     if found is None:
-        raise UsageError(f"{option} {text} is no time", hint=f"say {option} 100ms, or {option} 0.5s")
+        raise UsageError(f"{option} {text} is not a time", hint=f"write {option} 100ms, or {option} 0.5s")
     return float(found[1]) * (1000 if found[2] == "s" else 1)
 
 
@@ -77,8 +98,8 @@ def context(
     staging: Path | None = None,
     progress: Progress = silent,
 ) -> Context:
-    """Where things are: options before environment (typer reads that), before configuration, before defaults."""
-    configured = _configuration(config)
+    """Make a Context. Options win over the environment (typer reads it), then the configuration, then defaults."""
+    configured = _read_configuration(config)
     return Context(
         store=(store or configured.store or default_store()).absolute(),
         criu_option=criu,
@@ -91,34 +112,34 @@ def context(
 
 
 def default_store() -> Path:
-    """/var/lib/crckpt for root, else under XDG_DATA_HOME."""
+    """/var/lib/crckpt for root, else a directory in XDG_DATA_HOME."""
     if os.geteuid() == 0:
         return Path("/var/lib/crckpt")
     return _home("XDG_DATA_HOME", ".local/share") / "crckpt"
 
 
-def _configuration(named: Path | None) -> Config:
+def _read_configuration(named: Path | None) -> Config:
     path = named or (
         Path("/etc/crckpt.yaml") if os.geteuid() == 0 else _home("XDG_CONFIG_HOME", ".config") / "crckpt.yaml"
     )
     try:
-        return parse(_configured(path).decode(), str(path))
+        return parse(_read(path).decode(), str(path))
     except FileNotFoundError:
         if named is None:
             return Config()
-        raise UsageError(f"there is no configuration {named}", hint="leave --config out, or create the file") from None
+        raise UsageError(f"there is no configuration file {named}", hint="create it, or leave out --config") from None
     except PermissionError as error:
-        hint = "set HOME to a directory of this user, or give a configuration: --config"
+        hint = "set HOME to a directory of this user, or name another file: --config FILE"
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}", hint=hint) from error
     except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the configuration {path}: {error}", hint="mend it, or give another: --config"
+            f"cannot read the configuration {path}: {error}", hint="repair the file, or name another: --config FILE"
         ) from error
 
 
-def _configured(path: Path) -> bytes:
-    """Where tools manage it, it is a link to a file; it is one of the user's choice, whosever that is."""
-    target = path.resolve()
+def _read(path: Path) -> bytes:
+    target = path.resolve()  # tools that manage configuration put a link there
+    # The user chose the file, so its owner may be anybody.
     return read_checked(target, _MOST_CONFIGURATION, owner=target.stat().st_uid)
 
 

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, copied, emit, noted
+from crckpt.cli.format import note_lines, round_line
+from crckpt.cli.output import Output, emit
+from crckpt.ops.dump.pre_dump import PreDumped
+from crckpt.ops.dump.pre_dump import pre_dump as perform
+from crckpt.ops.dump.request import Request
 
 
 def pre_dump(
@@ -20,31 +24,32 @@ def pre_dump(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Copy a tree's memory while it runs: the next dump freezes it only for what is written from now on.
+    """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 
-    Each time, what was written since the time before is copied. The copies are no checkpoint: they wait for
-    **crckpt dump** beside the tracker of the tree, all where the first one was put, and are gone when that ends:
-    **crckpt trackers**.
+    Each call copies what the tree wrote since the call before. The copies are not a checkpoint: the next **crckpt
+    dump** uses them. They are kept where the first call put them, and are removed with the tree's tracker (**crckpt
+    trackers**).
 
     `crckpt pre-dump 812 trainer` · `crckpt dump 812 trainer` · in one step: `crckpt dump 812 trainer --pre-copy`
     """
-    from crckpt.ops.dump.pre_dump import pre_dump as perform
-    from crckpt.ops.dump.request import Request
-
-    # Connections are none of a round's business.
+    # A round copies memory only; what happens to TCP connections is up to the dump.
     request = Request(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
     result = perform(request, options.context(store, criu=criu, config=config, staging=staging))
+    emit("pre-dump", Output(_document(result), _lines(result)), as_json=as_json)
 
-    def text() -> Iterator[str]:
-        yield from noted(result.criu.passed_over)
-        yield f"{result.tracked.why}\n"
-        yield from (f"copied whole: {why}\n" for why in result.tracked.whole)
-        yield copied(result.copied)
-        yield f"the tree runs on; its next dump counts from here: crckpt dump {result.pid} {result.job}\n"
 
+def _document(result: PreDumped) -> dict[str, object]:
     document = asdict(result)
     document |= {"criu": result.criu.path, "criu_passed_over": result.criu.passed_over}
-    # What a round leaves to the one before is no dump's.
+    # The counts of pages are known for a dump only.
     document["tracked"] = {name: value for name, value in asdict(result.tracked).items() if not name.endswith("_pages")}
     document["copied"] = asdict(result.copied)
-    emit("pre-dump", Shown(document, text()), as_json=as_json)
+    return document
+
+
+def _lines(result: PreDumped) -> Iterator[str]:
+    yield from note_lines(result.criu.passed_over)
+    yield f"{result.tracked.why}\n"
+    yield from (f"copied in full: {why}\n" for why in result.tracked.whole)
+    yield round_line(result.copied)
+    yield f"the tree runs on; dump what it writes from now on: crckpt dump {result.pid} {result.job}\n"

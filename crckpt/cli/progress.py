@@ -10,23 +10,25 @@ from crckpt.ops.context import Progress, silent
 
 
 @contextmanager
-def shown(doing: str, *, as_json: bool, before: str | None = None, program_follows: bool = False) -> Iterator[Progress]:
-    """A callback that draws a bar; it does nothing where stderr is no terminal or JSON was asked for.
+def progress_bar(
+    doing: str, *, as_json: bool, before: str | None = None, program_follows: bool = False
+) -> Iterator[Progress]:
+    """Give a callback that draws a bar; it does nothing if stderr is no terminal or JSON was asked for.
 
-    Until it is called first, that which comes `before` is being done. If a `program_follows` that may write to this
-    terminal, the bar is gone as soon as all is done. Else it goes with the block, so that a terminal that takes nothing
-    (^S) keeps nobody waiting before. One that is gone does not matter.
+    The bar is labelled `before` until the first call, then `doing`. With `program_follows` it is removed as soon as
+    everything is done, else at the end of the block.
     """
     if as_json or not sys.stderr.isatty():
         yield silent
         return
+    # Slow to load, and needed only where a person watches.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.text import Text
 
     class Bytes(DownloadColumn):
-        """Nothing until it is known how many there are."""
+        """Nothing until the total is known."""
 
         def render(self, task: Task) -> Text:
             return Text() if task.total is None else super().render(task)
@@ -38,10 +40,11 @@ def shown(doing: str, *, as_json: bool, before: str | None = None, program_follo
     def draw(done: int, total: int) -> None:
         bar.update(task, description=doing, completed=done, total=total)
         if program_follows and done >= total:
-            # What the program writes must not be wiped away with the bar.
+            # Else the bar would wipe away what the program writes to this terminal.
             stop()
 
     def stop() -> None:
+        # A terminal that has gone does not matter.
         with suppress(OSError):
             bar.stop()
 
@@ -50,4 +53,5 @@ def shown(doing: str, *, as_json: bool, before: str | None = None, program_follo
             bar.start()
         yield draw
     finally:
+        # Not earlier: a terminal that takes nothing (^S) blocks here.
         stop()

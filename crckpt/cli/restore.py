@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import enum
+import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.dump import TcpOption
-from crckpt.cli.progress import shown
-from crckpt.cli.render import emit, restored
+from crckpt.cli.format import duration, note_lines, short_id, title
+from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError
+from crckpt.ops.restore.restore import Request, Restored, wait
+from crckpt.ops.restore.restore import restore as perform
 
 
 class Grown(enum.StrEnum):
@@ -29,34 +33,37 @@ def restore(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when the tree runs; do not stay its parent.")
     ] = False,
-    tcp: TcpOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look whether it would work; touch nothing.")] = False,
+    tcp: options.Tcp = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check whether it would work; do nothing.")] = False,
     or_older: Annotated[
         bool,
         typer.Option(
-            "--or-older", help="If it is damaged or does not fit, take the next older one of its job that does."
+            "--or-older",
+            help="If the checkpoint is damaged or cannot be restored here, take the next older one of its job.",
         ),
     ] = False,
     new_pid_namespace: Annotated[
-        bool, typer.Option("--new-pid-namespace", help="Restore into PIDs of its own, whoever has them on this host.")
+        bool,
+        typer.Option(
+            "--new-pid-namespace", help="Restore into a new PID namespace: the tree's PIDs may be in use on this host."
+        ),
     ] = False,
     grown: Annotated[
         Grown,
         typer.Option(
             "--grown",
-            help="Files that grew since: **refuse**, **rewind** (cut back; what came after is kept beside them) or "
-            "**keep** (logs opened for appending only). None is cut under a process that writes it.",
+            help="Files that grew since the checkpoint: **refuse** to restore, **rewind** them (cut them back; the "
+            "rest is kept in a file next to them), or **keep** them (only logs opened for appending). A file that "
+            "another process is writing is never cut.",
         ),
     ] = Grown.refuse,
-    no_preflight: Annotated[
-        bool, typer.Option("--no-preflight", help="Try it against all advice: CRIU finds out, or the program does.")
-    ] = False,
+    no_preflight: options.NoPreflight = False,
     allow_weaker: Annotated[
         bool,
         typer.Option(
             "--allow-weaker",
-            help="Restore a program even if it gets less confined than before (Landlock, a cgroup namespace, rules of "
-            "its control group). crckpt says what gets weaker.",
+            help="Restore the program even if it will be less confined than before (Landlock, a cgroup namespace, "
+            "limits of its control group). crckpt names what is weaker.",
         ),
     ] = False,
     store: options.Store = None,
@@ -67,15 +74,13 @@ def restore(
 ) -> None:
     """Bring a checkpointed tree back to life.
 
-    Without **--detach** crckpt stays as its parent, passes signals on (but those that it was started to ignore: `nohup`
-    works as ever), and ends with the program's own exit status.
-    What stands against it is said beforehand, by name; when it fails, nothing is left behind and it can be tried again.
+    Without **--detach** crckpt stays the parent of the program, passes signals on to it (except signals that it was
+    started to ignore, as by `nohup`), and exits with the program's own exit status.
+    crckpt first checks what would make the restore fail. If it fails all the same, nothing is left behind, and you can
+    try it again.
 
     `crckpt restore trainer --detach` · `crckpt restore trainer~1` · `crckpt restore trainer:before-upgrade`
     """
-    from crckpt.ops.restore.restore import Request, wait
-    from crckpt.ops.restore.restore import restore as perform
-
     request = Request(
         ref=ref,
         detach=detach,
@@ -87,19 +92,46 @@ def restore(
         preflight=not no_preflight,
         allow_weaker=allow_weaker,
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
-        # The document is to be alone on stdout.
-        output=2 if as_json else 1,
+        output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
     )
-    with shown("restoring", as_json=as_json, program_follows=True) as progress:
+    with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
+    output = Output(_document(result), _lines(result, verbose=verbose))
     if detach or dry_run:
-        emit("restore", restored(result, verbose=verbose), as_json=as_json)
+        emit("restore", output, as_json=as_json)
         return
     if not as_json:
-        # stdout belongs to the program now, which needs us even if nothing can be said.
+        # stdout is the program's now. The program needs us as its parent even if this cannot be printed.
         with suppress(CrckptError):
-            emit("restore", restored(result, verbose=verbose), as_json=False, to_stderr=True)
+            emit("restore", output, as_json=False, to_stderr=True)
     status = wait(result)
     if as_json:
-        emit("restore", restored(result, verbose=verbose, program_status=status), as_json=True)
+        emit("restore", Output(_document(result, program_status=status), iter(())), as_json=True)
     raise typer.Exit(status)
+
+
+def _document(result: Restored, *, program_status: int | None = None) -> dict[str, object]:
+    return {
+        "checkpoint": checkpoint_document(result.checkpoint),
+        "dry_run": result.pid is None,
+        "pid": result.pid,
+        "restore_ms": result.restore_ms,
+        "criu": result.criu.path,
+        "criu_passed_over": result.criu.passed_over,
+        "command": result.command,
+        "warnings": [str(finding) for finding in result.verdict.warnings],
+        "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.passed_over],
+        "program_status": program_status,
+    }
+
+
+def _lines(result: Restored, *, verbose: bool) -> Iterator[str]:
+    yield from (f"skipped {short_id(bad)}: {reason}\n" for bad, reason in result.passed_over)
+    yield from note_lines(result.criu.passed_over)
+    yield from note_lines(result.verdict.warnings)
+    if verbose:
+        yield f"{shlex.join(result.command)}\n"
+    if result.pid is None:
+        yield f"{title(result.checkpoint)} can be restored\n"
+    else:
+        yield f"restored {title(result.checkpoint)} as PID {result.pid} in {duration(result.restore_ms)}\n"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.render import Shown, duration, emit, escaped, made, size, summary, table
+from crckpt.cli.format import creation_time, draw_table, duration, escape, size
+from crckpt.cli.output import Output, checkpoint_document, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,23 +21,27 @@ if TYPE_CHECKING:
 def show(
     ref: options.Ref,
     ps: Annotated[bool, typer.Option("--ps", help="The processes: tree, threads, states.")] = False,
-    files: Annotated[bool, typer.Option("--files", help="The descriptors of each process.")] = False,
-    sockets: Annotated[bool, typer.Option("--sockets", help="The sockets, and who has them open.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="The open files of each process.")] = False,
+    sockets: Annotated[
+        bool, typer.Option("--sockets", help="The sockets, and which processes have them open.")
+    ] = False,
     maps: Annotated[
         bool,
         typer.Option(
             "--maps",
-            help="The memory maps: what was resident, and what of that is dirty (in no file, so in the checkpoint). "
-            "CRIU does not record how much of a file was resident.",
+            help="The memory maps: how much was resident, and how much of that is dirty (not in a file, so stored "
+            "in the checkpoint). CRIU does not record how much of a mapped file was resident.",
         ),
     ] = False,
-    env: Annotated[bool, typer.Option("--env", help="The environment of each process: it may hold secrets.")] = False,
+    env: Annotated[
+        bool, typer.Option("--env", help="The environment of each process. It may contain secrets.")
+    ] = False,
     strings: Annotated[
         str | None,
         typer.Option(
             "--strings",
             metavar="PATTERN",
-            help="Search memory: a regular expression over the printable strings in it.",
+            help="Search the printable strings in memory for a regular expression.",
             show_default="no search",
         ),
     ] = None,
@@ -44,9 +49,9 @@ def show(
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a checkpoint holds: the process tree, memory, files, sockets, options, host, sizes and times.
+    """Show what a checkpoint contains: the process tree, memory, files, sockets, options, host, sizes and times.
 
-    With options for sections: these in depth, instead.
+    With **--ps**, **--files**, **--sockets**, **--maps**, **--env** or **--strings**: show only these, in full.
     """
     if ps or files or sockets or maps or env or strings is not None:
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
@@ -57,7 +62,7 @@ def show(
     detail = perform(options.context(store, config=config), ref)
     checkpoint = detail.checkpoint
     document = {
-        **summary(checkpoint),
+        **checkpoint_document(checkpoint),
         "tags": detail.tags,
         "options": checkpoint.options,
         "host": checkpoint.host,
@@ -65,20 +70,23 @@ def show(
         "files": detail.files,
         "sockets": detail.sockets,
     }
-    emit("show", Shown(document, lambda console: _draw(console, detail)), as_json=as_json)
+    emit("show", Output(document, lambda console: _draw(console, detail)), as_json=as_json)
 
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
-    from crckpt.cli.sections import lines
+    from crckpt.cli.show_sections import lines
     from crckpt.ops.inspect.sections import sections
     from crckpt.ops.inspect.strings import strings
 
     found = sections(context, ref, **wanted)
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
-    document = {**summary(found.checkpoint), **{name: getattr(found, name) for name in wanted if wanted[name]}}
+    document = {
+        **checkpoint_document(found.checkpoint),
+        **{name: getattr(found, name) for name in wanted if wanted[name]},
+    }
     if matches is not None:
         document["strings"] = matches
-    emit("show", Shown(document, lines(found, matches)), as_json=as_json)
+    emit("show", Output(document, lines(found, matches)), as_json=as_json)
 
 
 def _draw(console: Console, detail: Detail) -> None:
@@ -86,7 +94,7 @@ def _draw(console: Console, detail: Detail) -> None:
     facts = (
         ("id", checkpoint.id),
         ("job", checkpoint.job + "".join(f"  :{tag}" for tag in detail.tags)),
-        ("created", made(checkpoint) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
+        ("created", creation_time(checkpoint) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
         ("parent", checkpoint.parent or "none"),
         ("note", checkpoint.note or ""),
         ("host", f"{checkpoint.host.hostname}, kernel {checkpoint.host.kernel}, {checkpoint.host.arch}"),
@@ -102,16 +110,16 @@ def _draw(console: Console, detail: Detail) -> None:
         ),
         ("pages", f"{numbers.pages} in all, {numbers.zero_pages} zero, {numbers.shared_pages} already stored"),
     )
-    console.print(table(("", ""), ((f"[bold]{name}[/]", escaped(value)) for name, value in facts if value)))
+    console.print(draw_table(("", ""), ((f"[bold]{name}[/]", escape(value)) for name, value in facts if value)))
     console.print(_tree(detail.processes))
     if detail.files:
         rows = (
-            (escaped(file.path), file.state, size(file.bytes) if file.bytes is not None else "", escaped(file.use))
+            (escape(file.path), file.state, size(file.bytes) if file.bytes is not None else "", escape(file.use))
             for file in detail.files
         )
-        console.print(table(("file", "", "size", "used by"), rows, right=frozenset({"size"})))
+        console.print(draw_table(("file", "", "size", "used by"), rows, right=frozenset({"size"})))
     if detail.sockets:
-        console.print(table(("socket",), ((escaped(title),) for title in detail.sockets)))
+        console.print(draw_table(("socket",), ((escape(title),) for title in detail.sockets)))
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:
@@ -123,6 +131,6 @@ def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:
         above = drawn.get(process.ppid, root)
         threads = f", {process.threads} threads" if process.threads > 1 else ""
         state = "" if process.state == "alive" else f", {process.state}"
-        line = f"{process.pid} [bold]{escaped(process.comm)}[/]{threads}{state}, {size(process.memory_bytes)}"
-        drawn[process.pid] = above.add(f"{line}  [dim]{escaped(process.command_line)}[/]")
+        line = f"{process.pid} [bold]{escape(process.comm)}[/]{threads}{state}, {size(process.memory_bytes)}"
+        drawn[process.pid] = above.add(f"{line}  [dim]{escape(process.command_line)}[/]")
     return root

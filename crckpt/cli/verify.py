@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.progress import shown
-from crckpt.cli.render import Shown, count, emit, escaped, short, size
+from crckpt.cli.format import count, short_id, size
+from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bar
 from crckpt.errors import IntegrityError, UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from crckpt.ops.context import Context
-    from crckpt.store import Damage, Repaired, Verified
+from crckpt.ops.repair import repair as perform_repair
+from crckpt.ops.verify import verify as perform
+from crckpt.store import Damage, Repaired, Verified
 
 
 def verify(
@@ -26,79 +25,70 @@ def verify(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Say what can still be restored; with --from, mend what is damaged.")
+        bool,
+        typer.Option("--repair", help="Show what can still be restored; with --from, repair what is damaged."),
     ] = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="With --repair: another store, that may have whole what is damaged here."),
+        typer.Option("--from", help="With --repair: another store, which may have an undamaged copy."),
     ] = None,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check every digest of a checkpoint, or of the whole store, down to the last byte.
+    """Check every byte of a checkpoint, or of the whole store, against its digest.
 
-    Ends with 13 if anything is damaged, naming what, and which checkpoints it touches. A repair replaces a damaged
-    file only by a whole one, never makes anything worse, and ends with 13 if something stays damaged.
+    Exits with 13 if anything is damaged, and names the damage and the checkpoints that it affects. A repair replaces
+    damaged files by undamaged copies only; it exits with 13 if some damage is left.
     """
     if everything and ref is not None:
-        raise UsageError(f"--all, or {ref} alone?", hint=f"crckpt verify --all, or crckpt verify {ref}")
+        raise UsageError(f"--all and {ref} cannot be combined", hint=f"crckpt verify --all, or crckpt verify {ref}")
     if source is not None and not repair:
-        raise UsageError("--from is for --repair", hint=f"crckpt verify --repair --from {source}")
-    with shown("verifying", as_json=as_json) as progress:
+        raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {source}")
+    repaired = None
+    with progress_bar("verifying", as_json=as_json) as progress:
         context = options.context(store, config=config, progress=progress)
-        now, repaired = _perform(context, None if everything else ref, source, repair=repair)
-    emit("verify", _told(now, repaired), as_json=as_json)
-    if now.damages:
+        if repair:
+            repaired = perform_repair(context, ref, source)
+        found = repaired.now if repaired else perform(context, ref)
+    emit("verify", Output(_document(found, repaired), _lines(found, repaired)), as_json=as_json)
+    if found.damages:
         raise typer.Exit(IntegrityError.exit_code)
 
 
-def _perform(
-    context: Context, ref: str | None, source: Path | None, *, repair: bool
-) -> tuple[Verified, Repaired | None]:
-    from crckpt.ops.repair import repair as mend
-    from crckpt.ops.verify import verify as look
-
-    if not repair:
-        return look(context, ref), None
-    repaired = mend(context, ref, source)
-    return repaired.now, repaired
-
-
-def _told(now: Verified, repaired: Repaired | None) -> Shown:
-    document: dict[str, object] = {**asdict(now), "intact": not now.damages}
+def _document(found: Verified, repaired: Repaired | None) -> dict[str, object]:
+    document: dict[str, object] = {**asdict(found), "intact": not found.damages}
     if repaired is not None:
         document |= {"mended": repaired.mended, "unmended": repaired.unmended}
-        document |= {"restorable": repaired.restorable, "lost": now.lost}
-
-    def text(console: Console) -> None:
-        for damage in repaired.mended if repaired else ():
-            console.print(f"[green]mended[/] {_touching(damage)}")
-        for damage in now.damages:
-            console.print(f"[red]damaged[/] {_touching(damage)}")
-        for still in repaired.unmended if repaired else ():
-            console.print(f"not mended: {escaped(still.why)}")
-        if not now.damages:
-            console.print(
-                f"{count(len(now.checkpoints), 'checkpoint')} whole, to the last byte ({size(now.bytes)} read)"
-            )
-        elif repaired is None:
-            console.print("what is not named above is whole; another store may mend the rest: crckpt verify --repair")
-        else:
-            _say_what_is_left(console, repaired)
-
-    return Shown(document, text)
+        document |= {"restorable": repaired.restorable, "lost": found.lost}
+    return document
 
 
-def _touching(damage: Damage) -> str:
-    touched = ", ".join(short(identity) for identity in damage.checkpoints)
-    return f"{escaped(damage.what)}; touches {touched or 'no checkpoint'}"
+def _lines(found: Verified, repaired: Repaired | None) -> Iterator[str]:
+    if repaired is not None:
+        yield from (f"repaired {_damage(damage)}\n" for damage in repaired.mended)
+    yield from (f"damaged {_damage(damage)}\n" for damage in found.damages)
+    if repaired is not None:
+        yield from (f"not repaired: {failure.why}\n" for failure in repaired.unmended)
+    if not found.damages:
+        yield f"{count(len(found.checkpoints), 'checkpoint')} OK ({size(found.bytes)} verified)\n"
+    elif repaired is None:
+        yield "the rest is OK; see what can still be restored, or repaired from a copy: crckpt verify --repair\n"
+    else:
+        yield from _remaining(repaired)
 
 
-def _say_what_is_left(console: Console, repaired: Repaired) -> None:
-    whole = ", ".join(short(identity) for identity in repaired.restorable)
-    console.print(f"can be restored: {whole or 'no checkpoint'}")
-    lost = " ".join(short(identity) for identity in repaired.now.lost)
-    if lost:
-        console.print(f"lost, unless another store has what is damaged (--from STORE): {lost}")
-        console.print(f"give them up with: crckpt rm {lost}")
+def _damage(damage: Damage) -> str:
+    affected = ", ".join(short_id(identity) for identity in damage.checkpoints)
+    return f"{damage.what}; affects {affected or 'no checkpoint'}"
+
+
+def _remaining(repaired: Repaired) -> Iterator[str]:
+    """What can be done with what is still damaged."""
+    restorable = ", ".join(short_id(identity) for identity in repaired.restorable)
+    yield f"can be restored: {restorable or 'no checkpoint'}\n"
+    if repaired.now.lost:
+        lost = " ".join(short_id(identity) for identity in repaired.now.lost)
+        yield f"cannot be restored: {lost}\n"
+        yield "if another store has a copy, repair them: crckpt verify --repair --from STORE\n"
+        yield f"if not, remove them: crckpt rm {lost}\n"

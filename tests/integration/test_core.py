@@ -176,7 +176,7 @@ def test_what_it_says(waited: Waited, tmp_path: Path) -> None:
     assert (found.st_size, stat.S_IMODE(found.st_mode)) == (result["size"], 0o600)
     assert found.st_blocks * 512 < result["held"] + (64 << 10), "zeros take room"
     said = waited.crckpt.run("core", "job", "--force", "-o", str(core)).out
-    assert said.endswith(f"look at it with: gdb {waited.executable} {core}\n")
+    assert said.endswith(f"open it with: gdb {waited.executable} {core}\n")
 
 
 def test_a_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:

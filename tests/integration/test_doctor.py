@@ -108,7 +108,7 @@ def test_the_fix_mends_the_store_for_who_agrees_and_then_has_nothing_to_do(opene
     assert facts(run.document)["store"]["state"] == "ok"
     assert stat.S_IMODE(opened.store.stat().st_mode) == 0o700
     again = opened.run("doctor", "--fix", "--yes")
-    assert again.err == "nothing here can be fixed safely\n"
+    assert again.err == "nothing can be fixed safely\n"
 
 
 @pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])

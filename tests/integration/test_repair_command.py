@@ -50,8 +50,8 @@ def test_it_says_what_can_be_restored_and_what_is_lost(crckpt: Crckpt, copy: Pat
 
 def test_it_mends_from_another_store(crckpt: Crckpt, copy: Path) -> None:
     words = crckpt.run("verify", "--repair", "--from", str(copy)).out
-    assert words.splitlines()[0].startswith("mended pack ")
-    assert words.splitlines()[-1].startswith("2 checkpoints whole")
+    assert words.splitlines()[0].startswith("repaired pack ")
+    assert words.splitlines()[-1].startswith("2 checkpoints OK")
     said = crckpt.run("verify", "--repair", "--from", str(copy), "--json").document["result"]
     assert set(said) == KEYS
     assert (said["intact"], said["damages"], said["mended"], said["lost"]) == (True, [], [], [])
@@ -62,7 +62,7 @@ def test_it_says_why_it_could_not(crckpt: Crckpt, copy: Path) -> None:
     shutil.rmtree(copy / "packs")
     (copy / "packs").mkdir(mode=0o700)
     words = crckpt.run("verify", "--repair", "--from", str(copy), status=13).out
-    assert f"not mended: {copy} has no pack " in words
+    assert f"not repaired: {copy} has no pack " in words
     said = crckpt.run("verify", "--repair", "--from", str(copy), "--json", status=13).document["result"]
     assert set(said["unmended"][0]) == {"name", "why"}
     assert [damage["name"] for damage in said["damages"]] == [still["name"] for still in said["unmended"]]

@@ -161,7 +161,7 @@ def test_what_cannot_be_had_is_said(crckpt: Crckpt) -> None:
         assert list(members) == ALWAYS
         assert [failed["part"] for failed in result["failed"]] == parts
         assert json.loads(members["report.json"])["failed"] == result["failed"]
-    assert "not in it: store: " in crckpt.run("report").out
+    assert "skipped: store: " in crckpt.run("report").out
 
 
 def test_damage(secretive: Secretive, tmp_path: Path) -> None:

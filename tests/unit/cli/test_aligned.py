@@ -6,12 +6,13 @@ import unicodedata
 
 import pytest
 
-from crckpt.cli.render import Shown, aligned, emit, escaped, on_one_line
+from crckpt.cli.format import align, escape, on_one_line
+from crckpt.cli.output import Output, emit
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     rows = [("a", "1", ""), ("long", "1000", "note {x} [b]")]
-    assert list(aligned(("id", "n", "note"), rows, right=frozenset({"n"}))) == [
+    assert list(align(("id", "n", "note"), rows, right=frozenset({"n"}))) == [
         "id       n  note\n",
         "a        1\n",
         "long  1000  note {x} [b]\n",
@@ -39,18 +40,18 @@ def test_no_character_of_such_a_kind_is_left(category: str) -> None:
     shown = on_one_line(all_of_it)
     assert shown
     assert {unicodedata.category(character) for character in set(shown)} & {category} == set()
-    assert escaped(all_of_it).replace("\\\\", "\\").isprintable()
+    assert escape(all_of_it).replace("\\\\", "\\").isprintable()
 
 
 def test_no_line_of_a_result_brings_another_or_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever files and programs are called."""
-    emit("doctor", Shown({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n"))), as_json=False)
+    emit("doctor", Output({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n"))), as_json=False)
     sign = "\N{REPLACEMENT CHARACTER}"
     assert capsys.readouterr().out == f"--file-locks: a lock on /tmp/{sign}[2J\n\na{sign}b\n"
 
 
 def test_what_rich_draws_breaks_no_line_either() -> None:
-    assert escaped("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
+    assert escape("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.parametrize("character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\U000e0100"])

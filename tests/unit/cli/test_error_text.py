@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.cli.render import error_text
+from crckpt.cli.output import error_text
 from crckpt.errors import CrckptError, PreflightRefused
 
 

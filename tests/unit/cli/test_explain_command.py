@@ -45,7 +45,7 @@ def test_as_json() -> None:
 def test_an_unknown_failure_is_said_to_be_one() -> None:
     said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): something new\n")
     assert said.splitlines() == [
-        "crckpt does not know this failure (crckpt report LOG makes an archive to report it with); CRIU said:",
+        "crckpt does not know this failure; to report it, make an archive: crckpt report LOG. CRIU said:",
         "  | (00.01) Error (criu/new.c:1): something new",
     ]
 

@@ -62,7 +62,7 @@ def test_what_an_encoding_lacks_is_written_as_its_number(tmp_path: Path) -> None
 def test_that_there_is_no_room_for_it_is_one(store: Path) -> None:
     with Path("/dev/full").open("wb") as output:
         code, said = said_to(output.fileno(), "list", "--json", "--store", store)
-        done = "crckpt: crckpt list is done, but what it says cannot be written: No space left on device"
+        done = "crckpt: crckpt list succeeded, but its output could not be written: No space left on device"
         assert (code, said.splitlines()[0]) == (1, done)
         code, said = said_to(output.fileno(), "list", "--json", "--store", store / "none")
         assert code == 10

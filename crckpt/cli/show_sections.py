@@ -1,11 +1,11 @@
-"""The sections of `crckpt show` as lines."""
+"""Write the sections of `crckpt show` as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from crckpt.cli.render import aligned, moment, short, size
+from crckpt.cli.format import align, size, title
 
 if TYPE_CHECKING:
     from crckpt.ops.inspect.sections import (
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
-    """Each section under its name, what was searched for last."""
-    checkpoint = found.checkpoint
-    yield f"{short(checkpoint.id)} ({checkpoint.job}, {moment(checkpoint.created)})\n"
+    """Write each section under its title; the matches of a search come last."""
+    yield f"{title(found.checkpoint)}\n"
     parts = (
         ("processes", None if found.ps is None else _processes(found.ps)),
         ("files", None if found.files is None else _files(found.files)),
@@ -30,9 +29,9 @@ def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
         ("maps", None if found.maps is None else _maps(found.maps)),
         ("environment", None if found.env is None else _environment(found.env)),
     )
-    for title, text in parts:
+    for name, text in parts:
         if text is not None:
-            yield from ("\n", f"{title}\n")
+            yield from ("\n", f"{name}\n")
             yield from _or_none(text)
     if matches is not None:
         yield from ("\n", "strings\n")
@@ -59,7 +58,7 @@ def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:
 
 
 def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
-    return aligned(
+    return align(
         ("pid", "fd", "access", "offset", "size", "kind", "path", ""),
         tuple(
             (
@@ -79,7 +78,7 @@ def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
 
 
 def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
-    return aligned(
+    return align(
         ("family", "type", "protocol", "state", "local", "remote", "open in"),
         tuple(
             (
@@ -89,7 +88,7 @@ def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
                 row.state,
                 row.local + (" (deleted)" if row.deleted else ""),
                 row.remote,
-                ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "nobody",
+                ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "no process",
             )
             for row in rows
         ),
@@ -98,7 +97,7 @@ def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
 
 
 def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
-    return aligned(
+    return align(
         ("pid", "addresses", "", "size", "resident", "dirty", "map"),
         tuple(
             (

@@ -1,0 +1,35 @@
+"""`crckpt export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.format import short_id
+from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bar
+from crckpt.errors import UsageError
+from crckpt.host.process.run import spelled
+from crckpt.ops.export import export as perform
+
+
+def export(
+    ref: options.Ref,
+    directory: Annotated[Path, typer.Argument(help="Where to write; must be empty or not exist.", metavar="DIR")],
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` restores. For a stream, run tar on DIR."""
+    if str(directory) == "-":
+        raise UsageError(
+            "crckpt export writes a directory and cannot write to stdout (-)",
+            hint=f"crckpt export {spelled([ref])} DIR && tar -C DIR -c .",
+        )
+    with progress_bar("unpacking", as_json=as_json) as progress:
+        result = perform(options.context(store, config=config, progress=progress), ref, directory)
+    text = (f"{short_id(result.id)} is in {result.directory}; restore it without crckpt:\n", f"{result.command}\n")
+    emit("export", Output(result, iter(text)), as_json=as_json)

@@ -1,0 +1,132 @@
+"""Values as text: columns, sizes, times, short ids, and names of others made safe to print."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from crckpt.causes import Finding
+    from crckpt.ops.dump.lineage import Copied
+    from crckpt.store import Checkpoint
+
+_NEVER_FOLDED: Final = ("id", "created", "frozen", "raw", "new", "stored", "size")
+"""Titles of columns that a drawn table keeps on one line."""
+
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+
+_BLANK: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters, marks and symbols without a shape, most of them from Unicode's Default_Ignorable_Code_Point."""
+
+
+def size(count: int) -> str:
+    """Bytes for people: 512 B, 1.5 MiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: 1 process, 2 processes."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def duration(milliseconds: float) -> str:
+    """Time for people: 840 ms, 12.3 s."""
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def local_time(when: datetime) -> str:
+    """A time in the reader's own zone."""
+    return when.astimezone().isoformat(" ", "seconds")[:19]
+
+
+def creation_time(checkpoint: Checkpoint) -> str:
+    """When a checkpoint was made."""
+    future = " (in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else ""
+    return local_time(checkpoint.created) + future
+
+
+def short_id(identity: str) -> str:
+    """The digits of an id that people need."""
+    return identity[:12]
+
+
+def title(checkpoint: Checkpoint) -> str:
+    """A checkpoint in a sentence: its id, job and time."""
+    return f"{short_id(checkpoint.id)} ({checkpoint.job}, {local_time(checkpoint.created)})"
+
+
+def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
+    """Findings that do not stop the operation, as lines."""
+    return (f"note {finding}\n" for finding in findings)
+
+
+def round_line(copied: Copied) -> str:
+    """One round of a pre-copy, as a line."""
+    pages = f"{count(copied.pages, 'page')}, {size(copied.bytes)}"
+    return f"round {copied.number}: {pages} in {duration(copied.ms)}, frozen {duration(copied.frozen_ms)}\n"
+
+
+def align(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
+    """Lines with aligned columns, never folded; columns named in `right` are aligned to the right."""
+    # Not a table of rich: over thousands of rows that takes seconds.
+    lines = [titles, *(tuple(map(on_one_line, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(
+        f"{{:{'>' if column in right else '<'}{width}}}" for column, width in zip(titles, widths, strict=True)
+    )
+    return (form.format(*line).rstrip() + "\n" for line in lines)
+
+
+def draw_table(
+    columns: Iterable[str], rows: Iterable[Iterable[RenderableType]], *, right: frozenset[str] = frozenset()
+) -> RenderableType:
+    """Make a plain table of rich; columns named in `right` are aligned to the right."""
+    from rich.table import Table  # 60 ms, and most commands draw nothing
+
+    titles = tuple(columns)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
+    for column in titles:
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in _NEVER_FOLDED
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def on_one_line(text: str) -> str:
+    """Text of others with nothing in it that breaks a line, a terminal or its encoding, and nothing that is invisible.
+
+    Characters without a shape (marks of direction, separators, code points that no font has) become their numbers.
+    """
+    if text.isprintable() and (text.isascii() or _BLANK.search(text) is None):
+        return text
+    return "".join(map(_visible, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)))
+
+
+def escape(text: str) -> str:
+    """Text of others (paths, names) for rich: on one line, and no bracket in it is markup."""
+    from rich.markup import escape as escape_markup  # only where something is drawn
+
+    return escape_markup(on_one_line(text))
+
+
+def _visible(character: str) -> str:
+    # Blanks of other widths are no printable characters to Python.
+    is_visible = character.isprintable() and _BLANK.match(character) is None
+    if is_visible or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,27 @@
+"""`crckpt gc`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from msgspec.structs import asdict
+
+from crckpt.cli import options
+from crckpt.cli.format import count, size
+from crckpt.cli.output import Output, emit
+from crckpt.ops.gc import gc as perform
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how much would be removed; remove nothing.")] = False,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
+    result = perform(options.context(store, config=config), dry_run=dry_run)
+    verb = "would free" if dry_run else "freed"
+    what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
+    text = iter([f"{verb} {size(result.bytes)}: {what}\n"])
+    emit("gc", Output({**asdict(result), "dry_run": dry_run}, text), as_json=as_json)

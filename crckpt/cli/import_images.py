@@ -1,0 +1,33 @@
+"""`crckpt import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.format import count, short_id, size
+from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.progress import progress_bar
+from crckpt.ops.import_images import import_images as perform
+
+
+def import_images(
+    directory: Annotated[Path, typer.Argument(help="A directory of CRIU images.", metavar="DIR")],
+    job: Annotated[str, typer.Argument(help="The job that gets the checkpoint.", metavar="JOB")],
+    note: Annotated[str | None, typer.Option("--note", help="A line of text to remember it by.")] = None,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
+    with progress_bar("storing", as_json=as_json) as progress:
+        context = options.context(store, config=config, progress=progress)
+        checkpoint = perform(context, directory, job, note)
+    text = (
+        f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
+        f"{size(checkpoint.statistics.stored_bytes)} stored\n"
+    )
+    emit("import", Output(checkpoint_document(checkpoint), iter([text])), as_json=as_json)

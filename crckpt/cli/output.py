@@ -1,0 +1,137 @@
+"""Print a result or an error: text for people, or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from crckpt.cli.format import on_one_line
+from crckpt.errors import CrckptError, PreflightRefused
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from crckpt.store import Checkpoint
+
+SCHEMA: Final = 1
+"""The version of the JSON documents."""
+
+_WIDTH_WITHOUT_TERMINAL: Final = 200
+"""Columns of a file or a pipe: nothing is folded there."""
+
+
+class Output(Struct, frozen=True):
+    """A result in both forms: `document` for JSON, and `text` as lines or as a function that draws on a console.
+
+    Lines may contain text of others as it is; what is drawn must be escaped.
+    """
+
+    document: object
+    text: Iterator[str] | Callable[[Console], None]
+
+
+def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False) -> None:
+    """Print a result. Raises CrckptError if it cannot be written.
+
+    A reader that has gone (head, less) is not a failure: the rest is discarded.
+    """
+    try:
+        _print(command, output, as_json=as_json, to_stderr=to_stderr)
+    except (BrokenPipeError, SystemExit):  # rich turns a broken pipe into SystemExit
+        discard(sys.stderr if to_stderr else sys.stdout)
+    except OSError as error:
+        raise CrckptError(
+            f"crckpt {command} succeeded, but its output could not be written: {error.strerror}",
+            hint="do not run it again to get the output; crckpt list shows the checkpoints",
+        ) from error
+
+
+def discard(stream: TextIO) -> None:
+    """Send what is still written to a stream to /dev/null."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def error_document(command: str, error: CrckptError) -> dict[str, object]:
+    """A failure as JSON."""
+    content = {"code": error.exit_code, "message": error.message, "hint": error.hint, "causes": list(error.causes)}
+    return {"schema": SCHEMA, "command": command, "status": "error", "error": content}
+
+
+def error_text(error: CrckptError) -> str:
+    """A failure as text: what happened, the causes if there are several, and what to type next."""
+    if isinstance(error, PreflightRefused) and len(error.causes) > 1:
+        # Each cause has its own remedy; the message and the hint are those of the first.
+        lines = [f"crckpt: refused for {len(error.causes)} reasons:", *(f"  - {cause}" for cause in error.causes)]
+        return "".join(f"{on_one_line(line)}\n" for line in lines)
+    causes = error.causes if len(error.causes) > 1 else ()
+    lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
+    if error.hint:
+        lines.append(f"  hint: {error.hint}")
+    return "".join(f"{on_one_line(line)}\n" for line in lines)
+
+
+def checkpoint_document(checkpoint: Checkpoint) -> dict[str, object]:
+    """The keys that each JSON document has for a checkpoint."""
+    return {
+        "id": checkpoint.id,
+        "job": checkpoint.job,
+        "created": checkpoint.created,
+        "in_future": checkpoint.is_in_future(datetime.now(UTC)),
+        "parent": checkpoint.parent,
+        "stopped": checkpoint.stopped,
+        "note": checkpoint.note,
+        "processes": len(checkpoint.tree),
+        "statistics": checkpoint.statistics,
+    }
+
+
+def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> None:
+    if as_json:
+        document = {"schema": SCHEMA, "command": command, "status": "ok", "result": output.document}
+        sys.stdout.write(_encode(document) + "\n")
+        sys.stdout.flush()
+        return
+    if isinstance(output.text, Iterator):
+        stream = sys.stderr if to_stderr else sys.stdout
+        stream.writelines(on_one_line(line.removesuffix("\n")) + "\n" for line in output.text)
+        stream.flush()
+        return
+    from rich.console import Console  # only where something is drawn: it takes long to load
+
+    console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _WIDTH_WITHOUT_TERMINAL
+    output.text(console)
+
+
+def _encode(document: object) -> str:
+    """As json.dumps(indent=2), which takes three times as long for thousands of checkpoints."""
+    text = json.dumps(document, default=_plain)
+    try:
+        return msgspec.json.format(text)
+    except msgspec.DecodeError:  # a lone surrogate: a name or a note in no encoding
+        return json.dumps(json.loads(text), indent=2)
+
+
+def _plain(value: object) -> object:
+    """A value that the json module does not know, as one that it knows."""
+    if isinstance(value, Struct):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Iterator):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON for {value!r}")

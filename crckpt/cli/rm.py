@@ -1,0 +1,37 @@
+"""`crckpt rm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.format import short_id
+from crckpt.cli.output import Output, emit
+from crckpt.ops.rm import Removed
+from crckpt.ops.rm import rm as perform
+
+
+def rm(
+    refs: Annotated[list[str], typer.Argument(help="The checkpoints to remove.", metavar="REF...")],
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
+
+    After `crckpt dump --stop --tcp keep` a network lock drops the packets of the tree's connections until its restore.
+    Removing that checkpoint lifts the lock too.
+    """
+    result = perform(options.context(store, config=config), tuple(refs))
+    emit("rm", Output(result, _lines(result)), as_json=as_json)
+
+
+def _lines(result: Removed) -> Iterator[str]:
+    for identity in result.removed:
+        yield f"removed {short_id(identity)}\n"
+    for table in result.lifted_locks:
+        yield f"lifted the network lock of the stopped tree (nftables: table inet {table})\n"
+    yield "free the space with: crckpt gc\n"

@@ -1,0 +1,26 @@
+"""`crckpt tag`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.format import short_id
+from crckpt.cli.output import Output, emit
+from crckpt.ops.tag import tag as perform
+
+
+def tag(
+    ref: options.Ref,
+    name: Annotated[str, typer.Argument(help="The tag: letters, digits, `.`, `_`, `-`.", metavar="TAG")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag from REF instead.")] = False,
+    store: options.Store = None,
+    config: options.ConfigPath = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
+    result = perform(options.context(store, config=config), ref, name, remove=remove)
+    said = "removed" if remove else f"now names {short_id(result.id)}"
+    emit("tag", Output(result, iter([f"{result.job}:{result.tag} {said}\n"])), as_json=as_json)
