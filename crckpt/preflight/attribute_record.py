@@ -1,4 +1,4 @@
-"""What a dump records of the attributes of processes and threads that CRIU does not save. Pure.
+"""The attributes of processes and threads that CRIU does not save, and the record that a dump makes of them.
 
 `ATTRIBUTES` lists how a dump reads each one, how a restore sets it again, and whether it protects something.
 """
@@ -14,21 +14,23 @@ from crckpt.errors import IntegrityError
 from crckpt.host.attributes.sockets import SocketRecord
 
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Place = tuple[str, str]
-Value = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
+GroupId = tuple[str, str]
+"""A control group's controllers and path."""
+AttributeValue = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
 
 _MOST_HIERARCHIES: Final = 64
-"""Of control groups: one for each controller, and version 2."""
+"""Hierarchies of control groups: one for each controller, and version 2."""
 
 
 class Attribute(Struct, frozen=True):
     """One attribute, `of` each thread or of the process as a whole.
 
-    `read`: from /proc or a system call on its id (`outside`), by a system call that the process itself is made to make
-    (`asked`, see `crckpt.ops.dump.attributes`), by `CRIU`, or not at all. `back`: who sets it at a restore, crckpt from
-    `outside`, crckpt by a system call `inside` the process, `CRIU`, or nobody. `protects`: losing it makes the program
-    or the host less safe. `test` is its name in tests/programs/attributes.py, empty if a test cannot be made or is
-    elsewhere; `note` says why something is not done.
+    - `read`: how a dump reads it: `outside` (from /proc or by a system call on its id), `asked` (crckpt makes the
+      process call the kernel, see `crckpt.ops.dump.attributes`), by `CRIU`, or `not`
+    - `back`: how a restore sets it: `outside` (by its id), `inside` (a system call in the process), `CRIU`, or `not`
+    - `protects`: without it the program or the host is less safe
+    - `test`: its name in tests/programs/attributes.py; empty if a test is impossible or elsewhere
+    - `note`: why something is not done
     """
 
     name: str
@@ -41,7 +43,7 @@ class Attribute(Struct, frozen=True):
     note: str = ""
 
 
-_NO_SIGN: Final = "the kernel tells it only to the thread itself"
+_NOT_VISIBLE: Final = "the kernel shows it only to the thread itself"
 
 ATTRIBUTES: Final = (
     Attribute("affinity", "thread", "the CPU affinity", "outside", "outside", test="affinity"),
@@ -90,7 +92,7 @@ ATTRIBUTES: Final = (
         "not",
         protects=True,
         test="landlock",
-        note="the kernel tells that there is one, and nothing of its rules; asked of the first thread",
+        note="the kernel says that there is one, but not its rules; asked of the first thread",
     ),
     Attribute(
         "session_keyring",
@@ -100,7 +102,7 @@ ATTRIBUTES: Final = (
         "not",
         protects=True,
         test="session_keyring",
-        note="the tree gets that of the crckpt that restores it, or a new one if that is another user's; keys are lost",
+        note="the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are lost",
     ),
     Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
     Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
@@ -124,23 +126,23 @@ ATTRIBUTES: Final = (
         "not",
         note="CRIU refuses them everywhere after the restore",
     ),
-    Attribute("cpuid", "thread", "the fault on CPUID", "not", "not", note=_NO_SIGN),
-    Attribute("tsc", "thread", "the fault on RDTSC (PR_SET_TSC)", "not", "not", note=_NO_SIGN),
+    Attribute("cpuid", "thread", "the fault on CPUID", "not", "not", note=_NOT_VISIBLE),
+    Attribute("tsc", "thread", "the fault on RDTSC (PR_SET_TSC)", "not", "not", note=_NOT_VISIBLE),
     Attribute("speculation", "thread", "the control of speculation", "not", "not", note="not set by any test host"),
-    Attribute("dispatch", "thread", "the dispatch of own system calls", "not", "not", note=_NO_SIGN),
-    Attribute("keyrings", "thread", "keys in thread, process and session keyrings", "not", "not", note=_NO_SIGN),
+    Attribute("dispatch", "thread", "the dispatch of own system calls", "not", "not", note=_NOT_VISIBLE),
+    Attribute("keyrings", "thread", "keys in thread, process and session keyrings", "not", "not", note=_NOT_VISIBLE),
 )
 BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
 
 LANDLOCK: Final = "landlock"
 UNASKED: Final = "unasked"
-"""Of a process that may be confined, and could not be asked."""
+"""The value of a process that may be confined and could not be asked."""
 
 
-class Group(Struct, frozen=True):
+class ControlGroup(Struct, frozen=True):
     """A control group: the controllers of its hierarchy (none: version 2), its path there, and what it restricts.
 
-    Of each limit that is the least of the group and those above it; rules count as 1.
+    Each limit is the lowest of the group and its ancestors. Rules are recorded as 1.
     """
 
     controllers: str
@@ -148,47 +150,53 @@ class Group(Struct, frozen=True):
     restricts: dict[str, Number] = {}
 
     @property
-    def place(self) -> Place:
-        """What names it."""
+    def id(self) -> GroupId:
+        """Hierarchy and path together."""
         return self.controllers, self.path
 
 
 class ProcessRecord(Struct, frozen=True):
-    """What a dump found of a process. Numbers are those of its own PID namespace.
+    """What a dump recorded of a process. Ids are those of its own PID namespace.
 
-    `threads` has values by thread id and name. `groups` is a place in the record's list. `labels` are what a security
-    module is to give to what the process makes, by name of the file in /proc/PID/attr. `has_own_groups`: it has a
-    cgroup namespace that is not the one of the crckpt that dumped it.
+    - `threads`: values by thread id and name
+    - `groups`: an index into the record's list
+    - `labels`: pending labels of a security module, by the name of the file in /proc/PID/attr
+    - `has_own_groups`: its cgroup namespace is not that of the crckpt that dumped it
     """
 
     pid: int
-    threads: dict[int, dict[str, Value]]
-    values: dict[str, Value] = {}
+    threads: dict[int, dict[str, AttributeValue]]
+    values: dict[str, AttributeValue] = {}
     groups: int | None = None
     labels: dict[str, str] = {}
     has_own_groups: bool = False
     uid: int = 0
 
 
-class Record(Struct, frozen=True):
-    """What a dump found of a tree. `cpus` were online; `groups` are the different sets of groups of its processes.
+class AttributeRecord(Struct, frozen=True):
+    """What a dump recorded of a tree.
 
-    `sockets` are those that have more than CRIU saves, each once. `asked` are processes that were asked for what only
-    they can tell, or would have been if anything had hinted at it; None if that was not noted.
+    - `cpus`: the CPUs that were online
+    - `groups`: the distinct sets of groups of its processes
+    - `sockets`: the sockets that have more than CRIU saves, each once
+    - `asked`: the processes that crckpt asked, or had no reason to ask; None if an older crckpt did not record this
     """
 
-    cpus: Value
+    cpus: AttributeValue
     processes: tuple[ProcessRecord, ...]
-    groups: tuple[Annotated[tuple[Group, ...], Meta(max_length=_MOST_HIERARCHIES)], ...] = ()
+    groups: tuple[Annotated[tuple[ControlGroup, ...], Meta(max_length=_MOST_HIERARCHIES)], ...] = ()
     asked: tuple[int, ...] | None = None
     sockets: tuple[SocketRecord, ...] = ()
 
 
-def read_record(details: dict[str, object]) -> Record | None:
-    """The record in a checkpoint's details; None if there is none, as in older checkpoints. Raises IntegrityError."""
+def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:
+    """Decode the record in a checkpoint's details; None if there is none, as in older checkpoints.
+
+    Raises IntegrityError.
+    """
     if "attributes" not in details:
         return None
     try:
-        return msgspec.convert(details["attributes"], Record, strict=False, str_keys=True)
+        return msgspec.convert(details["attributes"], AttributeRecord, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"the record of the program's attributes is damaged: {error}") from error

@@ -1,4 +1,4 @@
-"""Record the attributes of a tree at a dump that CRIU does not save: `crckpt.preflight.attribute_record` lists them.
+"""Record the attributes of a tree that CRIU does not save, as `crckpt.preflight.attribute_record` lists them.
 
 Most are read from outside. Some are known only to the process itself: crckpt makes a system call in one of its threads,
 which stops that for some milliseconds. A dump that ends the tree does this in each process. A dump after which the tree
@@ -17,9 +17,9 @@ from crckpt.host import proc
 from crckpt.host.attributes import sockets, tasks
 from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
-from crckpt.preflight.attribute_record import UNASKED, Group, ProcessRecord, Record, Value
+from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 
-Asked = dict[int, dict[str, Value]]
+Asked = dict[int, dict[str, AttributeValue]]
 """By PID what processes said when they were asked."""
 
 Members = tuple[tuple[str, str], ...]
@@ -73,17 +73,19 @@ def record(root: proc.Process, asked: Asked) -> object:
                 were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
                 held.extend(its)
                 known = numbers
-    found = Record(
+    found = AttributeRecord(
         cpus=tuple(sorted(tasks.cpus())),
         processes=tuple(processes),
-        groups=tuple(tuple(Group(*place, cgroups.restrictions(*place)) for place in members) for members in groups),
+        groups=tuple(
+            tuple(ControlGroup(*place, cgroups.restrictions(*place)) for place in members) for members in groups
+        ),
         asked=tuple(were_asked),
         sockets=tuple(held),
     )
     return msgspec.to_builtins(found, str_keys=True)
 
 
-def _process(process: proc.Process, asked: dict[str, Value], groups: dict[Members, int]) -> ProcessRecord:
+def _process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:
     pid = process.pid
     members = cgroups.memberships(pid)
     return ProcessRecord(
@@ -96,14 +98,14 @@ def _process(process: proc.Process, asked: dict[str, Value], groups: dict[Member
     )
 
 
-def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, Value]]]:
+def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, AttributeValue]]]:
     for tid in process.threads:
         with suppress(OSError):
             inside = tid if len(process.ns_pids) == 1 else proc.tid_inside(process.pid, tid)
             yield inside, dict(_read(tasks.OF_THREAD.items(), tid))
 
 
-def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, Value]]:
+def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, AttributeValue]]:
     """What a kernel does not know is left out."""
     for name, reader in readers:
         with suppress(OSError, ValueError):

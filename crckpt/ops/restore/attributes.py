@@ -24,7 +24,7 @@ from crckpt.host.process import cgroups
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images.sockets import UnixSocket
-from crckpt.preflight.attribute_record import ATTRIBUTES, BY_NAME, Group, Record, Value
+from crckpt.preflight.attribute_record import ATTRIBUTES, BY_NAME, AttributeRecord, AttributeValue, ControlGroup
 from crckpt.preflight.restore.attributes import (
     AttributeVerdict,
     HostAttributes,
@@ -50,7 +50,7 @@ class PutBack(Struct, frozen=True):
     In seclusion a tree has other network interfaces: what sockets cannot have for that is not said.
     """
 
-    record: Record | None
+    record: AttributeRecord | None
     tree: ImageTree
     host: HostAttributes
     verdict: AttributeVerdict
@@ -85,7 +85,9 @@ class PutBack(Struct, frozen=True):
         return tuple({(told.key, told.what.partition(" of ")[0]): told for told in reversed(failed)}.values())
 
 
-def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False) -> PutBack:
+def prepare(
+    record: AttributeRecord | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False
+) -> PutBack:
     """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
     session = keyctl.own_session()
     if record is None:
@@ -93,7 +95,7 @@ def prepare(record: Record | None, tree: ImageTree, *, allow_weaker: bool, in_se
         return PutBack(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
     if in_seclusion:
         record = msgspec.structs.replace(record, groups=())
-    restricting = {group.place for members in record.groups for group in members if group.restricts}
+    restricting = {group.id for members in record.groups for group in members if group.restricts}
     host = HostAttributes(
         cpus=tasks.cpus(),
         session=session,
@@ -151,7 +153,7 @@ class _Restored:
             return {tid if self._init is None else proc.tid_inside(here, tid): tid for tid in listed}
         return {}
 
-    def move(self, moves: tuple[tuple[int, Group], ...]) -> Iterator[Finding]:
+    def move(self, moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[Finding]:
         """Move processes to their old groups; what could not be moved."""
         for pid, group in moves:
             where = cgroups.directory(group.controllers, group.path)
@@ -219,7 +221,7 @@ def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAt
     return found
 
 
-def _has(name: str, tid: int, value: Value) -> bool:
+def _has(name: str, tid: int, value: AttributeValue) -> bool:
     """Whether that is so already. What cannot be read is set, unless it was nothing."""
     reader = tasks.OF_THREAD.get(name) or tasks.OF_PROCESS.get(name)
     if reader is None:
@@ -229,14 +231,14 @@ def _has(name: str, tid: int, value: Value) -> bool:
     return not value
 
 
-def _set(name: str, tid: int, value: Value, thread: ThreadAttributes) -> Iterator[Finding]:
+def _set(name: str, tid: int, value: AttributeValue, thread: ThreadAttributes) -> Iterator[Finding]:
     try:
         tasks.SETTERS[name](tid, value)
     except _REFUSED as error:
         yield _lost(name, thread, str(getattr(error, "strerror", None) or error))
 
 
-def _order(pid: int, tid: int, values: list[tuple[str, Value]]) -> Order:
+def _order(pid: int, tid: int, values: list[tuple[str, AttributeValue]]) -> Order:
     from crckpt.host.attributes.remote_calls import Order
 
     return Order(pid, tid, "set", tuple(values), is_lent=True)

@@ -37,7 +37,7 @@ from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.restore import complete, outside_ends
 from crckpt.ops.restore.survey import survey
-from crckpt.preflight.attribute_record import read_record
+from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.judge import Verdict, judge_restore
 from crckpt.preflight.restore.planned import PlannedRestore
@@ -180,7 +180,7 @@ def _rehearse(request: Request, context: Context, repository: Repository, checkp
         if images is None:
             files = laid_out(repository, checkpoint, work, context.progress, orphaned(tree))
         # Where it changes nothing it may be weaker, if that is said.
-        put_back = prepare(read_record(details), tree, allow_weaker=True, in_seclusion=True)
+        put_back = prepare(read_attribute_record(details), tree, allow_weaker=True, in_seclusion=True)
         put_back.enter_session()
         contents = pipe_contents(repository, checkpoint, verdict.two_way_pipes)
         # In an overlay they are of another file system.

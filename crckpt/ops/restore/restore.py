@@ -44,7 +44,7 @@ from crckpt.ops.inspect.images import Streamed, laid_out, orphaned, pipe_content
 from crckpt.ops.restore.attributes import PutBack, prepare
 from crckpt.ops.restore.open_files import Known, check
 from crckpt.ops.restore.survey import survey
-from crckpt.preflight.attribute_record import read_record
+from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.pipes import OutsidePipe
 from crckpt.preflight.restore.planned import Grown, PlannedRestore
@@ -210,7 +210,7 @@ def _restore_one(subject: _Subject) -> Restored:
             began = None
         details = read_details(subject.repository, subject.checkpoint)
         verdict = _verdict(subject, tree, reading.files, details)
-        put_back = prepare(read_record(details), tree, allow_weaker=request.allow_weaker)
+        put_back = prepare(read_attribute_record(details), tree, allow_weaker=request.allow_weaker)
         if put_back.verdict.weaker and not request.allow_weaker:
             raise refused(put_back.verdict.weaker)
         verdict = replace(verdict, warnings=(*verdict.warnings, *put_back.verdict.weaker, *put_back.verdict.lost))

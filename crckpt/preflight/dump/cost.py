@@ -1,4 +1,4 @@
-"""What a dump of a tree would cost, worked out from the tree's size and what trials on this host took. Pure."""
+"""Predict what a dump costs, from the size of the tree and from trials on this host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Load(NamedTuple):
-    """What the time of a dump grows with, in one process or a tree. `memory` is bytes that are in no file."""
+    """What a dump's time grows with, in a process or a tree. `memory`: bytes that are in no file."""
 
     memory: float = 0
     maps: float = 0
@@ -18,9 +18,9 @@ class Load(NamedTuple):
 
 
 class DumpSpeed(Struct, frozen=True):
-    """How quickly CRIU dumps: milliseconds for each byte of memory, and before and after the freeze.
+    """How fast CRIU dumps: milliseconds per byte of memory (`byte_ms`), and before and after the freeze (`around_ms`).
 
-    `slowness` is how many times as long as `usual_ms` all takes that is no memory.
+    `slowness`: the time for everything but memory, as a multiple of `usual_ms`.
     """
 
     byte_ms: float
@@ -29,7 +29,7 @@ class DumpSpeed(Struct, frozen=True):
 
 
 class ImageFiles(Struct, frozen=True):
-    """How many files CRIU writes beside the memory: for any tree, and for each process, of so many bytes."""
+    """How many small files CRIU writes: for any tree (`files`), and per process with their bytes."""
 
     files: float
     process_files: float
@@ -37,7 +37,7 @@ class ImageFiles(Struct, frozen=True):
 
 
 class CommitSpeed(Struct, frozen=True):
-    """What storing took and gave: of nothing, of each small file, and of each byte of memory."""
+    """The time and the stored bytes of a commit: fixed, per small file, and per byte of memory."""
 
     fixed_ms: float
     fixed_stored: float
@@ -48,9 +48,9 @@ class CommitSpeed(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True):
-    """What a dump is expected to cost, named as the statistics of checkpoints.
+    """The expected cost of a dump, with the names of a checkpoint's statistics.
 
-    `sampled_bytes` is how much of the tree's memory was looked at.
+    `sampled_bytes`: how much of the tree's memory was read for it.
     """
 
     frozen_ms: float
@@ -63,17 +63,17 @@ class Prediction(Struct, frozen=True):
 
 _ONCE_MS: Final = 5.0
 _EACH_MS: Final = Load(memory=0, maps=0.026, descriptors=0.055, threads=0.35, processes=2.5)
-"""What CRIU 4.2.1 takes in a virtual machine with two cores of 2024. Only how these compare counts: how quick this host
-is, is measured."""
+"""The times of CRIU 4.2.1 in a virtual machine with two cores of 2024. Only their ratios count: trials measure how fast
+this host is."""
 
 
 def usual_ms(load: Load) -> float:
-    """How long a host that we know keeps a tree frozen, but for its memory."""
+    """Return how long the reference host freezes a tree, without the time for memory."""
     return _ONCE_MS + sum(cost * amount for cost, amount in zip(_EACH_MS, load, strict=True))
 
 
 def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -> DumpSpeed:
-    """From a trial dump of such a tree: how long its memory took, all of its freeze, and all."""
+    """Compute the speed from a trial dump of `load`: the times of its memory, of the whole freeze, and of the dump."""
     return DumpSpeed(
         byte_ms=memory_ms / load.memory,
         slowness=max(frozen_ms - memory_ms, 0.0) / usual_ms(load),
@@ -82,7 +82,7 @@ def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -
 
 
 def predict_cost(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
-    """What a dump of such a tree costs at these speeds; `sampled` bytes of it were stored on trial."""
+    """Predict the cost of a dump at these speeds. `sampled`: how many bytes of the tree were stored on trial."""
     frozen_ms = dump.byte_ms * tree.memory + dump.slowness * usual_ms(tree)
     files = images.files + images.process_files * tree.processes + tree.threads
     raw_bytes = tree.memory + images.process_bytes * tree.processes

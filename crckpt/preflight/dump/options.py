@@ -21,11 +21,6 @@ class OptionReason(Struct, frozen=True):
     why: str
 
 
-def pick_tcp(tcp: Literal["keep", "close"] | None, *, may_connect: bool) -> Literal["keep", "close"] | None:
-    """Return the user's choice for TCP connections if the tree may have any at the freeze."""
-    return tcp if may_connect else None
-
-
 def pick_options(
     observed: Observed, tcp: Literal["keep", "close"] | None, *, locks_by_nftables: bool, skip_in_flight: bool
 ) -> tuple[Options, tuple[OptionReason, ...]]:

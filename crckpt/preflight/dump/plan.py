@@ -11,7 +11,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.model import Options
 from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes, sockets, tasks, terminals
-from crckpt.preflight.dump.options import OptionReason, pick_options, pick_tcp
+from crckpt.preflight.dump.options import OptionReason, pick_options
 from crckpt.preflight.dump.tested_kinds import find_untested
 
 UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter"})
@@ -52,7 +52,7 @@ def plan_dump(
     may_connect = sockets.may_connect(observed, tcp, locks_by_nftables=locks_by_nftables)
     options, reasons = pick_options(
         observed,
-        pick_tcp(tcp, may_connect=may_connect),
+        tcp if may_connect else None,
         locks_by_nftables=locks_by_nftables,
         skip_in_flight=skip_in_flight,
     )

@@ -1,4 +1,4 @@
-"""The kinds of resources that a tree may hold, each with the test that restores one. Pure.
+"""The kinds of resources that a tree may hold, each with the test that restores one.
 
 CRIU may save what it cannot restore. So `--stop` ends a tree with an untested kind only with `--force`.
 """
@@ -68,7 +68,7 @@ TESTED: Final = {
     "process that is stopped": f"{_TREES}[rarities]",
     "process that has ended and was not reaped": f"{_TREES}[rarities]",
 }
-"""Kind -> the test that dumps a tree with one, ends it, restores it, and compares."""
+"""For each kind, the test that dumps a tree with one, ends it, restores it, and compares."""
 
 _TERMINALS_BY_NUMBER: Final = {
     (5, 0): "terminal of the session",
@@ -80,35 +80,38 @@ _PSEUDO_TERMINALS: Final = range(136, 144)
 _SECCOMP_FILTER: Final = 2  # linux/seccomp.h
 
 
-def find_kinds(seen: Observed) -> dict[str, str]:
-    """Each kind that the tree holds, and where the first is: a process, or one of its descriptors."""
+def find_kinds(observed: Observed) -> dict[str, str]:
+    """Return each kind that the tree holds, and where the first one is: a process, or one of its descriptors."""
     found: dict[str, str] = {}
-    for kind, where in _all(seen):
+    for kind, where in _find_all(observed):
         found.setdefault(kind, where)
     return found
 
 
-def find_untested(seen: Observed) -> dict[str, str]:
-    """Each kind that the tree holds and no test restores, and where."""
-    return {kind: where for kind, where in find_kinds(seen).items() if kind not in TESTED}
+def find_untested(observed: Observed) -> dict[str, str]:
+    """Return each kind that the tree holds and no test restores, and where it is."""
+    return {kind: where for kind, where in find_kinds(observed).items() if kind not in TESTED}
 
 
-def _all(seen: Observed) -> Iterator[tuple[str, str]]:
-    own, root = dict(seen.own_namespaces), dict(seen.tree.root.namespaces)
-    for process in seen.tree.processes:
-        for kind in _of_process(process, own, root):
+def _find_all(observed: Observed) -> Iterator[tuple[str, str]]:
+    own, root = dict(observed.own_namespaces), dict(observed.tree.root.namespaces)
+    for process in observed.tree.processes:
+        for kind in _process_kinds(process, own, root):
             yield kind, f"process {process.pid}"
-    for found in seen.descriptors:
+    for found in observed.descriptors:
         if not found.target.startswith("socket:["):
-            yield _of_descriptor(found), f"fd {found.fd} of process {found.pid}, {found.target}"
-    for held in seen.sockets:
-        yield f"socket {_name(held.family, 'AF_')} {_name(held.kind, 'SOCK_')}", f"fd {held.fd} of process {held.pid}"
-    for mapping in seen.mappings:
+            yield _descriptor_kind(found), f"fd {found.fd} of process {found.pid}, {found.target}"
+    for opened in observed.sockets:
+        yield (
+            f"socket {_name(opened.family, 'AF_')} {_name(opened.kind, 'SOCK_')}",
+            f"fd {opened.fd} of process {opened.pid}",
+        )
+    for mapping in observed.mappings:
         if mapping.kind == "sysv":
             yield "System V shared memory", f"process {mapping.pid}"
 
 
-def _of_process(process: Process, own: dict[str, int], root: dict[str, int]) -> Iterator[str]:
+def _process_kinds(process: Process, own: dict[str, int], root: dict[str, int]) -> Iterator[str]:
     if process.state == "zombie":
         yield "process that has ended and was not reaped"
         return
@@ -116,7 +119,7 @@ def _of_process(process: Process, own: dict[str, int], root: dict[str, int]) -> 
         yield "process that is stopped"
     for kind, inode in process.namespaces:
         if not kind.endswith("_for_children") and own.get(kind, inode) != inode:
-            yield f"{kind} namespace{_place_of(root.get(kind), own.get(kind), inode)}"
+            yield f"{kind} namespace{_location(root.get(kind), own.get(kind), inode)}"
     if process.seccomp:
         yield (
             "filter of system calls (seccomp)"
@@ -125,13 +128,13 @@ def _of_process(process: Process, own: dict[str, int], root: dict[str, int]) -> 
         )
 
 
-def _place_of(root: int | None, own: int | None, inode: int) -> str:
+def _location(root: int | None, own: int | None, inode: int) -> str:
     if root == inode:
         return ""
     return " inside the tree" if root == own else " inside the tree's own"
 
 
-def _of_descriptor(found: Descriptor) -> str:
+def _descriptor_kind(found: Descriptor) -> str:
     kind, _, name = found.target.partition(":")
     if kind == "pipe":
         return "pipe"
@@ -142,31 +145,31 @@ def _of_descriptor(found: Descriptor) -> str:
     if found.target.startswith("/memfd:"):
         return "memfd"
     if stat.S_ISCHR(found.mode):
-        return _of_device(os.major(found.device), os.minor(found.device))
+        return _device_kind(os.major(found.device), os.minor(found.device))
     if found.flags & os.O_PATH:
         return "file opened with O_PATH"
-    return _of_file(found)
+    return _file_kind(found)
 
 
-def _of_device(major: int, minor: int) -> str:
+def _device_kind(major: int, minor: int) -> str:
     if major in _PSEUDO_TERMINALS:
         return "pseudo terminal"
     return _TERMINALS_BY_NUMBER.get((major, minor), f"device {major}:{minor}")
 
 
-def _of_file(found: Descriptor) -> str:
+def _file_kind(found: Descriptor) -> str:
     kinds = {stat.S_IFREG: "regular file", stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe"}
     kind = kinds.get(stat.S_IFMT(found.mode), "")
-    place = next((place for place in ("/proc", "/sys") if found.target.startswith(f"{place}/")), "")
+    mount = next((mount for mount in ("/proc", "/sys") if found.target.startswith(f"{mount}/")), "")
     if not kind:
-        return f"file of mode {found.mode:o}" if found.mode else "file that cannot be looked at"
-    if place:
-        return f"{'file' if kind == 'regular file' else kind} of {place}"
+        return f"file of mode {found.mode:o}" if found.mode else "unreadable file"
+    if mount:
+        return f"{'file' if kind == 'regular file' else kind} of {mount}"
     return "deleted file" if kind == "regular file" and found.target.endswith(" (deleted)") else kind
 
 
 def _name(number: int, prefix: str) -> str:
-    """The constant of that number, as socket(7) spells it."""
+    """Return the name of the constant, as socket(7) spells it."""
     return next(
         (name for name in dir(socket) if name.startswith(prefix) and getattr(socket, name) == number), str(number)
     )

@@ -16,7 +16,16 @@ from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.attribute_record import BY_NAME, LANDLOCK, UNASKED, Group, Place, ProcessRecord, Record, Value
+from crckpt.preflight.attribute_record import (
+    BY_NAME,
+    LANDLOCK,
+    UNASKED,
+    AttributeRecord,
+    AttributeValue,
+    ControlGroup,
+    GroupId,
+    ProcessRecord,
+)
 from crckpt.preflight.restore.cgroups import CheckedGroups, check_groups, groups_of
 
 _MOST_NODES: Final = 1024
@@ -28,7 +37,7 @@ class ThreadAttributes(Struct, frozen=True):
 
     pid: int
     tid: int
-    values: dict[str, Value]
+    values: dict[str, AttributeValue]
 
 
 class HostAttributes(Struct, frozen=True):
@@ -40,7 +49,7 @@ class HostAttributes(Struct, frozen=True):
     cpus: frozenset[int]
     restricts: dict[str, int] = {}
     session: SessionKeyring | None = None
-    old_groups: dict[Place, dict[str, int]] = {}
+    old_groups: dict[GroupId, dict[str, int]] = {}
 
 
 class AttributeVerdict(Struct, frozen=True):
@@ -51,7 +60,7 @@ class AttributeVerdict(Struct, frozen=True):
 
     weaker: tuple[Finding, ...] = ()
     lost: tuple[Finding, ...] = ()
-    moves: tuple[tuple[int, Group], ...] = ()
+    moves: tuple[tuple[int, ControlGroup], ...] = ()
     is_in_session: bool = True
 
 
@@ -64,7 +73,7 @@ class RecordedSocket(Struct, frozen=True):
     record: SocketRecord
 
 
-def attributes_to_set(record: Record, tree: ImageTree, host: HostAttributes) -> Iterator[ThreadAttributes]:
+def attributes_to_set(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> Iterator[ThreadAttributes]:
     """Return what to set on each thread of the tree, and on nothing outside it, whatever the record says.
 
     A thread that is younger than the record inherited the attributes of an older one.
@@ -89,7 +98,9 @@ def attributes_to_set(record: Record, tree: ImageTree, host: HostAttributes) -> 
             yield ThreadAttributes(process.pid, thread.tid, dict(_fit(values, record, host)))
 
 
-def _fit(values: dict[str, Value], record: Record, host: HostAttributes) -> Iterator[tuple[str, Value]]:
+def _fit(
+    values: dict[str, AttributeValue], record: AttributeRecord, host: HostAttributes
+) -> Iterator[tuple[str, AttributeValue]]:
     """Fit the values to the CPUs and nodes of this host."""
     for name, value in values.items():
         if name == "affinity":
@@ -101,7 +112,7 @@ def _fit(values: dict[str, Value], record: Record, host: HostAttributes) -> Iter
             yield name, value
 
 
-def recorded_sockets(record: Record, tree: ImageTree) -> Iterator[RecordedSocket]:
+def recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[RecordedSocket]:
     """Return the sockets of the record that are in the tree."""
     by_inode: dict[int, tuple[int, int, InetSocket | UnixSocket | NetlinkSocket]] = {}
     # CRIU saves no inode of a packet socket: look for it where the dump found it.
@@ -121,12 +132,12 @@ def recorded_sockets(record: Record, tree: ImageTree) -> Iterator[RecordedSocket
             yield RecordedSocket(*place, by_descriptor[place], found)
 
 
-def judge_attributes(record: Record, tree: ImageTree, host: HostAttributes) -> AttributeVerdict:
+def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> AttributeVerdict:
     """Judge, before anything is restored, what of the record this host can keep."""
     comms = {process.pid: process.comm for process in tree.processes}
     weaker: list[Finding] = []
     lost: list[Finding] = list(_find_fewer_cpus(record, host))
-    moves: list[tuple[int, Group]] = []
+    moves: list[tuple[int, ControlGroup]] = []
     checked: dict[int | None, CheckedGroups] = {}
     for process in record.processes:
         if process.pid not in comms:
@@ -158,7 +169,7 @@ def _find_weaker(process: ProcessRecord, values: dict[str, object]) -> Iterator[
         yield cause("label-lost").told(name=name, label=label, **values)
 
 
-def _find_weaker_sockets(record: Record, tree: ImageTree) -> Iterator[Finding]:
+def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
     """Find sockets that lose their peer's user or the keys of their segments."""
     inside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and not file.external}
     comms = {process.pid: process.comm for process in tree.processes}
@@ -174,7 +185,7 @@ def _find_weaker_sockets(record: Record, tree: ImageTree) -> Iterator[Finding]:
             yield cause("tcp-keys-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid])
 
 
-def _find_unasked(record: Record, tree: ImageTree) -> Iterator[Finding]:
+def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
     """Find processes that may be confined, started after crckpt asked, and may not have inherited that.
 
     The parent that they have now may not be the one that started them: it may adopt orphans.
@@ -189,7 +200,7 @@ def _find_unasked(record: Record, tree: ImageTree) -> Iterator[Finding]:
             yield cause("unasked-lost").told(pid=process.pid, comm=process.core.comm)
 
 
-def shares_session(record: Record | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
+def shares_session(record: AttributeRecord | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
     """Return whether the tree may have our session keyring: it had this one, or its user is ours.
 
     In a unit it is the unit's keyring, in a shell the login's. A program of another user could read our keys.
@@ -200,7 +211,7 @@ def shares_session(record: Record | None, tree: ImageTree, ours: SessionKeyring 
     return ours.id == _session_of(record, tree)[0] or (credentials is not None and credentials.euid == ours.uid)
 
 
-def _session_of(record: Record | None, tree: ImageTree) -> tuple[int, int]:
+def _session_of(record: AttributeRecord | None, tree: ImageTree) -> tuple[int, int]:
     """Return the session keyring of the tree's root and how many keys it had; zeros if it was not asked."""
     root = tree.root.pid
     found = next((each for each in record.processes if each.pid == root), None) if record is not None else None
@@ -209,7 +220,7 @@ def _session_of(record: Record | None, tree: ImageTree) -> tuple[int, int]:
 
 
 def _find_lost_keys(
-    record: Record, tree: ImageTree, ours: SessionKeyring | None, *, is_in_session: bool
+    record: AttributeRecord, tree: ImageTree, ours: SessionKeyring | None, *, is_in_session: bool
 ) -> Iterator[Finding]:
     keyring, keys = _session_of(record, tree)
     if keys and not is_in_session and ours is not None and keyring != ours.id:
@@ -225,7 +236,7 @@ def _once(findings: list[Finding]) -> Iterator[Finding]:
             yield finding
 
 
-def _find_fewer_cpus(record: Record, host: HostAttributes) -> Iterator[Finding]:
+def _find_fewer_cpus(record: AttributeRecord, host: HostAttributes) -> Iterator[Finding]:
     everywhere = set(record.cpus)
     for process in record.processes:
         for tid, values in process.threads.items():

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.preflight.attribute_record import Group, Place, ProcessRecord, Record
+from crckpt.preflight.attribute_record import AttributeRecord, ControlGroup, GroupId, ProcessRecord
 
 LIMITS: Final = ("memory", "swap", "pids", "cpu")
 RULES: Final = ("devices", "network")
@@ -22,28 +22,28 @@ class CheckedGroups(Struct, frozen=True):
     `weaker` findings refuse the restore, unless the user allows it; `lost` ones are warnings.
     """
 
-    moves: tuple[Group, ...] = ()
+    moves: tuple[ControlGroup, ...] = ()
     weaker: tuple[Finding, ...] = ()
     lost: tuple[Finding, ...] = ()
 
 
-def groups_of(record: Record, process: ProcessRecord) -> tuple[Group, ...]:
+def groups_of(record: AttributeRecord, process: ProcessRecord) -> tuple[ControlGroup, ...]:
     """Return the groups that the process was in."""
     index = process.groups
     return () if index is None or not 0 <= index < len(record.groups) else record.groups[index]
 
 
 def check_groups(
-    groups: tuple[Group, ...],
+    groups: tuple[ControlGroup, ...],
     ours: dict[str, int],
-    old: dict[Place, dict[str, int]],
+    old: dict[GroupId, dict[str, int]],
     values: dict[str, object],
 ) -> CheckedGroups:
     """Compare what the old groups restricted with what crckpt's own groups do (`ours`).
 
     `old`: what those old groups restrict that still exist. `values`: how findings name the process.
     """
-    moves: list[Group] = []
+    moves: list[ControlGroup] = []
     weaker: list[Finding] = []
     lost: list[Finding] = []
     for group in groups:
@@ -59,7 +59,7 @@ def check_groups(
     return CheckedGroups(tuple(moves), tuple(weaker), tuple(lost))
 
 
-def _missing_restrictions(group: Group, ours: dict[str, int]) -> list[str]:
+def _missing_restrictions(group: ControlGroup, ours: dict[str, int]) -> list[str]:
     """Return what the old group restricted and ours do not, or less."""
     return [
         name
@@ -68,6 +68,6 @@ def _missing_restrictions(group: Group, ours: dict[str, int]) -> list[str]:
     ]
 
 
-def _still_restricts(group: Group, old: dict[Place, dict[str, int]]) -> bool:
-    now = old.get(group.place)
+def _still_restricts(group: ControlGroup, old: dict[GroupId, dict[str, int]]) -> bool:
+    now = old.get(group.id)
     return now is not None and all(now.get(name, limit + 1) <= limit for name, limit in group.restricts.items())

@@ -11,7 +11,7 @@ import pytest
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.sockets import Membership, SocketRecord, put_back, read_sockets
-from crckpt.preflight.attribute_record import read_record
+from crckpt.preflight.attribute_record import read_attribute_record
 
 RECVERR, USER_TIMEOUT = 11, 18
 
@@ -101,4 +101,4 @@ def test_a_record_out_of_bounds_is_refused(more: dict[str, object]) -> None:
     place = {"pid": 1, "fd": 3, "inode": 7, "family": 2, "kind": 2, "protocol": 17}
     details: dict[str, object] = {"attributes": {"cpus": [0], "processes": [], "sockets": [place | more]}}
     with pytest.raises(IntegrityError, match="damaged"):
-        read_record(details)
+        read_attribute_record(details)

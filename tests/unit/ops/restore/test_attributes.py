@@ -14,7 +14,7 @@ from places import TESTS
 from crckpt.errors import RestoreFailed
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.restore.attributes import prepare
-from crckpt.preflight.attribute_record import ProcessRecord, Record, Value
+from crckpt.preflight.attribute_record import AttributeRecord, AttributeValue, ProcessRecord
 
 IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
@@ -35,9 +35,11 @@ def tree() -> Iterator[ImageTree]:
             process.kill()
 
 
-def record(tree: ImageTree, of_thread: dict[str, Value], of_process: dict[str, Value] | None = None) -> Record:
+def record(
+    tree: ImageTree, of_thread: dict[str, AttributeValue], of_process: dict[str, AttributeValue] | None = None
+) -> AttributeRecord:
     pid = tree.root.pid
-    return Record((0, 1), (ProcessRecord(pid, {pid: of_thread}, of_process or {}),))
+    return AttributeRecord((0, 1), (ProcessRecord(pid, {pid: of_thread}, of_process or {}),))
 
 
 def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None:

@@ -12,18 +12,24 @@ from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.tree import ImageTree, Process
-from crckpt.preflight.attribute_record import ATTRIBUTES, Group, ProcessRecord, Record, read_record
+from crckpt.preflight.attribute_record import (
+    ATTRIBUTES,
+    AttributeRecord,
+    ControlGroup,
+    ProcessRecord,
+    read_attribute_record,
+)
 from crckpt.preflight.restore.attributes import HostAttributes, attributes_to_set, judge_attributes, shares_session
 
 TWO = frozenset({0, 1})
 
 
-def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> Record:
+def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> AttributeRecord:
     """A record of the root only."""
     root = tree.root.pid
     groups = more.pop("record_groups", ())
     threads = more.pop("threads", {root: {"affinity": (0,)}})
-    return Record(cpus, (ProcessRecord(root, threads, **more),), groups)
+    return AttributeRecord(cpus, (ProcessRecord(root, threads, **more),), groups)
 
 
 def test_the_list_and_what_reads_and_sets_agree() -> None:
@@ -35,8 +41,8 @@ def test_the_list_and_what_reads_and_sets_agree() -> None:
 
 
 def test_a_checkpoint_without_a_record_wants_nothing() -> None:
-    assert read_record({}) is None
-    assert read_record({"schema": 1, "append_sizes": {}}) is None
+    assert read_attribute_record({}) is None
+    assert read_attribute_record({"schema": 1, "append_sizes": {}}) is None
 
 
 @pytest.mark.parametrize(
@@ -52,12 +58,12 @@ def test_a_checkpoint_without_a_record_wants_nothing() -> None:
 )
 def test_a_record_that_is_none_is_refused(damaged: object) -> None:
     with pytest.raises(IntegrityError, match="the record of the program's attributes is damaged"):
-        read_record({"attributes": damaged})
+        read_attribute_record({"attributes": damaged})
 
 
 def test_a_stranger_gets_nothing(tree: ImageTree) -> None:
     """A record that names a process outside of the tree changes nothing of that."""
-    record = Record((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
+    record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
     assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
     hostile = of_root(tree, threads={tree.root.pid: {}, 1: {"affinity": (0,)}})
     assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO))}
@@ -95,8 +101,8 @@ def test_nodes_that_no_kernel_has_are_left_out(tree: ImageTree) -> None:
     assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
 
 
-RULES = Group("devices", "/a", {"devices": 1})
-LIMITS = Group("pids", "/b", {"pids": 50})
+RULES = ControlGroup("devices", "/a", {"devices": 1})
+LIMITS = ControlGroup("pids", "/b", {"pids": 50})
 
 
 @pytest.mark.parametrize(
@@ -179,10 +185,10 @@ def _with_core(process: Process, **changes: bool) -> Process:
 def test_many_processes_in_many_groups_are_judged_in_no_time(tree: ImageTree) -> None:
     """The groups are looked at once, however often the record names the processes."""
     root = tree.root.pid
-    groups = tuple(Group(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
+    groups = tuple(ControlGroup(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
     processes = (ProcessRecord(root, {}, groups=0),) * 200_000
     began = time.process_time()
-    found = judge_attributes(Record((0,), processes, (groups,)), tree, HostAttributes(TWO))
+    found = judge_attributes(AttributeRecord((0,), processes, (groups,)), tree, HostAttributes(TWO))
     assert time.process_time() - began < 5
     assert [finding.key for finding in found.weaker] == ["group-rules-lost"]
 
@@ -190,4 +196,4 @@ def test_many_processes_in_many_groups_are_judged_in_no_time(tree: ImageTree) ->
 def test_more_hierarchies_than_a_kernel_has_are_refused() -> None:
     groups = [[{"controllers": "", "path": "/a"}] * 65]
     with pytest.raises(IntegrityError, match="record of the program's attributes is damaged"):
-        read_record({"attributes": {"cpus": [0], "processes": [], "groups": groups}})
+        read_attribute_record({"attributes": {"cpus": [0], "processes": [], "groups": groups}})
