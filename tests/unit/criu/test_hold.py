@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from entering import halted
+from smaller_bounds import smaller_bounds
 
 from crckpt.criu import hold as hold_module
 from crckpt.criu.hold import GaveUp, Hold, Step, gate, holds_at
@@ -314,12 +315,9 @@ def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path
 
 
 @pytest.mark.usefixtures("_limited")
-def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(tmp_path: Path) -> None:
     """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
-    monkeypatch.setattr(hold_module, "STUCK_S", 1.5)
-    with holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
+    with smaller_bounds(hold_module, STUCK_S=1.5), holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
         script = ask(tmp_path / "hold", "post-dump")
         with pytest.raises(subprocess.TimeoutExpired):
             script.wait(5)

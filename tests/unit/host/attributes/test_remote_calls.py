@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from entering import compiled, running
+from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
@@ -120,10 +121,13 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
 
 
 @needs_root
-def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer() -> None:
     """As by a file system of the program's own, in which its memory lies: not even a SIGKILL would end it."""
-    monkeypatch.setattr(remote_calls, "_PATIENCE_S", 1.0)
-    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process, ThreadPoolExecutor(1) as pool:
+    with (
+        smaller_bounds(remote_calls, _PATIENCE_S=1.0),
+        running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
         entered = pool.submit(enter, [Order(process.pid, process.pid, "ask")] * 50)
         while not (found := _helpers()):
             assert not entered.done()

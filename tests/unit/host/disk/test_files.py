@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from listing import mode, names
+from other_user import as_user
 
 from crckpt.host.disk import files
 
@@ -71,10 +72,17 @@ def test_where_a_user_has_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert files.user_directory("XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert files.user_directory("XDG_CACHE_HOME", ".cache") == Path("/elsewhere")
-    monkeypatch.delenv("XDG_CACHE_HOME")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_user_without_a_name_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 3)
-    assert files.user_directory("XDG_CACHE_HOME", ".cache") is None
+
+    def check() -> None:
+        assert files.user_directory("XDG_CACHE_HOME", ".cache") is None
+
+    as_user(check, 2**31 - 3)
 
 
 def test_status_of(tmp_path: Path) -> None:

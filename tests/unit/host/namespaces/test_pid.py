@@ -122,12 +122,10 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert list(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_where_no_namespace_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = tmp_path / "bin/unshare"
-    refusing.parent.mkdir()
+def test_where_no_namespace_can_be_made(tmp_path: Path, commands: Path) -> None:
+    refusing = commands / "unshare"
     refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o700)
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(refusing.parent))
     with (
         pytest.raises(HostCannot, match="Operation not permitted"),
         namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner"),

@@ -156,8 +156,8 @@ def test_a_network_lock_is_found_and_lifted() -> None:
     assert not run.run(look).ok
 
 
-def test_without_nft_there_is_no_lock_to_lift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+@pytest.mark.usefixtures("commands")
+def test_without_nft_there_is_no_lock_to_lift() -> None:
     if network_locks.nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
     assert (network_locks.can_filter(), network_locks.lift_lock("x")) == (False, None)

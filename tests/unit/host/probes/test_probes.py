@@ -385,10 +385,12 @@ def test_capabilities_of_criu_without_root(tmp_path: Path) -> None:
     assert rights.rootless(None).fix == "scripts/install-criu"
 
 
-def test_tools_are_looked_for_where_they_are_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_looked_for_where_they_are_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert tools.util_linux().state == "ok"
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+    request.getfixturevalue("commands")
     assert tools.util_linux().fix == "apt-get install util-linux"
     assert tools.ssh().fix == "apt-get install openssh-client"
     assert network.lock_by_iptables().fix == "apt-get install iptables"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from entering import Told, registered, reset
+from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
@@ -73,14 +74,13 @@ def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None
     with_it.close()
 
 
-def test_more_regions_than_fit_in_one_answer(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protected(target.pid)
     reset(target.pid)
     target.do(f"write(told, range(0, {PAGES}, 2))")
-    monkeypatch.setattr(pagemap, "_REGIONS_AT_ONCE", 3)
-    monkeypatch.setattr(pagemap, "_PIECE", 16 * PAGE)
-    assert pages(target.pid, place) == set(range(0, PAGES, 2))
+    with smaller_bounds(pagemap, _REGIONS_AT_ONCE=3, _PIECE=16 * PAGE):
+        assert pages(target.pid, place) == set(range(0, PAGES, 2))
     with_it.close()
 
 

@@ -39,7 +39,7 @@ def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> No
 
 def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: Path) -> None:
     """As if the unit's had ended just when systemd had told its number."""
-    start = "sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
+    start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
     with pytest.raises(UsageError, match="the process that unit:web names was started a moment ago"), held("unit:web"):
         pytest.fail("it is another one")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import CrckptError, HostCannot, PreflightRefused, UsageError
-from crckpt.host.process import run
 from crckpt.host.target import resolve
 
 
@@ -222,7 +221,7 @@ def answers(systemctl: Path, text: str) -> None:
     asked = "show --property=Id,LoadState,ActiveState,SubState,MainPID,ControlGroup -- "
     systemctl.write_text(f"""#!/bin/sh
 case "$*" in "{asked}"-web|"{asked}"web) ;; *) echo "asked: $*"; exit 1 ;; esac
-cat <<'END'
+/bin/cat <<'END'
 {text}
 END
 """)
@@ -276,7 +275,7 @@ def test_systemd_does_not_answer(systemctl: Path) -> None:
     assert "Failed to connect to bus" in refused("unit:web").message
 
 
-def test_no_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+@pytest.mark.usefixtures("commands")
+def test_no_systemd() -> None:
     with pytest.raises(HostCannot, match="cannot run systemctl"):
         resolve.resolve("unit:web")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_sets import Area, ImageSet, area, flip, opened, packs, page, store
+from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
 from crckpt.host.syscalls.process_vm import MOST_BYTES, MOST_ROWS, can_write_memory
@@ -114,12 +115,10 @@ def test_every_page_is_placed_or_left(
     base = tmp_path_factory.mktemp("placed")
     repository = opened(base)
     store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
-    with processes(len(contents)) as memories, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(placement, "_MOST_AHEAD", ahead)
-        patched.setattr(placement, "_FRAMES_AT_ONCE", 1)
-        patched.setattr(placement, "_PAGES_AT_ONCE", 64)
-        patched.setattr(placement, "_RUNS_AT_ONCE", 3)
-        patched.setattr(placement, "_EXTENTS_AT_ONCE", 5)
+    few = smaller_bounds(
+        placement, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
+    )
+    with processes(len(contents)) as memories, few:
         names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
         checkpoint = store(
             repository,

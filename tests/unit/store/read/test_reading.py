@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, files_of, flip, opened, packs, page, restored, store
 from series import chain, series, started
+from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
@@ -38,7 +40,7 @@ def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int =
 
 
 @pytest.fixture
-def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int]]]:
     """How often each frame is unpacked; small files are read as large ones are."""
     counts: Counter[tuple[str, int]] = Counter()
     original = Pack.check
@@ -47,9 +49,10 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
         counts[self.digest, frame] += 1
         original(self, frame, stored)
 
+    # Nothing but the work tells how much of it was done.
     monkeypatch.setattr(Pack, "check", counted)
-    monkeypatch.setattr(reading, "_SMALL", 0)
-    return counts
+    with smaller_bounds(reading, _SMALL=0):
+        yield counts
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -77,14 +80,16 @@ def test_any_order_in_little_memory(
     random.Random(0).shuffle(scattered)
     store(repository, base, ImageSet({"pagemap-1.img": [area(0, *scattered)]}))
     checkpoint = store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "_SMALL", 0)
-        patched.setattr(reading, "_MOST_FRAMES", frames)
-        patched.setattr(reading, "_FEWEST_FRAMES", frames)
-        patched.setattr(reading, "_PAGES_IN_PART", 16)
-        patched.setattr(reading, "_LENT_PAGES", lent)
-        patched.setattr(reading, "_PAGES_WORTH_LENDING", worth_lending)
-        patched.setattr(reading, "PIPE_SIZE", lent * PAGE_SIZE)
+    with smaller_bounds(
+        reading,
+        _SMALL=0,
+        _MOST_FRAMES=frames,
+        _FEWEST_FRAMES=frames,
+        _PAGES_IN_PART=16,
+        _LENT_PAGES=lent,
+        _PAGES_WORTH_LENDING=worth_lending,
+        PIPE_SIZE=lent * PAGE_SIZE,
+    ):
         assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
         assert restored(repository, checkpoint, base) == files_of(base / "images-1")
 
@@ -177,9 +182,7 @@ def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacke
     repository = opened(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "_MOST_FRAMES", 8)
-        patched.setattr(reading, "_FEWEST_FRAMES", 8)
+    with smaller_bounds(reading, _MOST_FRAMES=8, _FEWEST_FRAMES=8):
         assert contents_of(repository, checkpoint).index.files
         unpacked.clear()
         assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, often))

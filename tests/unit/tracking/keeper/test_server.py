@@ -12,8 +12,9 @@ from typing import cast
 
 import msgspec
 import pytest
+from other_user import as_user
+from smaller_bounds import smaller_bounds
 
-from crckpt.host.disk import runtime_directory
 from crckpt.tracking.keeper import server
 from crckpt.tracking.keeper.server import _MOST_CALLERS, Answer, Keeper, Request, _Caller, _Service
 from crckpt.tracking.tracker import Tracker
@@ -147,9 +148,8 @@ def test_a_line_without_end_is_hung_up_on(place: Path) -> None:
     assert answers(place)
 
 
-def test_who_reads_no_answers_keeps_nobody_waiting_for_long(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_PATIENCE_S", 0.2)
-    with called(place) as deaf:
+def test_who_reads_no_answers_keeps_nobody_waiting_for_long(place: Path) -> None:
+    with smaller_bounds(server, _PATIENCE_S=0.2), called(place) as deaf:
         assert is_hung_up_on(deaf, b'{"do":"tell"}\n' * 100)
         assert answers(place)
 
@@ -161,11 +161,20 @@ def test_many_who_say_nothing_lock_nobody_out(place: Path) -> None:
         assert answers(place)
 
 
-def test_other_users_are_not_answered(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_credentials", lambda _connection: (4711, 12345))
-    with called(place) as connection:
-        assert not heard(connection)
-    monkeypatch.undo()
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_other_users_are_not_answered(place: Path) -> None:
+    place.chmod(0o777)
+    # Where it lies only root can go; who is there already can call it.
+    directory = os.open(place.parent, os.O_PATH)
+    place.parent.chmod(0o711)
+
+    def check() -> None:
+        os.chdir(directory)
+        with called(Path(place.name)) as connection:
+            assert not heard(connection)
+
+    as_user(check)
+    os.close(directory)
     assert answers(place)
 
 
@@ -174,30 +183,3 @@ def test_who_is_at_the_other_end_is_what_the_kernel_says() -> None:
     with ours, theirs:
         assert server.is_trusted(ours)
         assert server.peer(ours) == os.getpid()
-
-
-def test_the_directory_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_directory, "runtime_directory", lambda: tmp_path / "run")
-    before = os.umask(0)
-    try:
-        runtime_directory.make_for(tmp_path / "run" / "keepers" / "1-2")
-    finally:
-        os.umask(before)
-    for path in (tmp_path / "run", tmp_path / "run" / "keepers"):
-        assert path.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("name", ["run", "run/keepers"])
-def test_a_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(runtime_directory, "runtime_directory", lambda: tmp_path / "run")
-    wanted = tmp_path / "run" / "keepers" / "1-2"
-    runtime_directory.make_for(wanted)
-    (tmp_path / name).chmod(0o777)
-    with pytest.raises(PermissionError):
-        runtime_directory.make_for(wanted)
-    (tmp_path / name).chmod(0o700)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / name).rename(tmp_path / "gone")
-    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError):
-        runtime_directory.make_for(wanted)
