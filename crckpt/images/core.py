@@ -89,7 +89,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
     )
 
 
-def without_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
+def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
     """The image of a thread that is to ask for no signal when its parent ends. Raises IntegrityError."""
     image = read_image(data, name, magics.CORE)
     records = tuple(Record(_orphaned(record.payload, name), record.extra) for record in image.records)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from crckpt.images import magics, regular, sockets, special
+from crckpt.images import magics, memfd, other_files, pipes, regfile, sockets, tty
 from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
 
 OpenFile: TypeAlias = (
-    regular.RegularFile
+    regfile.RegularFile
     | sockets.InetSocket
     | sockets.UnixSocket
     | sockets.NetlinkSocket
     | sockets.PacketSocket
-    | special.Pipe
-    | special.Fifo
-    | special.Terminal
-    | special.MemFd
-    | special.EventPoll
-    | special.PidFd
-    | special.Watch
-    | special.OtherFile
+    | pipes.Pipe
+    | pipes.Fifo
+    | tty.Terminal
+    | memfd.MemFd
+    | other_files.EventPoll
+    | other_files.PidFd
+    | other_files.Watch
+    | other_files.OtherFile
 )
 """An open file of any type. All have `id`, `kind` (what it is, for people) and `title` (which one it is)."""
 
@@ -43,9 +43,9 @@ def _open_file(message: Message) -> OpenFile:
     if kind in _WATCHES:
         number, title, marks = _WATCHES[kind]
         entry = message.message(number)
-        return special.Watch(file_id, title, entry.uint(2), len(entry.messages(marks)))
+        return other_files.Watch(file_id, title, entry.uint(2), len(entry.messages(marks)))
     number, title = _OTHERS.get(kind, (0, "unknown"))
-    return special.OtherFile(file_id, title, _flags(message, number))
+    return other_files.OtherFile(file_id, title, _flags(message, number))
 
 
 def _flags(message: Message, number: int) -> int:
@@ -59,17 +59,17 @@ _NAMESPACE: Final = 5
 _WITHOUT_FLAGS: Final = frozenset({0, 11, 15})
 
 _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
-    1: (3, regular.regular_file),
-    2: (18, special.pipe),
-    3: (17, special.fifo),
-    4: (4, sockets.inet_socket),
-    5: (16, sockets.unix_socket),
-    7: (9, special.event_poll),
-    10: (6, sockets.packet_socket),
-    11: (19, special.terminal),
-    13: (7, sockets.netlink_socket),
-    18: (20, special.memfd),
-    20: (22, special.pidfd),
+    1: (3, regfile.decode_regular_file),
+    2: (18, pipes.decode_pipe),
+    3: (17, pipes.decode_fifo),
+    4: (4, sockets.decode_inet_socket),
+    5: (16, sockets.decode_unix_socket),
+    7: (9, other_files.decode_event_poll),
+    10: (6, sockets.decode_packet_socket),
+    11: (19, tty.decode_terminal),
+    13: (7, sockets.decode_netlink_socket),
+    18: (20, memfd.decode_memfd),
+    20: (22, other_files.decode_pidfd),
 }
 """File type -> field with its entry, and who reads it."""
 

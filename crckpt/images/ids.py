@@ -37,10 +37,10 @@ class KernelIds(Struct, frozen=True):
 
 def read_ids(data: bytes, name: str = "ids.img") -> KernelIds:
     """Raises IntegrityError when the image is damaged."""
-    return kernel_ids(read_single(data, name, magics.IDS))
+    return decode_ids(read_single(data, name, magics.IDS))
 
 
-def kernel_ids(message: Message) -> KernelIds:
+def decode_ids(message: Message) -> KernelIds:
     """The ids in a message that has them embedded."""
     vm, files, fs, sighand = (message.uint(number) for number in range(1, 5))
     return KernelIds(vm, files, fs, sighand, Namespaces(*(message.uint(number) for number in range(5, 13))))

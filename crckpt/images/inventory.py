@@ -10,7 +10,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.framing import read_single
-from crckpt.images.ids import KernelIds, kernel_ids
+from crckpt.images.ids import KernelIds, decode_ids
 
 _RUN_ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 _NEWEST: Final = 2
@@ -50,7 +50,7 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
         raise IntegrityError(f"{name}: {run_id!r} is no id of a run of CRIU")
     return Inventory(
         version=message.required(1),
-        root_ids=kernel_ids(message.message(3)),
+        root_ids=decode_ids(message.message(3)),
         run_id=run_id or None,
         tcp_close=message.flag(10),
         network_lock_method=message.optional(11),

@@ -26,7 +26,7 @@ from crckpt.images.mm import (
     REGULAR,
     Vma,
 )
-from crckpt.images.pagemap import cut
+from crckpt.images.pagemap import cut_runs
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Pages = NDArray[np.uint64]
 
 
-class Range(Struct, frozen=True):
+class MemoryRange(Struct, frozen=True):
     """Addresses `start` to `end` (not included) of a process, in bytes, both multiples of the page size.
 
     `wants_huge_pages` says whether the kernel would fill it by huge pages, of which the program has asked for.
@@ -55,15 +55,15 @@ _STATUS: Final = (REGULAR | ANON_PRIVATE, REGULAR | ANON_PRIVATE | HEAP)
 _FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB
 
 
-def own_memory(tree: ImageTree) -> dict[int, tuple[Range, ...]]:
+def own_memory(tree: ImageTree) -> dict[int, tuple[MemoryRange, ...]]:
     """PID -> its own memory, in ascending order; processes that have none are left out."""
     in_common = _in_common(tree)
     found = {process.pid: tuple(_of(process, in_common)) for process in tree.processes if process.memory is not None}
     return {pid: ranges for pid, ranges in found.items() if ranges}
 
 
-def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
-    """The ranges as `cut` takes them, but for one page of each huge page that there would be of fewer pages.
+def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pages:
+    """The ranges as `cut_runs` takes them, but for one page of each huge page that there would be of fewer pages.
 
     `count` pages from page `first` on are what there is to be put into place. Where the program has asked for huge
     pages, the kernel takes one as soon as the first page of it is written. That is quick where all of it is there.
@@ -77,11 +77,11 @@ def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
     huge = [(each.start // PAGE_SIZE, each.end // PAGE_SIZE) for each in ranges if each.wants_huge_pages]
     if not huge:
         return np.sort(bounds)
-    _, first, count, is_huge = cut(first, count, np.array(list(chain(*huge)), np.uint64))
+    _, first, count, is_huge = cut_runs(first, count, np.array(list(chain(*huge)), np.uint64))
     # A huge page may reach beyond the mapping: the kernel joins those that are next to each other.
     starts = [np.arange(start // _REGION, -(-end // _REGION), dtype=np.uint64) * _REGION for start, end in huge]
     starts.append(np.empty(0, np.uint64))
-    _, page, pages, _ = cut(first[is_huge], count[is_huge], np.sort(np.concatenate(starts)))
+    _, page, pages, _ = cut_runs(first[is_huge], count[is_huge], np.sort(np.concatenate(starts)))
     order = np.argsort(page, kind="stable")
     page, pages = page[order], pages[order]
     begins = np.flatnonzero(np.diff(page // _REGION, prepend=~np.uint64(0)) != 0)
@@ -90,7 +90,7 @@ def edges(ranges: Iterable[Range], first: Pages, count: Pages) -> Pages:
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
 
 
-def _of(process: Process, in_common: frozenset[tuple[int, int]]) -> Iterator[Range]:
+def _of(process: Process, in_common: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
     assert process.memory is not None
     told = sorted(_told_to(process))
     for vma in process.memory.vmas:
@@ -115,9 +115,11 @@ def _told_to(process: Process) -> set[int]:
     }
 
 
-def _between(vma: Vma, left_out: list[int]) -> Iterator[Range]:
+def _between(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
     bounds = [vma.start, *(edge for page in left_out for edge in (page, page + PAGE_SIZE)), vma.end]
-    yield from (Range(start, end, vma.wants_huge_pages) for start, end in list(pairwise(bounds))[::2] if start < end)
+    yield from (
+        MemoryRange(start, end, vma.wants_huge_pages) for start, end in list(pairwise(bounds))[::2] if start < end
+    )
 
 
 def _in_common(tree: ImageTree) -> frozenset[tuple[int, int]]:

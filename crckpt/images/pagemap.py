@@ -82,14 +82,14 @@ class PageMap(Struct, frozen=True, eq=False):
     @property
     def present(self) -> int:
         """How many pages that file holds."""
-        return sum(self.table[self.having(PRESENT), 1].tolist())
+        return sum(self.table[self.with_flag(PRESENT), 1].tolist())
 
-    def having(self, flag: int) -> NDArray[np.bool_]:
+    def with_flag(self, flag: int) -> NDArray[np.bool_]:
         """Which entries have this flag."""
         found: NDArray[np.bool_] = (self.table[:, 2] & flag) != 0
         return found
 
-    def joined(self) -> PageMap:
+    def join(self) -> PageMap:
         """The same pages, all PRESENT, in as few entries as may be.
 
         That a page may be LAZY is left out: CRIU tells it of those that it has copied, not of others beside them.
@@ -105,16 +105,16 @@ class PageMap(Struct, frozen=True, eq=False):
             joined[:, 1] = np.add.reduceat(self.table[:, 1], starts)
         return PageMap(self.pages_id, joined)
 
-    def without(self, edges: NDArray[np.uint64]) -> PageMap:
-        """What is left of it without the pages in the ranges that have these `edges`: see `cut`."""
+    def without_ranges(self, edges: NDArray[np.uint64]) -> PageMap:
+        """What is left of it without the pages in the ranges that have these `edges`: see `cut_runs`."""
         table = self.table
-        row, first, count, is_between = cut(table[:, 0] // PAGE_SIZE, table[:, 1], edges)
+        row, first, count, is_between = cut_runs(table[:, 0] // PAGE_SIZE, table[:, 1], edges)
         left = table[row]
         left[:, 0], left[:, 1] = first * PAGE_SIZE, count
         return PageMap(self.pages_id, left[~is_between])
 
 
-def cut(
+def cut_runs(
     first: NDArray[np.uint64], count: NDArray[np.uint64], edges: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]:
     """Runs of `count` pages from page `first` on, cut at the edges.
@@ -147,7 +147,7 @@ def is_pagemap(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def tells_pages(name: str) -> bool:
+def is_parent_image(name: str) -> bool:
     """Whether CRIU reads an image file of that name of the set before an incremental one."""
     return name == "inventory.img" or is_pagemap(name)
 

@@ -19,7 +19,7 @@ _OTHER: Final = 0
 _LOOKS_LIKE: Final = encode(((_POLICY, VARINT, _DEADLINE),))
 
 
-def without_deadline(core: bytes, name: str = "core.img") -> bytes:
+def drop_deadline(core: bytes, name: str = "core.img") -> bytes:
     """Replace SCHED_DEADLINE by the usual policy in `core-TID.img`; keep any other image. Raises IntegrityError."""
     if _LOOKS_LIKE not in core:
         return core

@@ -165,7 +165,7 @@ class PacketSocket(Struct, frozen=True):
         return f"packet {self.type} {self.protocol:#06x}"
 
 
-def inet_socket(message: Message) -> InetSocket:
+def decode_inet_socket(message: Message) -> InetSocket:
     """From a record of `files.img`. Raises IntegrityError when it is damaged."""
     family, protocol = message.required(3), message.required(5)
     return InetSocket(
@@ -184,7 +184,7 @@ def inet_socket(message: Message) -> InetSocket:
     )
 
 
-def unix_socket(message: Message) -> UnixSocket:
+def decode_unix_socket(message: Message) -> UnixSocket:
     """From a record of `files.img`. Raises IntegrityError when it is damaged."""
     return UnixSocket(
         id=message.required(1),
@@ -201,12 +201,12 @@ def unix_socket(message: Message) -> UnixSocket:
     )
 
 
-def netlink_socket(message: Message) -> NetlinkSocket:
+def decode_netlink_socket(message: Message) -> NetlinkSocket:
     """From a record of `files.img`. Raises IntegrityError when it is damaged."""
     return NetlinkSocket(*(message.required(number) for number in (1, 2, 3, 7, 6)))
 
 
-def packet_socket(message: Message) -> PacketSocket:
+def decode_packet_socket(message: Message) -> PacketSocket:
     """From a record of `files.img`. Raises IntegrityError when it is damaged."""
     file_id, kind, protocol, flags, interface = (message.required(number) for number in range(1, 6))
     return PacketSocket(file_id, _type(kind), protocol, interface, flags)

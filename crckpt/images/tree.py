@@ -15,16 +15,18 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
-from crckpt.images.descriptors import Directories, read_descriptors, read_directories
+from crckpt.images.fdinfo import Directories, read_descriptors, read_directories
+from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
-from crckpt.images.locks import FileLock, read_locks
+from crckpt.images.memfd import MemFd, read_memfd_inodes
 from crckpt.images.mm import AddressSpace, read_mm
+from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
-from crckpt.images.regular import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
+from crckpt.images.regfile import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
 from crckpt.images.sockets import InetSocket
-from crckpt.images.special import Fifo, MemFd, Terminal, TerminalInfo, read_memfd_inodes, read_terminals
+from crckpt.images.tty import Terminal, TerminalInfo, read_terminals
 
 MOST_DESCRIPTORS: Final = 1 << 22
 """Of all processes together. Processes may share a table, and images the pages of a store: few bytes can describe

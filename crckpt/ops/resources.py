@@ -12,7 +12,7 @@ from crckpt.host import proc
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe import unix_sockets
 from crckpt.host.observe.tree import Observed
-from crckpt.images.regular import RegularFile
+from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
 
 

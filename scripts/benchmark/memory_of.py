@@ -17,7 +17,7 @@ from pathlib import Path
 import crckpt.store.read.reading
 import crckpt.store.write.packing  # noqa: F401 - what modules take is not to be counted
 from benchmark.one_way import new
-from crckpt.images.own_memory import Range
+from crckpt.images.own_memory import MemoryRange
 from crckpt.store import Repository, ingest, reader
 
 ADDRESS = 1 << 32
@@ -38,7 +38,9 @@ def main() -> None:
         (checkpoint,) = repository.checkpoints()
         with reader(repository, checkpoint) as reading, _process(int(sys.argv[4])) as pid:
             size = int(sys.argv[4])
-            placed = reading.set_apart({"pagemap-1.img": (Range(ADDRESS, ADDRESS + size, wants_huge_pages=False),)})
+            placed = reading.set_apart(
+                {"pagemap-1.img": (MemoryRange(ADDRESS, ADDRESS + size, wants_huge_pages=False),)}
+            )
             placed.begin()
             placed.place({"pagemap-1.img": pid}, lambda _more: None)
     else:

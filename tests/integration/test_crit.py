@@ -22,9 +22,9 @@ from command import PROGRAM
 from msgspec import Struct
 from places import TESTS
 
-from crckpt.images import core, sockets, special
+from crckpt.images import core, memfd, other_files, pipes, sockets, tty
 from crckpt.images.core import read_core
-from crckpt.images.descriptors import Descriptor, Directories, read_descriptors, read_directories
+from crckpt.images.fdinfo import Descriptor, Directories, read_descriptors, read_directories
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
 from crckpt.images.ids import KernelIds, Namespaces, read_ids
@@ -32,8 +32,8 @@ from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.pagemap import Entry, read_pagemap
 from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
 from crckpt.images.registers import read_registers
-from crckpt.images.regular import Ghost, RegularFile, Remap, read_ghost, read_remaps
 from crckpt.images.stats import DumpStats, read_dump_stats
 
 SUBJECT: Final = TESTS / "data/images"
@@ -212,10 +212,10 @@ def statistics(records: list[Record]) -> DumpStats:
     return made(DumpStats, records[0]["dump"], " ".join(DumpStats.__struct_fields__).replace("shared_pages", "shpages"))
 
 
-def terminal(record: Record) -> special.TerminalInfo:
+def terminal(record: Record) -> tty.TerminalInfo:
     """A terminal as such."""
     names = {"kind": record["type"].lower(), "session": record["sid"], "group": record["pgrp"], "rdev": record["rdev"]}
-    return made(special.TerminalInfo, record, "id", index=record.get("pty", {}).get("index"), **names)
+    return made(tty.TerminalInfo, record, "id", index=record.get("pty", {}).get("index"), **names)
 
 
 def open_file(record: Record) -> object:
@@ -226,7 +226,7 @@ def open_file(record: Record) -> object:
 
 def our_file(file: OpenFile) -> object:
     """The same of ours."""
-    return file.id if isinstance(file, special.OtherFile) else file
+    return file.id if isinstance(file, other_files.OtherFile) else file
 
 
 def regular(record: Record) -> RegularFile:
@@ -286,9 +286,9 @@ def unix(record: Record) -> sockets.UnixSocket:
     )
 
 
-def epoll(record: Record) -> special.EventPoll:
+def epoll(record: Record) -> other_files.EventPoll:
     """What is waited for."""
-    return made(special.EventPoll, record, "id flags", watched=tuple(one["tfd"] for one in record["tfd"]))
+    return made(other_files.EventPoll, record, "id flags", watched=tuple(one["tfd"] for one in record["tfd"]))
 
 
 def each(read: Callable[[Record], object]) -> Callable[[list[Record]], object]:
@@ -305,16 +305,16 @@ TYPES: Final = {1: "stream", 2: "datagram"}
 STATES: Final = {1: "established", 7: "close", 10: "listen"}
 FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "REG": ("reg", regular),
-    "PIPE": ("pipe", lambda record: made(special.Pipe, record, "id pipe_id flags")),
-    "FIFO": ("fifo", lambda record: made(special.Fifo, record, "id pipe_id regf_id")),
-    "TTY": ("tty", lambda record: made(special.Terminal, record, "id tty_info_id flags regf_id")),
-    "MEMFD": ("memfd", lambda record: made(special.MemFd, record, "id flags pos inode_id")),
+    "PIPE": ("pipe", lambda record: made(pipes.Pipe, record, "id pipe_id flags")),
+    "FIFO": ("fifo", lambda record: made(pipes.Fifo, record, "id pipe_id regf_id")),
+    "TTY": ("tty", lambda record: made(tty.Terminal, record, "id tty_info_id flags regf_id")),
+    "MEMFD": ("memfd", lambda record: made(memfd.MemFd, record, "id flags pos inode_id")),
     "INETSK": ("isk", inet),
     "UNIXSK": ("usk", unix),
     "NETLINKSK": ("nlsk", lambda record: made(sockets.NetlinkSocket, record, "id ino protocol portid flags")),
     "EVENTPOLL": ("epfd", epoll),
-    "PIDFD": ("pidfd", lambda record: made(special.PidFd, record, "id flags nspid")),
-    "INOTIFY": ("ify", lambda record: special.Watch(record["id"], "inotify", record["flags"], len(record["wd"]))),
+    "PIDFD": ("pidfd", lambda record: made(other_files.PidFd, record, "id flags nspid")),
+    "INOTIFY": ("ify", lambda record: other_files.Watch(record["id"], "inotify", record["flags"], len(record["wd"]))),
 }
 """Type of a file -> where its record is, and how it is read."""
 READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], object]]]] = {
@@ -335,10 +335,10 @@ READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], 
     ),
     "ghost-file": (read_ghost, ghost),
     "memfd": (
-        special.read_memfd_inodes,
-        each(lambda record: made(special.MemFdInode, record, "inode_id name size shmid")),
+        memfd.read_memfd_inodes,
+        each(lambda record: made(memfd.MemFdInode, record, "inode_id name size shmid")),
     ),
-    "tty-info": (special.read_terminals, each(terminal)),
+    "tty-info": (tty.read_terminals, each(terminal)),
     "pagemap": (lambda data: (read_pagemap(data).pages_id, read_pagemap(data).entries), pages),
     "stats-dump": (read_dump_stats, statistics),
 }

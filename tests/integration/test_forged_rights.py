@@ -16,8 +16,8 @@ from trees import NOBODY, started, wait_for
 from crckpt.criu.hold import PROGRAM
 from crckpt.host.attributes.credentials import rights_below
 from crckpt.images import magics
+from crckpt.images.creds import excess_rights, read_rights
 from crckpt.images.framing import Image, Record, read_image, write_image
-from crckpt.images.rights import read_rights, surplus
 from crckpt.images.wire import BYTES, encode, fields
 
 THREAD, CREDENTIALS, EFFECTIVE_USER, VARINT = 5, 10, 3, 0
@@ -53,7 +53,7 @@ def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path,
         assert saved
         for tid, rights in saved.items():
             if rights is not None:
-                assert list(surplus(rights, now[tid])) == []
+                assert list(excess_rights(rights, now[tid])) == []
                 assert (rights.uids, rights.capabilities) == (now[tid].uids, now[tid].capabilities)
         if name == "nobody":
             assert now[tree.pid].uids == (NOBODY,) * 4

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from crckpt.host.proc import procfs
-from crckpt.images.rights import CAPABILITIES, Rights
+from crckpt.images.creds import CAPABILITIES, Rights
 
 
 def rights_below(root: int) -> dict[int, Rights]:

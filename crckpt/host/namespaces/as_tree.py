@@ -23,7 +23,7 @@ from crckpt.host.process import run
 from crckpt.host.syscalls.capset import set_capabilities
 from crckpt.host.syscalls.clone import setns
 from crckpt.host.syscalls.prctl import drop_capability, set_no_new_privileges
-from crckpt.images.rights import Rights
+from crckpt.images.creds import Rights
 
 _KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")
 """The mounts last: then nothing is opened any more. The PID namespace is that of children only."""

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from crckpt.host.proc import procfs, title
 from crckpt.host.proc.mountinfo import every_mount
-from crckpt.images.locks import Kind
+from crckpt.images.filelocks import LockKind
 
-_KINDS: Final[dict[str, Kind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
+_KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
 _LINE: Final = re.compile(
     r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
 )
@@ -28,7 +28,7 @@ class Held(Struct, frozen=True):
     `pid` is 0 where nobody is found: somebody in a PID namespace that we do not see.
     """
 
-    kind: Kind
+    kind: LockKind
     exclusive: bool
     start: int
     end: int | None

@@ -23,8 +23,8 @@ from crckpt.host.disk.files import remove_tree
 from crckpt.host.observe.pipes import closed_pipes
 from crckpt.host.process.cpu_time import left_to
 from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.creds import Rights, excess_rights, read_rights
 from crckpt.images.inventory import read_inventory
-from crckpt.images.rights import Rights, read_rights, surplus
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import JobName, Task, moment
 from crckpt.ops.dump import attributes, open_files
@@ -311,7 +311,7 @@ def _check_rights(images: Path, rights: dict[int, Rights]) -> None:
             continue
         tid = int(image.stem.removeprefix("core-"))
         had = rights.get(tid)
-        if had is None or (more := ", ".join(surplus(saved, had))):
+        if had is None or (more := ", ".join(excess_rights(saved, had))):
             what = f"the rights of {more}, which it has not" if had is not None else "rights that nobody has seen"
             raise DumpFailed(
                 f"the dump failed: task {tid} told CRIU that it has {what}: its memory was changed meanwhile",

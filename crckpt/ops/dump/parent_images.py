@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import make_private_directory, remove_tree, write_unsynced
-from crckpt.images.pagemap import PARENT, is_pagemap, read_pagemap, tells_pages, write_pagemap
+from crckpt.images.pagemap import PARENT, is_pagemap, is_parent_image, read_pagemap, write_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise_base
 
@@ -80,9 +80,9 @@ def keep_page_maps(last: Path) -> None:
     """
     place = _standing_for(last)
     place.mkdir(mode=0o700)
-    for path in filter(lambda path: tells_pages(path.name), last.iterdir()):
+    for path in filter(lambda path: is_parent_image(path.name), last.iterdir()):
         content = path.read_bytes()
-        told = write_pagemap(read_pagemap(content, path.name).joined()) if is_pagemap(path.name) else content
+        told = write_pagemap(read_pagemap(content, path.name).join()) if is_pagemap(path.name) else content
         write_unsynced(place / path.name, told, "image")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.images.regular import RegularFile
+from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import InetSocket, UnixSocket
 from crckpt.images.tree import OpenDescriptor, Process
 from crckpt.ops.context import Context

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from crckpt.host import proc
 from crckpt.host.syscalls.process_vm import can_write_memory
-from crckpt.images.core import without_parent_death_signal
+from crckpt.images.core import drop_parent_death_signal
 from crckpt.images.own_memory import own_memory
 from crckpt.images.pagemap import pagemap_name
-from crckpt.images.scheduling import without_deadline
-from crckpt.images.special import PipeContent, read_pipe_contents
+from crckpt.images.pipes import PipeContent, read_pipe_contents
+from crckpt.images.scheduling import drop_deadline
 from crckpt.images.timers import rearm_timers
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Progress
@@ -49,7 +49,7 @@ def unpack(repository: Repository, checkpoint: Checkpoint, directory: Path, prog
     if files.exists():
         files.write_bytes(rearm_timers(files.read_bytes()))
     for core in directory.glob(f"{_CORE}*"):
-        changed = without_deadline(found := core.read_bytes())
+        changed = drop_deadline(found := core.read_bytes())
         if changed != found:
             core.write_bytes(changed)
 
@@ -74,7 +74,7 @@ def laid_out(
     directory.mkdir(mode=0o700)
     unpack(repository, checkpoint, directory, progress)
     for name in orphans:
-        (directory / name).write_bytes(without_parent_death_signal((directory / name).read_bytes(), name))
+        (directory / name).write_bytes(drop_parent_death_signal((directory / name).read_bytes(), name))
     return directory
 
 
@@ -118,9 +118,9 @@ class Streamed:
         if name == _FILES:
             image = iter([memoryview(rearm_timers(b"".join(bytes(part) for part in image)))])
         elif name.startswith(_CORE):
-            image = iter([memoryview(without_deadline(b"".join(bytes(part) for part in image)))])
+            image = iter([memoryview(drop_deadline(b"".join(bytes(part) for part in image)))])
         if name in self._orphans:
-            image = iter([memoryview(without_parent_death_signal(b"".join(bytes(part) for part in image), name))])
+            image = iter([memoryview(drop_parent_death_signal(b"".join(bytes(part) for part in image), name))])
         return self._counted(image)
 
     def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images.files import OpenFile
+from crckpt.images.memfd import MemFd
 from crckpt.images.mm import (
     ANON_PRIVATE,
     ANON_SHARED,
@@ -25,7 +26,6 @@ from crckpt.images.mm import (
     VVAR,
     Vma,
 )
-from crckpt.images.special import MemFd
 from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, ends_of

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from crckpt.images.files import OpenFile
-from crckpt.images.regular import RegularFile
+from crckpt.images.memfd import MemFd
+from crckpt.images.pipes import Fifo
+from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.images.special import Fifo, MemFd
 from crckpt.images.tree import ImageTree, OpenDescriptor, Process
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context

@@ -23,8 +23,8 @@ from crckpt.host.disk.path_trust import Changers, PathChangers
 from crckpt.host.proc import procfs
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
-from crckpt.images.regular import RegularFile
-from crckpt.images.special import Fifo
+from crckpt.images.pipes import Fifo
+from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree, Process
 from crckpt.preflight.restore.files import needed_path
 

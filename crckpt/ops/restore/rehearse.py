@@ -25,9 +25,9 @@ from crckpt.host.namespaces.isolation import Plan
 from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
 from crckpt.host.process.exits import Watch, watched
 from crckpt.images.core import ZOMBIE
-from crckpt.images.rights import Rights, read_rights
+from crckpt.images.creds import Rights, read_rights
+from crckpt.images.pipes import PipeContent
 from crckpt.images.sockets import UnixSocket
-from crckpt.images.special import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, limited_waits_of_restore, refused

@@ -36,7 +36,7 @@ from crckpt.host.process import orphans as leftovers
 from crckpt.host.process.job_control import wait_on_terminal
 from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.core import ZOMBIE
-from crckpt.images.special import PipeContent
+from crckpt.images.pipes import PipeContent
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, entered, need_root
 from crckpt.ops.failures import as_ours, explained, limited_waits_of_restore, refused

@@ -17,7 +17,7 @@ from crckpt.host.observe import sockets
 from crckpt.host.probes import kernel
 from crckpt.host.proc.locks import held_locks
 from crckpt.host.process import cgroups
-from crckpt.images.regular import RegularFile, ghost_image
+from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import moment
 from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path

@@ -12,9 +12,10 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.images.files import OpenFile
 from crckpt.images.mm import PROT_EXEC
-from crckpt.images.regular import LINKED, RegularFile
-from crckpt.images.special import Fifo, Terminal
+from crckpt.images.pipes import Fifo
+from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
+from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.planned import PlannedRestore
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc.locks import Held
-from crckpt.images.locks import FileLock
-from crckpt.images.regular import RegularFile
+from crckpt.images.filelocks import FileLock
+from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.files import needed_files, needed_path
 from crckpt.preflight.restore.host import HostState

@@ -15,8 +15,8 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
+from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import PacketSocket
-from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree, Thread
 from crckpt.model import release
 

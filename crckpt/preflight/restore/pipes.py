@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.images.special import Pipe
+from crckpt.images.pipes import Pipe
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.planned import PlannedRestore
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.images.special import Terminal
 from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.planned import PlannedRestore
 

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from crckpt.images.pagemap import cut
+from crckpt.images.pagemap import cut_runs
 
 Extents: TypeAlias = npt.NDArray[np.void]
 Numbers: TypeAlias = npt.NDArray[np.uint64]
@@ -76,8 +76,8 @@ def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
 
 
 def divided(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
-    """Of extents, what lies at the addresses (`first`) between each pair of `edges`, and the rest: see `cut`."""
-    row, first, count, is_between = cut(extents["first"], extents["count"].astype(np.uint64), edges)
+    """Of extents, what lies at the addresses (`first`) between each pair of `edges`, and the rest: see `cut_runs`."""
+    row, first, count, is_between = cut_runs(extents["first"], extents["count"].astype(np.uint64), edges)
     pieces = extents[row]
     pieces["page"] += np.where(pieces["pack"] == ZERO, 0, first - pieces["first"]).astype(np.uint64)
     pieces["first"], pieces["count"] = first, count

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.host.disk.files import open_private, resize, write_at, write_unsynced
-from crckpt.images.pagemap import tells_pages
+from crckpt.images.pagemap import is_parent_image
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 
@@ -62,7 +62,7 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
                 if not repository.layout.fingerprints_of(use.digest).exists():
                     recall(repository.layout, read_key(repository.layout), contents.pack(number))
         for file in contents.index.files:
-            if file.kind == "file" and tells_pages(file.name):
+            if file.kind == "file" and is_parent_image(file.name):
                 write_unsynced(directory / file.name, contents.read(file), "image")
 
 

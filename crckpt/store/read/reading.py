@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.pipes import PIPE_SIZE
-from crckpt.images.own_memory import Range, edges
+from crckpt.images.own_memory import MemoryRange, range_edges
 from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes, Extents, Numbers, Places, count_of, different, divided, ends_of, spread
@@ -82,7 +82,7 @@ class Reader:
         self._left: dict[str, StoredFile] = {}
         self._bounds: dict[str, Numbers] = {}
 
-    def set_apart(self, own: Mapping[str, Sequence[Range]]) -> Placement:
+    def set_apart(self, own: Mapping[str, Sequence[MemoryRange]]) -> Placement:
         """Take pages out of the images, to be put into place without CRIU.
 
         `own` has, by the names of page maps, the memory in which they are. Those of a page map in which a page could
@@ -91,7 +91,7 @@ class Reader:
         apart: dict[str, Extents] = {}
         for file in self.files:
             if file.kind == PAGES and file.pagemap in own and _is_in_order(file.extents):
-                bounds = edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
+                bounds = range_edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
                 self._bounds[file.pagemap] = bounds
                 apart[file.pagemap], left = divided(file.extents, bounds)
                 self._left[file.name] = replace(file, bytes=count_of(left) * PAGE_SIZE, extents=left)
@@ -146,7 +146,7 @@ class Reader:
         with self._one_at_a_time:
             content = self._contents.read(file)
         with self._contents.named():
-            pagemap = read_pagemap(content, file.name).without(self._bounds[file.name])
+            pagemap = read_pagemap(content, file.name).without_ranges(self._bounds[file.name])
             pages = self._left.get(pagemap.pages_name)
             if pages is None or pages.bytes != pagemap.present * PAGE_SIZE:
                 raise IntegrityError(f"{file.name} and {pagemap.pages_name} do not fit together")

@@ -147,7 +147,7 @@ def _check_pages(contents: Contents, file: StoredFile) -> None:
         raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
     told = read_pagemap(contents.read(pagemap), file.pagemap)
     wanted = _runs(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
-    if not told.having(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
+    if not told.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
         raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 
 

@@ -180,9 +180,9 @@ def _whole(size: int) -> Extents:
 
 
 def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
-    if not pagemap.having(IN_PARENT).any():
+    if not pagemap.with_flag(IN_PARENT).any():
         return _file_source(directory, name, (directory / name).stat().st_size)
-    return of_bytes(name, FILE, write_pagemap(pagemap.joined()))
+    return of_bytes(name, FILE, write_pagemap(pagemap.join()))
 
 
 def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
@@ -215,7 +215,7 @@ class _Chain(NamedTuple):
         number = len(self.files)
         self.files.append(directory / pagemap.pages_name)
         is_some = pagemap.table[:, 1] > 0
-        entries, inherited = pagemap.table[is_some], pagemap.having(IN_PARENT)[is_some]
+        entries, inherited = pagemap.table[is_some], pagemap.with_flag(IN_PARENT)[is_some]
         if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
             raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
         above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING

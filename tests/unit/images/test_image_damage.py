@@ -16,8 +16,8 @@ from crckpt.images.files import read_files
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import read_mm
-from crckpt.images.regular import GHOST, LINKED, PROCESS, Remap, read_ghost, read_remaps
-from crckpt.images.special import OtherFile
+from crckpt.images.other_files import OtherFile
+from crckpt.images.regfile import GHOST, LINKED, PROCESS, Remap, read_ghost, read_remaps
 from crckpt.images.stats import RestoreStats, read_dump_stats, read_restore_stats
 from crckpt.images.tree import ImageTree, read_tree
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from crckpt.images import mm
 from crckpt.images.mm import Vma
-from crckpt.images.own_memory import Range, edges, own_memory
-from crckpt.images.pagemap import PRESENT, Entry, PageMap, cut
+from crckpt.images.own_memory import MemoryRange, own_memory, range_edges
+from crckpt.images.pagemap import PRESENT, Entry, PageMap, cut_runs
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
 
@@ -40,7 +40,7 @@ def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0
 def test_ordinary_memory_is_its_own(tree: ImageTree) -> None:
     heap = replace(ORDINARY, start=START - PAGE_SIZE, end=START, status=ORDINARY.status | mm.HEAP)
     assert own_memory(alone(tree, heap, ORDINARY)) == {
-        tree.root.pid: (Range(heap.start, heap.end, False), Range(ORDINARY.start, ORDINARY.end, False))
+        tree.root.pid: (MemoryRange(heap.start, heap.end, False), MemoryRange(ORDINARY.start, ORDINARY.end, False))
     }
 
 
@@ -67,7 +67,7 @@ def test_where_processes_may_have_pages_in_common_criu_decides(tree: ImageTree) 
     moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
     parent = process(tree, 10, ORDINARY)
     assert own_memory(replace(tree, processes=(parent, process(tree, 11, ORDINARY, moved)))) == {
-        11: (Range(moved.start, moved.end, False),)
+        11: (MemoryRange(moved.start, moved.end, False),)
     }
     assert own_memory(replace(tree, processes=(parent, process(tree, 11, shorter)))).keys() == {10, 11}
 
@@ -114,7 +114,7 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
     there, between = of_runs(entries), of_runs(ranges)
     bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)
     first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))
-    pieces = list(zip(*(column.tolist() for column in cut(first, count, bounds)), strict=True))
+    pieces = list(zip(*(column.tolist() for column in cut_runs(first, count, bounds)), strict=True))
     inside = {page for start, length in between for page in range(start, start + length)}
     expected = [
         (row, page, page in inside)
@@ -123,7 +123,9 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
     ]
     assert [(row, start + nth, is_in) for row, start, length, is_in in pieces for nth in range(length)] == expected
     pagemap = PageMap.of(1, (Entry(start * PAGE_SIZE, length, PRESENT) for start, length in there))
-    left = [entry.vaddr // PAGE_SIZE + nth for entry in pagemap.without(bounds).entries for nth in range(entry.pages)]
+    left = [
+        entry.vaddr // PAGE_SIZE + nth for entry in pagemap.without_ranges(bounds).entries for nth in range(entry.pages)
+    ]
     assert left == [page for _, page, is_in in expected if not is_in]
 
 
@@ -143,8 +145,8 @@ def test_of_a_huge_page_one_page_is_left_to_criu(entries: list[tuple[int, int]],
     pages = [page for begin, length in stored for page in range(begin, begin + length) if start <= page < end]
     places = [at * PAGE_SIZE for at in accumulate(sizes, initial=start)]
     for wants_huge_pages in (True, False):
-        ranges = [Range(begin, end, wants_huge_pages) for begin, end in pairwise(places)]
-        _, begins, lengths, is_in = cut(first, count, edges(ranges, first, count))
+        ranges = [MemoryRange(begin, end, wants_huge_pages) for begin, end in pairwise(places)]
+        _, begins, lengths, is_in = cut_runs(first, count, range_edges(ranges, first, count))
         placed = {
             page
             for begin, length, placed in zip(begins.tolist(), lengths.tolist(), is_in.tolist(), strict=True)

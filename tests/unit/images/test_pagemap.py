@@ -84,7 +84,7 @@ def test_present_counts_the_pages_in_the_file() -> None:
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.sampled_from(FLAGS)), max_size=8))
 def test_joined_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
     listed = [Entry(first * PAGE_SIZE, pages, flags) for first, pages, flags in parts]
-    joined = PageMap.of(1, listed).joined().entries
+    joined = PageMap.of(1, listed).join().entries
 
     def pages(found: Iterable[Entry]) -> list[int]:
         return [entry.vaddr + at * PAGE_SIZE for entry in found for at in range(entry.pages)]
@@ -96,7 +96,7 @@ def test_joined_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, 
 
 def test_the_last_page_of_all_goes_not_on_with_the_first() -> None:
     listed = (Entry((1 << 64) - PAGE_SIZE, 1, PRESENT), Entry(0, 1, PRESENT))
-    assert PageMap.of(1, listed).joined().entries == listed
+    assert PageMap.of(1, listed).join().entries == listed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from crckpt.images import magics
 from crckpt.images.core import read_core
 from crckpt.images.framing import Image, Record, write_image
-from crckpt.images.scheduling import without_deadline
+from crckpt.images.scheduling import drop_deadline
 from crckpt.images.wire import BYTES, FIXED64, VARINT, encode
 
 
@@ -17,8 +17,8 @@ def _core(policy: int) -> bytes:
 
 def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
     """All of its other fields stay, those that are repeated too."""
-    assert without_deadline(_core(6)) == _core(0)
-    credentials = read_core(without_deadline(_core(6))).credentials
+    assert drop_deadline(_core(6)) == _core(0)
+    credentials = read_core(drop_deadline(_core(6))).credentials
     assert credentials is not None
     assert credentials.groups == (4, 6)
 
@@ -26,4 +26,4 @@ def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
 @pytest.mark.parametrize("policy", [0, 1, 2, 3, 5])
 def test_other_policies_stay(policy: int) -> None:
     """Byte for byte."""
-    assert without_deadline(_core(policy)) == _core(policy)
+    assert drop_deadline(_core(policy)) == _core(policy)

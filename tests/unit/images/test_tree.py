@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from crckpt.images import core, mm, regular, sockets, special
-from crckpt.images.descriptors import read_descriptors
+from crckpt.images import core, memfd, mm, other_files, pipes, regfile, sockets, tty
+from crckpt.images.fdinfo import read_descriptors
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image, write_image
 from crckpt.images.pstree import read_pstree
@@ -26,10 +26,10 @@ def by_title(tree: ImageTree, title: str) -> OpenFile:
     return found.pop()
 
 
-def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regular.RegularFile:
+def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regfile.RegularFile:
     """A file in the program's directory, as it is open."""
     file = by_title(tree, f"{WHERE}/{name}" + " (deleted)" * deleted)
-    assert isinstance(file, regular.RegularFile)
+    assert isinstance(file, regfile.RegularFile)
     return file
 
 
@@ -109,7 +109,7 @@ def test_open_files(tree: ImageTree) -> None:
     data = opened(tree, "data")
     assert (data.size, data.mode, data.flags & os.O_ACCMODE) == (0, 0o100640, os.O_RDWR)
     directory = by_title(tree, WHERE)
-    assert isinstance(directory, regular.RegularFile)
+    assert isinstance(directory, regfile.RegularFile)
     assert stat.S_ISDIR(directory.mode or 0)
     assert not directory.is_regular
     assert os.fsencode(opened(tree, "na\u00efve-\udcff").path).endswith(b"-\xff")
@@ -124,9 +124,9 @@ def test_criu_records_no_size_of_append_only_files(tree: ImageTree) -> None:
 def test_deleted_files(tree: ImageTree) -> None:
     sizes = {name: opened(tree, name, deleted=True).remap for name in ("small", "gone.log", "large")}
     assert {name: remap and (remap.kind, remap.size) for name, remap in sizes.items()} == {
-        "small": (regular.GHOST, 1000),
-        "gone.log": (regular.GHOST, 77),
-        "large": (regular.GHOST, 8 << 20),
+        "small": (regfile.GHOST, 1000),
+        "gone.log": (regfile.GHOST, 77),
+        "large": (regfile.GHOST, 8 << 20),
     }
     assert opened(tree, "large", deleted=True).is_ghost
 
@@ -134,35 +134,35 @@ def test_deleted_files(tree: ImageTree) -> None:
 def test_holes_of_a_ghost_are_not_stored(tree: ImageTree, images: dict[str, bytes]) -> None:
     remap = opened(tree, "large", deleted=True).remap
     assert remap is not None
-    ghost = regular.read_ghost(images[regular.ghost_image(remap.target)])
+    ghost = regfile.read_ghost(images[regfile.ghost_image(remap.target)])
     assert (ghost.uid, ghost.gid, ghost.mode, ghost.size, ghost.stored) == (0, 0, 0o100600, 8 << 20, 4096)
 
 
 def test_a_deleted_file_with_another_name_is_linked(tree: ImageTree) -> None:
     linked = opened(tree, "linked", deleted=True)
     assert linked.remap is not None
-    assert linked.remap == regular.Remap(
-        regular.LINKED, linked.remap.target, f"{WHERE}/link_remap.{linked.remap.target}"
+    assert linked.remap == regfile.Remap(
+        regfile.LINKED, linked.remap.target, f"{WHERE}/link_remap.{linked.remap.target}"
     )
     assert not linked.is_ghost
     assert not any("link_remap" in file.path for file in tree.regular_files)
 
 
 def test_elf_files_have_build_ids_opened_or_mapped(tree: ImageTree) -> None:
-    assert isinstance(tree.root.exe, regular.RegularFile)
+    assert isinstance(tree.root.exe, regfile.RegularFile)
     assert len(bytes.fromhex(tree.root.exe.build_id)) == 20
     (libc,) = (file for file in tree.root.mapped if file.title.endswith("/libc.so.6"))
-    assert isinstance(libc, regular.RegularFile)
+    assert isinstance(libc, regfile.RegularFile)
     assert libc.build_id
     assert opened(tree, "plain").build_id == ""
 
 
 def test_pipes_and_fifos(tree: ImageTree, images: dict[str, bytes]) -> None:
-    ends = [entry.file for entry in tree.root.descriptors if isinstance(entry.file, special.Pipe)]
+    ends = [entry.file for entry in tree.root.descriptors if isinstance(entry.file, pipes.Pipe)]
     assert [end.flags & os.O_ACCMODE for end in ends] == [os.O_RDONLY, os.O_WRONLY]
     assert len({end.pipe_id for end in ends}) == 1
     assert [record.extra for record in read_image(images["pipes-data.img"]).records] == [b"in flight"]
-    assert isinstance(by_title(tree, f"{WHERE}/fifo"), special.Fifo)
+    assert isinstance(by_title(tree, f"{WHERE}/fifo"), pipes.Fifo)
 
 
 def test_unix_sockets(tree: ImageTree, images: dict[str, bytes]) -> None:
@@ -197,25 +197,25 @@ def test_event_sources_are_named(tree: ImageTree, kind: str) -> None:
 
 def test_epoll_inotify_memfd_and_pidfd(tree: ImageTree) -> None:
     (event,) = (entry.fd for entry in tree.root.descriptors if entry.file.kind == "eventfd")
-    (epoll,) = (file for file in tree.files if isinstance(file, special.EventPoll))
+    (epoll,) = (file for file in tree.files if isinstance(file, other_files.EventPoll))
     assert epoll.watched == (event,)
     assert "inotify on 1" in [file.title for file in tree.files]
     memory = by_title(tree, "memfd:scratch")
-    assert isinstance(memory, special.MemFd)
+    assert isinstance(memory, memfd.MemFd)
     assert memory.size == 12345
     pidfd = by_title(tree, f"pidfd of {tree.root.pid}")
-    assert isinstance(pidfd, special.PidFd)
+    assert isinstance(pidfd, other_files.PidFd)
     assert pidfd.pid == tree.root.pid
 
 
 def test_terminals(tree: ImageTree) -> None:
-    assert {file.path for file in tree.files if isinstance(file, special.Terminal)} == {"/dev/ptmx", "/dev/pts/0"}
+    assert {file.path for file in tree.files if isinstance(file, tty.Terminal)} == {"/dev/ptmx", "/dev/pts/0"}
     assert {(end.kind, end.index, end.is_master) for end in tree.terminals} == {("pty", 0, True), ("pty", 0, False)}
 
 
 def test_no_file_is_of_an_unknown_kind(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert [file for file in tree.files if file.kind == "unknown"] == []
-    links = [file for file in tree.regular_files if file.remap and file.remap.kind == regular.LINKED]
+    links = [file for file in tree.regular_files if file.remap and file.remap.kind == regfile.LINKED]
     assert len(tree.files) + len(links) == len(read_files(images["files.img"]))
 
 
@@ -246,7 +246,7 @@ def test_mapped_files(tree: ImageTree) -> None:
     assert tree.root.memory is not None
     (vma,) = (vma for vma in tree.root.memory.vmas if vma.file_id == shared.id)
     assert (vma.kind, vma.size, vma.prot, vma.pgoff) == ("shared file", 12288, mm.PROT_READ | mm.PROT_WRITE, 0)
-    assert isinstance(shared, regular.RegularFile)
+    assert isinstance(shared, regfile.RegularFile)
     assert shared.size == 10000
 
 

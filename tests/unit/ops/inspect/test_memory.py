@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from image_sets import flip, opened, packs, store
 
 from crckpt.errors import IntegrityError
+from crckpt.images.memfd import MemFd
 from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
-from crckpt.images.special import MemFd
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import tree_of

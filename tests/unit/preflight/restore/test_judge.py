@@ -17,10 +17,11 @@ from crckpt.host.proc.writers import Writer
 from crckpt.images.core import Credentials
 from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds
-from crckpt.images.regular import GHOST, LINKED, PROCESS, RegularFile, Remap
+from crckpt.images.pipes import Pipe
+from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.sockets import DATAGRAM, Address, InetSocket
-from crckpt.images.special import Pipe, TerminalInfo
 from crckpt.images.tree import ImageTree
+from crckpt.images.tty import TerminalInfo
 from crckpt.model import moment
 from crckpt.preflight.restore.files import Rewind, changed_paths, file_uses, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.host.proc.locks import Held
-from crckpt.images.locks import FileLock, Kind
+from crckpt.images.filelocks import FileLock, LockKind
 from crckpt.preflight.restore.locks import find_conflict
 
 MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)
@@ -31,7 +31,7 @@ def test_all_is_said() -> None:
         *(("flock", "POSIX", False), ("OFD", "flock", False)),
     ],
 )
-def test_kinds(mine: Kind, theirs: Kind, conflict: bool) -> None:
+def test_kinds(mine: LockKind, theirs: LockKind, conflict: bool) -> None:
     held = Held(theirs, exclusive=True, start=0, end=None, pid=9, comm="other")
     assert bool(out(FileLock(mine, True, 7, 3, 0, None), held)) is conflict
 

@@ -11,8 +11,8 @@ from places import TESTS
 from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.core import Core
 from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
+from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
-from crckpt.images.special import OtherFile
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.needs import (
     DiskSpace,

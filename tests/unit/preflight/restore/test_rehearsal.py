@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.causes import cause
-from crckpt.images.regular import RegularFile
+from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import Address, InetSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.files import Rewind, needed_files, needed_path

@@ -19,7 +19,7 @@ from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
 from crckpt.host.syscalls.process_vm import MOST_BYTES, MOST_ROWS, can_write_memory
-from crckpt.images.own_memory import Range
+from crckpt.images.own_memory import MemoryRange
 from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, reader
@@ -72,9 +72,9 @@ def areas(first: int, numbers: list[int | None]) -> list[Area]:
     return [area(first + at, number) for at, number in enumerate(numbers) if number is not None]
 
 
-def apart(first: int, ranges: list[tuple[int, int]]) -> tuple[Range, ...]:
+def apart(first: int, ranges: list[tuple[int, int]]) -> tuple[MemoryRange, ...]:
     """Pages (from, to) that are set apart."""
-    return tuple(Range((first + low) * PAGE_SIZE, (first + high) * PAGE_SIZE, False) for low, high in ranges)
+    return tuple(MemoryRange((first + low) * PAGE_SIZE, (first + high) * PAGE_SIZE, False) for low, high in ranges)
 
 
 def image(reading: Reader, name: str) -> bytes:

@@ -43,7 +43,7 @@ def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
     )
 
 
-def surplus(saved: Rights, had: Rights) -> Iterator[str]:
+def excess_rights(saved: Rights, had: Rights) -> Iterator[str]:
     """What a thread with the saved rights has beyond those that it `had`."""
     if saved.uids != had.uids:
         yield f"user {saved.uids[1]}"

@@ -106,7 +106,7 @@ class Ghost(Struct, frozen=True):
     stored: int
 
 
-def regular_file(message: Message) -> RegularFile:
+def decode_regular_file(message: Message) -> RegularFile:
     """From a record of `files.img`."""
     return RegularFile(
         id=message.required(1),

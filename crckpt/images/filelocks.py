@@ -9,9 +9,9 @@ from msgspec import Struct
 from crckpt.images import magics
 from crckpt.images.framing import read_messages
 
-Kind = Literal["flock", "POSIX", "OFD"]
+LockKind = Literal["flock", "POSIX", "OFD"]
 
-_KINDS: Final[dict[int, Kind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
+_KINDS: Final[dict[int, LockKind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
 """Source: criu/include/file-lock.h."""
 _WRITE: Final = 1
 """F_WRLCK; what flock(2) calls exclusive is written as that, too (criu/proc_parse.c)."""
@@ -23,7 +23,7 @@ class FileLock(Struct, frozen=True):
     It is on bytes from `start` to `end`, both with it; `end` is None for the end of the file, however long it grows.
     """
 
-    kind: Kind
+    kind: LockKind
     exclusive: bool
     pid: int
     fd: int
