@@ -240,7 +240,8 @@ PARTS = (
         "program-missing",
         "CRIU cannot start the program {name}",
         "install it: CRIU uses ip, tar, iptables and cuda-checkpoint",
-        r'exec(?:vp)?\("?(?P<name>(?!ip6?tables)[^",)\s]{1,200})"?,[^)]{0,60}\) failed',
+        r"(?:exec(?:vp)?\(\"?(?!ip6?tables)(?=[^)]{1,260}\) failed)"
+        r"|(?=(?:cuda-checkpoint|nft|ip|tar): (?:command )?not found))(?P<name>[^\",):\s]{1,200})",
         "criu/util.c",
     ),
     Cause(
@@ -269,7 +270,7 @@ PARTS = (
         r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"
         r"|One needs CAP"
         r"|sys/kernel/ns_last_pid sysctl is inaccessible: (?i:Read-only|Permission|Operation not)|/proc/<pid>/timers"
-        r"|.{0,200}(?i:Permission denied|Operation not permitted)$)(?P<what>\S.*)"
+        r"|.{0,200}(?i:Permission denied|Operation not permitted)\b)(?P<what>\S.*)"
         r"|sock diag infrastructure is incomplete",
         "criu/cr-check.c",
     ),

@@ -9,7 +9,8 @@ REFUSALS = (
         "engine-state",
         "the container does not run, and only a running one can be checkpointed",
         "start it, or see why it ended: podman logs NAME, docker logs NAME",
-        r"is not running, cannot checkpoint|cannot be checkpointed in|[Cc]annot checkpoint .{0,200}not running"
+        r"is not running, cannot checkpoint|[Cc]ontainer (?:\S{1,80} )?is not running"
+        r"|cannot be checkpointed in|[Cc]annot checkpoint .{0,200}not running"
         r"|cannot checkpoint (?:a |container in )?(?:state )?(?:stopped|paused|created)|container state improper"
         r"|only (?:checkpoint )?running containers can be checkpointed|can only checkpoint (?:a )?running",
         "podman, runc, docker",

@@ -101,6 +101,13 @@ STARTS = (
         "libcriu",
     ),
     Cause(
+        "service-absent",
+        "the service of CRIU does not answer the program that calls it",
+        "start it (criu service), with the address that the program names, and see who may write to its socket",
+        r"Can't connect to socket: |Unable to connect to (?:the )?CRIU service",
+        "libcriu",
+    ),
+    Cause(
         "request-options",
         "CRIU refuses the options of its caller (EBADRQC), or cannot make its log or open its directories",
         "give a log-file without directories, and images and work directories that exist; see that CRIU is not older"
@@ -143,6 +150,14 @@ STARTS = (
 )
 
 OUTER = (
+    Cause(
+        "criu-crashed",
+        "CRIU itself, or a program that it restored, crashed",
+        "see which: journalctl -k -n 50; then take another CRIU: scripts/install-criu",
+        r"Segmentation fault \(core dumped\)|criu: Segmentation fault|\bcriu\[\d{1,10}\]: segfault",
+        "the shell, the kernel",
+        sure=False,
+    ),
     Cause(
         "engine-log",
         "the container engine says that CRIU failed, and only CRIU's own log says why",

@@ -114,7 +114,9 @@ GENERAL = (
     Cause(
         "not-permitted",
         "the kernel does not permit it",
-        "run crckpt as root; in a container: with more capabilities, and without its seccomp profile",
+        "run crckpt as root; in a container: without its seccomp profile, and with more capabilities (for mounts and"
+        " namespaces SYS_ADMIN, for the network NET_ADMIN, for other processes SYS_PTRACE, for their numbers"
+        " CHECKPOINT_RESTORE)",
         "(?:Operation not permitted|Permission denied)$",
         "errno EPERM, EACCES",
     ),
@@ -275,7 +277,8 @@ WARNED = (
     Cause(
         "cannot-trace",
         "process {pid} cannot be stopped: {why}",
-        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status",
+        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status; CRIU needs CAP_SYS_PTRACE where the process"
+        " lives, and no ban: sysctl kernel.yama.ptrace_scope",
         r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
         "compel/src/lib/infect.c",
     ),

@@ -175,7 +175,8 @@ IMAGES = (
         "criu-start",
         "CRIU does not start: {why}",
         "scripts/install-criu, or install what is missing",
-        "(?:error while loading shared libraries|Can't exec criu swrk): (?!Operation not permitted)(?P<why>.+)",
+        r"(?:error while loading shared libraries: |Can't exec criu swrk: |(?=version .GLIBC_[\d.]{1,9}. not found))"
+        "(?!Operation not permitted)(?P<why>.+)",
         "criu",
     ),
     Cause(

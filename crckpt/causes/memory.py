@@ -184,7 +184,7 @@ MEMORY = (
         "remap",
         "a piece of the program's memory cannot be mapped where it was",
         "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
-        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?!0xf{15}[34f]$|-1$|-1[23]$)|Unable to map ANON_VMA"
+        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?!0xf{15}[34f]\b|-1\b|-1[23]\b)|Unable to map ANON_VMA"
         r"|Unable to remap a private vma|Unable to remap [0-9a-f]{1,16} -> [0-9a-f]{1,16}(?: \(|$)",
         "criu/pie/restorer.c",
     ),
@@ -192,7 +192,7 @@ MEMORY = (
         "remap-refused",
         "a security module, or a missing capability, forbids CRIU to map the program's memory as before",
         "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED; allow it, or restore as root",
-        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?:0xf{15}[3f]|-1|-13)$",
+        r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?:0xf{15}[3f]|-1|-13)\b",
         "criu/pie/restorer.c",
         sure=False,
     ),

@@ -87,7 +87,7 @@ NETWORK = (
         "nft-rules",
         "nftables refuses the rules of the tree",
         "see what it says: crckpt explain -v; then load the modules: modprobe nf_tables",
-        "nft command error:|Failed to create nft context object",
+        "nft command error:|Could not process rule: (?!File exists|No such file)|Failed to create nft context object",
         "criu/net.c",
     ),
     Cause(

@@ -13,6 +13,16 @@ RESTORED = (
         "criu/cr-restore.c",
     ),
     Cause(
+        "clone3-refused",
+        "clone3, by which CRIU chooses the numbers of processes, is answered as no kernel of Linux does ({why}): a"
+        " seccomp profile of an old container engine forbids it, or a kernel has a part of it only (Oracle's 5.4)",
+        "update docker and libseccomp, or start the container with --security-opt seccomp=unconfined; else boot"
+        " another kernel",
+        r"Unexpected error from clone3\s?: (?P<why>.+)",
+        "criu/kerndat.c",
+        sure=False,
+    ),
+    Cause(
         "process-limit",
         "there may be no more processes",
         "raise the limits: ulimit -u 100000, and pids.max of the cgroup",
@@ -48,7 +58,7 @@ RESTORED = (
         "pid-other",
         "process {pid} got another number than at the checkpoint",
         "try again, or use --new-pid-namespace",
-        r"Pid (?P<pid>\d+) do not match expected (?!1$)\d+",
+        r"Pid (?P<pid>\d+) do not match expected (?!1\b)\d+",
         "criu/cr-restore.c",
     ),
     Cause(
@@ -56,7 +66,7 @@ RESTORED = (
         "the first process of a new PID namespace takes itself for process {pid}: an old C library (glibc before 2.25)"
         " remembers the PID of CRIU",
         "run CRIU on a system with a newer C library, or one that was linked statically with it",
-        r"Pid (?P<pid>\d+) do not match expected 1$",
+        r"Pid (?P<pid>\d+) do not match expected 1\b",
         "criu/cr-restore.c",
         sure=False,
     ),

@@ -97,7 +97,8 @@ SOCKETS = (
         "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
         "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed"
         "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config"
-        r"|ip6?tables-restore: line \d{1,4} failed|nftables: .*(?:failed|error)",
+        r"|ip6?tables-restore: line \d{1,4} failed|nable to initialize table"
+        r"|an't initialize ip6?tables table|nftables: .*(?:failed|error)",
         "criu/net.c",
     ),
     Cause(

@@ -219,6 +219,10 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
     general = tuple(cause for cause in GENERAL if not _is_fixed(cause, release))
     bugs = tuple(msgspec.structs.replace(bug, sure=bool(release)) for bug in BUGS if not _is_fixed(bug, release))
     specific = partial(_known, (*bugs, *SPECIFIC))
+
+    def vague(line: _Line) -> Finding | None:
+        return None if _is_consequence(line) else _known(VAGUE, _in_words(line))
+
     # Looked for only where the lines as they are tell nothing.
     retyped = _Retyped(log, telling)
     whole = tuple(_whole(telling))
@@ -228,20 +232,24 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
         (whole, partial(_known, PASSING)),
         (retyped.whole(), lambda line: _known(OUTSIDE, line) or specific(line)),
         (_before_unknown(telling), lambda line: _known(general, _in_words(line))),
+        (retyped.complaints(), partial(_known, PASSING)),
+        (_before_unknown(retyped.complaints()), lambda line: _known(general, _in_words(line))),
         (telling, specific),
         (whole, lambda line: _known((*WARNED, *UNSURE_PARTS), line) or _of_area(AREAS, line)),
         (telling, partial(_known, ENGINES)),
-        (_before_unknown(retyped.complaints()), partial(_known, (*PASSING, *ENGINES, *general, *UNSURE_PARTS))),
+        (_before_unknown(retyped.complaints()), partial(_known, (*ENGINES, *UNSURE_PARTS))),
         (retyped.complaints(), partial(_of_area, AREAS)),
-        (telling, lambda line: None if _is_consequence(line) else _known(VAGUE, _in_words(line))),
+        (telling, vague),
+        (retyped.complaints(), vague),
         (telling, partial(_of_area, WIDE_AREAS)),
         (telling, lambda line: _known(UNFIT, _in_words(line))),
+        (retyped.complaints(), lambda line: _known(UNFIT, _in_words(line))),
         (telling, partial(_of_step, STEPS[:-1])),
         (telling, partial(_of_step, STEPS[-1:])),
         (_before_unknown(retyped), partial(_known, (*PASSING, *ENGINES, *general, *WARNED, *UNSURE_PARTS))),
         (telling, partial(_known, OUTER)),
         (retyped, partial(_known, OUTER)),
-        (retyped, lambda line: None if _is_consequence(line) else _known((*VAGUE, *UNFIT), line)),
+        (retyped, lambda line: vague(line) or _known(UNFIT, line)),
         (retyped, partial(_of_step, STEPS)),
         (retyped.complaints(), partial(_of_area, WIDE_AREAS)),
     )
@@ -280,7 +288,7 @@ class _Retyped:
     def complaints(self) -> Iterator[_Line]:
         """Those that look like CRIU's."""
         known = {line.begin for line in self._telling}
-        yield from (line for line in self if line.begin in known)
+        yield from (line for line in self.whole() if line.begin in known and not _is_of_others(line))
 
     @cached_property
     def _lines(self) -> tuple[_Line, ...]:
@@ -315,11 +323,11 @@ def _before_unknown(telling: Iterable[_Line]) -> Iterator[_Line]:
 
 def _is_of_others(line: _Line) -> bool:
     """That an engine says that CRIU failed is no complaint of CRIU's, nor is what people write."""
-    return not _TELLING.search(line.text) or ("Error" not in line.text and bool(_ENGINE.search(line.text)))
+    return not _TELLING.search(line.text) or ("Error (" not in line.text and bool(_ENGINE.search(line.text)))
 
 
 def _is_consequence(line: _Line) -> bool:
-    return any(_CONSEQUENCE.search(form) for form in line.forms)
+    return any(_search(_CONSEQUENCE.pattern, form, retyped=line.retyped) for form in line.forms)
 
 
 def _whole(lines: Iterable[_Line]) -> Iterator[_Line]:

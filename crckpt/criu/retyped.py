@@ -15,7 +15,8 @@ _ENTITY = re.compile(r"&(?:#\d{1,3}|#x[0-9a-f]{1,2}|quot|apos|gt|lt|amp);")
 _TYPOGRAPHIC = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "`": "'", "\u00a0": " "})
 _BLANKS = re.compile(r"[ \t]{2,}")
 _NEW = re.compile(
-    r"\s*(?:b['\"]|['\"][\s,}\]]|line \d|\(\d[\d.]*\) |\[\d{1,6}[.:-]|\d{1,10}: |\d{4}-\d\d|\d\d?:\d\d|[$#>] "
+    r"\s*(?:b['\"]|['\"][\s,}\]]|line \d|\(\d[\d.]*\) |\[\d{1,6}[.:-]"
+    r"|\d{1,10}(?:: | killed | exited| stopped )|\d{4}-\d\d|\d\d?:\d\d|[$#>] "
     r"|[-=#+*`|]{2}|time=|level=|\.{3}"
     r"|(?:Error|Warn|Debug|pie|criu|tar|ip6?tables(?:-restore)?|iptables-save)\b(?:\s{1,2}\(|: ))"
 )
@@ -40,11 +41,18 @@ _LONGEST_FORM = 1000
 _MOST_GONE_ON = 3
 _WIDTHS = (79, 80, 100, 120, 132)
 _NOT = re.compile(r"(?:^|(?<=[ :]))([Cc]a|[Dd]oes|[Ii]s|[Cc]ould|[Dd]id|[Dd]o)nt (?=[a-z])")
-_QUOTE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|['\"]", re.DOTALL)
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[Cc]an't |['\"$]", re.DOTALL)
+_END = r"(?=[\"'*;|<\\]|[.,](?:\s|$)|\s*\||$)"
+"""What is said after a line that stands in a sentence or a table."""
+_TAG = re.compile(r"</?[a-z]{1,10} ?/?>")
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,10}m")
 
 
 def unquote(text: str) -> str:
     """The text, with the lines that a program quoted (as JSON does) as they were, and an empty one after each."""
+    text = text.replace("n\u2019t ", "n't ")
+    if "&#" in text or "&quot;" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
     return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), text) if "\\" in text else text
 
 
@@ -74,16 +82,22 @@ def join_lines(first: str, following: Iterator[str]) -> tuple[str, ...]:
 
 def tidy(line: str) -> str:
     """The line with plain quotes and single blanks, without what quotes it."""
-    if "&" in line:
-        line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line)
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    if "<" in line:
+        line = _TAG.sub("", line)
     return _BLANKS.sub(" ", line.translate(_TYPOGRAPHIC)).strip(" '\"`,;}\\\t\r")
 
 
 @cache
 def loosen(pattern: str) -> re.Pattern[str]:
     """The pattern, for lines that are retyped: with any case, and with or without quotes."""
-    return re.compile(_QUOTE.sub(lambda piece: _optional(piece[0]), pattern), re.IGNORECASE)
+    return re.compile(_PIECE.sub(lambda piece: _loose(piece[0]), pattern), re.IGNORECASE)
 
 
-def _optional(piece: str) -> str:
+def _loose(piece: str) -> str:
+    if piece == "$":
+        return _END
+    if piece.lower() == "can't ":
+        return "Can(?:'?t|not) "
     return f"{piece}?" if piece in {"'", '"', "\\'", '\\"'} else piece

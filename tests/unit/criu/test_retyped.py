@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from places import TESTS
 
 from crckpt.causes.catalogue import ENGINES, OUTER, OUTSIDE, SILENT
 from crckpt.criu.explain import explain, is_log
 from crckpt.criu.retyped import unquote
 
-LOGS = Path(__file__).parents[2] / "data" / "logs"
+LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
 MARK = re.compile(r"^(?:pie: \d+: )?(?:Error|Warn ) \([^)]*\): ")
 TIME = "(00.012345) "
@@ -37,6 +38,8 @@ OF_A_FILE = {
     "sysfs-mount",
 }
 """Some of their lines tell the cause only by the file of CRIU that the mark names."""
+IN_NUMBERS = {"not-permitted", "kernel-lacks"}
+"""Of what runs inside of a process the number at the end of the line counts."""
 FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
 
 
@@ -64,6 +67,10 @@ def without_quotes(line: str) -> str:
     return line.replace("'", "").replace('"', "")
 
 
+def in_html(line: str) -> str:
+    return f"<code>{html.escape(line)}</code><br>"
+
+
 def of_publishers(line: str) -> str:
     return line.replace("'", "\u2019").replace(" ", "  ")
 
@@ -77,6 +84,14 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "wrapped between words": lambda line, key: between_words(as_said(line, key)),
     "wrapped at the width": lambda line, key: at_the_width(as_said(line, key)),
     "in JSON": lambda line, key: in_json(as_said(line, key)),
+    "in a log of the system": lambda line, _: f"Nov 25 17:05:04 host criu[812]: {line}",
+    "in a log of runc": lambda line, _: f'time="2020-01-01T00:00:00Z" level=error msg={json.dumps(line)}',
+    "in JSON in JSON": lambda line, key: in_json(in_json(as_said(line, key))),
+    "in a terminal's colours": lambda line, key: f"\x1b[31m{as_said(line, key)}\x1b[0m",
+    "in HTML": lambda line, key: in_html(as_said(line, key)),
+    "in bold": lambda line, key: f"**{as_said(line, key)}**",
+    "in a table": lambda line, _: f"| {line} | why? |",
+    "in a sentence": lambda line, _: f'CRIU fails with "{line}" here.',
     "with Error alone": lambda line, _: MARK.sub("Error: ", line),
 }
 NOT_SO = {
@@ -85,6 +100,10 @@ NOT_SO = {
     # This line had no mark before.
     "without quotes": {"page-server"},
     "with other quotes": {"page-server", "engine-log", "no-socket-diag"},
+    "in a sentence": IN_NUMBERS,
+    "in a table": IN_NUMBERS,
+    "in bold": IN_NUMBERS,
+    "in HTML": {"remap", "bug-open-path"},
     # A line that quotes another, which is harmless in itself.
     "in lower case": {"page-server", "engine-log", "no-socket-diag"},
     "wrapped at the width": {"engine-log"},
@@ -118,6 +137,7 @@ def test_each_line_tells_its_cause(form: str) -> None:
             "mount-sharing",
         ),
         ("x 2.269)Error (criu/sk-inet.c:191): inet: Connected Tcp socket, consider using it", "tcp-established"),
+        ("./criu: /lib/libc.so.6: version `GLIBC_2.34' not found (required by ./criu)", "criu-start"),
         ("iptables-restore: line 3 failed\n(00.1) Error (criu/util.c:764): exited, status=1\n", "packets-not-held"),
         (
             "Error (criu/files-reg.c:2294): File srv/x.so\nFile r/w/x checks can be skipped with the"
