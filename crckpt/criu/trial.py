@@ -32,16 +32,16 @@ _LOOK_S = 0.005
 _ENDED_WITHIN_S = 10.0
 
 
-def trial(criu: Path) -> str | None:
+def trial(criu: Path, python: str = sys.executable) -> str | None:
     """Dump and restore a small process with a thread, a pipe, a socket pair and a listening socket.
 
-    None if that works, else why it does not. Nothing is left behind.
+    `python` runs the process. None if that works, else why it does not. Nothing is left behind.
     """
     checked = run.run([criu, "check", "--no-default-config"])
     if not checked.ok:
         return _reason(checked.output, "criu check fails")
     with tempfile.TemporaryDirectory(prefix="crckpt-trial-") as name:
-        return _dump_and_restore(criu, Path(name))
+        return _dump_and_restore(criu, Path(name), python)
 
 
 def locks_by_nftables(criu: Path) -> bool:
@@ -55,11 +55,11 @@ def digest_of(criu: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _dump_and_restore(criu: Path, work: Path) -> str | None:
+def _dump_and_restore(criu: Path, work: Path, python: str) -> str | None:
     images = work / "images"
     images.mkdir(mode=0o700)
     paths = Paths(images, work)
-    program = [sys.executable, "-S", "-c", f"import os; os.chdir({str(work)!r})\n{_PROGRAM}"]
+    program = [python, "-S", "-c", f"import os; os.chdir({str(work)!r})\n{_PROGRAM}"]
     child = run.start(program, output=work / "program.out")
     try:
         if not _is_ready(work / "ready", child):

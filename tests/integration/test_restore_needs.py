@@ -121,7 +121,7 @@ def test_tasks_that_the_group_does_not_let_in(crckpt: Crckpt) -> None:
 def test_room_for_deleted_files(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come back where they were: a file system that has been filled meanwhile is named."""
     with _small_disk(16 * MEBIBYTE) as disk:
-        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        monkeypatch.setenv("TMPDIR", str(disk))
         with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
             before = tree.counters()
             filler = disk / "filler"

@@ -265,7 +265,8 @@ def _runs(pid: int) -> bool:
 @contextmanager
 def open_workdir() -> Iterator[Path]:
     """A directory that every user can reach; its end is the end of programs that a failed test left behind."""
-    workdir = Path(tempfile.mkdtemp(prefix="crckpt-tree-"))
+    # Not tempfile's own default: it reads TMPDIR once, and a test may set it.
+    workdir = Path(tempfile.mkdtemp(prefix="crckpt-tree-", dir=os.environ.get("TMPDIR")))
     try:
         workdir.chmod(0o755)
         yield workdir

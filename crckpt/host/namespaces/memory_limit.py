@@ -49,12 +49,13 @@ class Group(Struct, frozen=True):
 
 
 @contextmanager
-def limited(memory: int) -> Iterator[Group | None]:
+def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Group | None]:
     """A new group with this limit in bytes, gone after the block, which ends its processes; None if there can be none.
 
+    It is made in the first of `within` that allows it; these are our own group and those above it if left out.
     Groups that were left by a crckpt that was killed are removed first, wherever it ran.
     """
-    places = tuple(groups("memory"))
+    places = tuple(groups("memory")) if within is None else within
     for top in (place for place in places if place.parent not in places):
         _remove_abandoned(top)
     path = _made(places, memory)

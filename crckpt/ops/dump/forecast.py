@@ -83,7 +83,10 @@ class Forecast(Struct, frozen=True):
         CRIU is to do again all that it did in the freeze of the round, where it was looked at as well, and beyond that
         it writes what is not memory, and the pages, of which some more are written until it has started.
         """
-        tracked, whole = left_to_freeze(self.root, tracker)
+        return self.ms_of(last, *left_to_freeze(self.root, tracker))
+
+    def ms_of(self, last: Copied, tracked: int, whole: int) -> float:
+        """The same, with so many bytes left to the freeze as `left_to_freeze` gives."""
         # Nearly all of the round came after its reset of the bits.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
         # Not more than all of it, which may have grown since it was looked at.

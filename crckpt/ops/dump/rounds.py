@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -70,13 +70,21 @@ def take_rounds(
     """
     copied: list[Copied] = []
     try:
-        while len(copied) < most and not (copied and fits(copied[-1])) and _pays(copied):
-            copied.append(take(subject, way, repository, work))
+        for one in worthwhile(lambda: take(subject, way, repository, work), most, fits):
+            copied.append(one)
             with interrupts_let_in():
                 pass  # what came while CRIU ran is heard here
     except HostCannot as error:
         way.give_up(error.message)
     return tuple(copied)
+
+
+def worthwhile(take_one: Callable[[], Copied], most: int, fits: Callable[[Copied], bool]) -> Iterator[Copied]:
+    """Yield each round that `take_one` takes, until one `fits`, `most` were taken, or another would not pay."""
+    copied: list[Copied] = []
+    while len(copied) < most and not (copied and fits(copied[-1])) and _pays(copied):
+        copied.append(take_one())
+        yield copied[-1]
 
 
 def why_none(way: Way) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,9 +120,9 @@ def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: P
     assert (children(), list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_trial_program_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(script(tmp_path / "python", "echo no such module; exit 1")))
-    assert trial(script(tmp_path / "criu", "exit 0")) == "the trial's program does not start: no such module"
+def test_a_trial_program_that_does_not_start(tmp_path: Path) -> None:
+    python = str(script(tmp_path / "python", "echo no such module; exit 1"))
+    assert trial(script(tmp_path / "criu", "exit 0"), python) == "the trial's program does not start: no such module"
 
 
 def test_none_that_works_is_told_with_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

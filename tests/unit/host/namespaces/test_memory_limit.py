@@ -61,9 +61,8 @@ def test_what_one_left_who_ran_in_another_group_is_removed(group: memory_limit.G
         assert not left.exists()
 
 
-def test_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory_limit, "groups", lambda _: (tmp_path,))
-    with memory_limit.limited(LIMIT) as found:
+def test_where_there_can_be_none(tmp_path: Path) -> None:
+    with memory_limit.limited(LIMIT, (tmp_path,)) as found:
         assert found is None
     assert list(tmp_path.iterdir()) == []
 

@@ -22,13 +22,18 @@ def write(directory: Path, **files: str) -> None:
 @pytest.fixture(params=["memory", ""], ids=["v1", "v2"])
 def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of our group, without any limit yet."""
-    ours = tmp_path / "ours"
-    ours.write_text(BOTH if request.param else TWO)
-    monkeypatch.setattr(cgroups, "_OURS", ours)
-    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path / "fs")
+    _in_group(monkeypatch, tmp_path, BOTH if request.param else TWO)
     directory = tmp_path / "fs" / str(request.param) / "outer/inner"
     directory.mkdir(parents=True)
     return directory
+
+
+def _in_group(monkeypatch: pytest.MonkeyPatch, place: Path, said: str) -> None:
+    """Let crckpt read `said` of its own groups, and find their files below `fs`."""
+    # A real kernel has one version only for each controller, and says nothing of the other.
+    (place / "ours").write_text(said)
+    monkeypatch.setattr(cgroups, "_OURS", place / "ours")
+    monkeypatch.setattr(cgroups, "_MOUNTS", place / "fs")
 
 
 def limit_memory(group: Path, most: str, used: str) -> None:
@@ -68,11 +73,8 @@ def test_a_group_gets_the_swap_that_it_may_use(inner: Path) -> None:
 
 
 def test_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = tmp_path / "ours"
-    ours.write_text(BOTH)
-    monkeypatch.setattr(cgroups, "_OURS", ours)
-    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path)
-    write(tmp_path / "pids", pids_max="max", pids_current="70")
-    write(tmp_path / "pids/outer", pids_max="100", pids_current="60")
-    write(tmp_path / "pids/outer/inner", pids_max="90", pids_current="40")
-    assert cgroups.tasks_left() == cgroups.TasksLeft(str(tmp_path / "pids/outer"), 40)
+    _in_group(monkeypatch, tmp_path, BOTH)
+    write(tmp_path / "fs/pids", pids_max="max", pids_current="70")
+    write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")
+    write(tmp_path / "fs/pids/outer/inner", pids_max="90", pids_current="40")
+    assert cgroups.tasks_left() == cgroups.TasksLeft(str(tmp_path / "fs/pids/outer"), 40)

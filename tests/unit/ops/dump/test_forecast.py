@@ -7,7 +7,6 @@ import os
 import pytest
 
 from crckpt.host import proc
-from crckpt.ops.dump import forecast as freeze
 from crckpt.ops.dump.forecast import Forecast
 from crckpt.ops.dump.lineage import Copied
 from crckpt.preflight.dump.cost import DumpSpeed, Load
@@ -32,8 +31,5 @@ def forecast() -> Forecast:
         (2000 * MIB, 2004.0),  # unless it has grown since
     ],
 )
-def test_what_is_left_to_the_freeze(
-    forecast: Forecast, monkeypatch: pytest.MonkeyPatch, tracked: int, memory_ms: float
-) -> None:
-    monkeypatch.setattr(freeze, "left_to_freeze", lambda _root, _tracker: (tracked, 0))
-    assert forecast.after_ms(ROUND, "uffd-wp") == pytest.approx(ROUND.frozen_ms + memory_ms)
+def test_what_is_left_to_the_freeze(forecast: Forecast, tracked: int, memory_ms: float) -> None:
+    assert forecast.ms_of(ROUND, tracked, 0) == pytest.approx(ROUND.frozen_ms + memory_ms)

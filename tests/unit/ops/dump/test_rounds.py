@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.lineage import Copied
-from crckpt.ops.dump.rounds import take_rounds
+from crckpt.ops.dump.rounds import worthwhile
 
 
-def rounds(monkeypatch: pytest.MonkeyPatch, *pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int]:
+def rounds(*pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int]:
     """Pages of the rounds that are taken of a tree of which each would copy so many; one of up to `fit` fits."""
-    each: Iterator[Copied] = (
+    each = (
         Copied(number, count, count * PAGE_SIZE, fixed * PAGE_SIZE, ms=1.0, frozen_ms=1.0)
         for number, count in enumerate(pages, 1)
     )
-    monkeypatch.setattr("crckpt.ops.dump.rounds.take", lambda *_: next(each))
-    nothing: Any = None
-    taken = take_rounds(nothing, nothing, nothing, nothing, most, lambda copied: copied.pages <= fit)
-    return [one.pages for one in taken]
+    return [one.pages for one in worthwhile(lambda: next(each), most, lambda copied: copied.pages <= fit)]
 
 
-def test_until_few_pages_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rounds(monkeypatch, 100_000, 10_000, 1_000, 511, 1) == [100_000, 10_000, 1_000, 511]
+def test_until_few_pages_are_left() -> None:
+    assert rounds(100_000, 10_000, 1_000, 511, 1) == [100_000, 10_000, 1_000, 511]
 
 
-def test_a_tree_that_writes_as_quickly_as_it_is_copied_gets_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rounds(monkeypatch, 100_000, 100_000, 100_000) == [100_000, 100_000]
-    assert rounds(monkeypatch, 100_000, 80_001, 1_000) == [100_000, 80_001]
-    assert rounds(monkeypatch, 100_000, 80_000, 64_001, 1_000) == [100_000, 80_000, 64_001]
+def test_a_tree_that_writes_as_quickly_as_it_is_copied_gets_two() -> None:
+    assert rounds(100_000, 100_000, 100_000) == [100_000, 100_000]
+    assert rounds(100_000, 80_001, 1_000) == [100_000, 80_001]
+    assert rounds(100_000, 80_000, 64_001, 1_000) == [100_000, 80_000, 64_001]
 
 
-def test_what_each_round_copies_whatever_was_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rounds(monkeypatch, 6_000, 5_600, 5_500, 1, fixed=5_000) == [6_000, 5_600, 5_500]
+def test_what_each_round_copies_whatever_was_written_does_not_count() -> None:
+    assert rounds(6_000, 5_600, 5_500, 1, fixed=5_000) == [6_000, 5_600, 5_500]
 
 
-def test_until_one_fits_or_there_were_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rounds(monkeypatch, 100_000, 10_000, 5_000, 1_000, fit=10_000) == [100_000, 10_000]
-    assert rounds(monkeypatch, 100_000, 10_000, 5_000, 1_000, most=1) == [100_000]
-    assert rounds(monkeypatch, 100_000, most=0) == []
+def test_until_one_fits_or_there_were_enough() -> None:
+    assert rounds(100_000, 10_000, 5_000, 1_000, fit=10_000) == [100_000, 10_000]
+    assert rounds(100_000, 10_000, 5_000, 1_000, most=1) == [100_000]
+    assert rounds(100_000, most=0) == []
