@@ -119,7 +119,9 @@ class Protected:
                 old += is_old
                 # Of an old one a page tells whether the protection is somebody else's. Not all of it: what was moved to
                 # its end a moment ago would come with its bits.
-                self._register(pagemap.Map(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old)
+                self._register(
+                    pagemap.AddressRange(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old
+                )
             # Where a file was mapped after the maps were listed, what is written and dropped would leave its mark.
             for one in pagemap.others(self._pid):
                 if pagemap.is_registered(file.fileno(), one):
@@ -131,12 +133,12 @@ class Protected:
         """Track it no longer."""
         self._protection.close()
 
-    def _register(self, one: pagemap.Map, *, is_new: bool) -> None:
+    def _register(self, one: pagemap.AddressRange, *, is_new: bool) -> None:
         # If it cannot be tracked all of it counts as written.
         with _gone_or_refused():
             self._protection.register(one, is_new=is_new)
 
-    def _unregister(self, one: pagemap.Map) -> None:
+    def _unregister(self, one: pagemap.AddressRange) -> None:
         with _gone_or_refused():
             self._protection.unregister(one)
 

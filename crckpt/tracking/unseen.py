@@ -7,13 +7,12 @@ its bit again: the next dump would take the old page for the new one.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
-from crckpt.host.proc import procfs
+from crckpt.host.proc import procfs, status
+from crckpt.host.proc.fd import open_flags, read_targets
 
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 FOREIGN_USERFAULTFD: Final = (
@@ -51,21 +50,18 @@ def _of_descriptors(pid: int) -> Iterator[str]:
             yield "an io_uring"
         elif target.startswith(_DEVICES):
             yield f"{target} open"
-        elif target.startswith("/") and procfs.open_flags(pid, number) & os.O_DIRECT:
+        elif target.startswith("/") and open_flags(pid, number) & os.O_DIRECT:
             yield f"an O_DIRECT descriptor ({number}: {target})"
 
 
 def _of_memory(pid: int) -> Iterator[str]:
     """Pinned by whom does not matter: the ring or device may be in the hands of another process."""
     with suppress(OSError):
-        found = re.search(r"^VmPin:\s*([1-9]\d*) kB", procfs.text(f"/proc/{pid}/status"), re.MULTILINE)
-        if found:
-            yield f"{found[1]} KiB of memory pinned for a device"
+        if pinned := status.read_bytes(pid, "VmPin"):
+            yield f"{pinned >> 10} KiB of memory pinned for a device"
 
 
 def _opened(pid: int) -> Iterator[tuple[int, str]]:
     """Number and name of each descriptor. Only that: it is asked while the tree is frozen, and there may be many."""
     with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                yield int(entry.name), str(entry.readlink())
+        yield from read_targets(pid)

@@ -140,7 +140,7 @@ def assert_has_number(held: HeldProcess, *, has: bool = True) -> None:
 
 
 def test_a_number_that_another_process_has_is_not_waited_for(sleeper: Sleeper) -> None:
-    start = proc.start_of(sleeper.pid)
+    start = proc.start_time(sleeper.pid)
     assert start is not None
     assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start}) == (sleeper.pid,)
     assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start - 1}) == ()

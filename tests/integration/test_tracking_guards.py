@@ -85,12 +85,12 @@ def test_a_preload_library_without_a_guard(
 def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written over a file and dropped leaves a mark, and is taken for what it was. There are two guards."""
 
-    def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.Map, ...]:
+    def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.AddressRange, ...]:
         found = []
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             addresses, rights, _, _, inode, *_ = line.split(maxsplit=5)
             if rights[3] == "p" and (inode != "0" or not line.endswith("]")):
-                found.append(pagemap.Map(*(int(part, 16) for part in addresses.split("-"))))
+                found.append(pagemap.AddressRange(*(int(part, 16) for part in addresses.split("-"))))
         return tuple(found)
 
     monkeypatch.setattr(pagemap, "private_anonymous", private)
@@ -130,7 +130,7 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
     """Whoever has it resets the bits when it likes."""
     register = WriteProtection.register
 
-    def heedless(self: WriteProtection, found: pagemap.Map, *, is_new: bool = True) -> None:
+    def heedless(self: WriteProtection, found: pagemap.AddressRange, *, is_new: bool = True) -> None:
         try:
             register(self, found, is_new=is_new)
         except OSError as error:

@@ -43,7 +43,7 @@ NO_WRITE_PROTECTION = _no_write_protection()
 def registered(pid: int, place: int) -> bool:
     """Whether somebody write-protects the page there."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as file:
-        return pagemap.is_registered(file.fileno(), pagemap.Map(place, place + mmap.PAGESIZE))
+        return pagemap.is_registered(file.fileno(), pagemap.AddressRange(place, place + mmap.PAGESIZE))
 
 
 # Each page's categories: 8 for what is there, 128 for what counts as written.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.status import read_status
 from crckpt.images.creds import CAPABILITIES, Rights
 
 
@@ -14,22 +14,20 @@ def rights_below(root: int) -> dict[int, Rights]:
     found: dict[int, Rights] = {}
     waiting = [root]
     while waiting:
-        directory = f"/proc/{waiting.pop()}/task"
+        pid = waiting.pop()
         with suppress(OSError):
-            for task in os.scandir(directory):
-                number, rights = _read(procfs.lines(f"{task.path}/status"))
-                found[number] = rights
-                waiting.extend(map(int, procfs.text(f"{task.path}/children").split()))
+            for tid in procfs.threads(pid):
+                status = read_status(pid, tid)
+                found[int(status["NSpid"].split()[-1])] = _rights(status)
+                waiting.extend(procfs.children(pid, tid))
     return found
 
 
-def _read(lines: list[str]) -> tuple[int, Rights]:
-    said = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-    rights = Rights(
-        uids=tuple(map(int, said["Uid"])),
-        gids=tuple(map(int, said["Gid"])),
-        groups=frozenset(map(int, said["Groups"])),
-        capabilities=tuple(int(said[name][0], 16) for name in CAPABILITIES),
-        confined=said["NoNewPrivs"] == ["1"],
+def _rights(status: dict[str, str]) -> Rights:
+    return Rights(
+        uids=tuple(map(int, status["Uid"].split())),
+        gids=tuple(map(int, status["Gid"].split())),
+        groups=frozenset(map(int, status["Groups"].split())),
+        capabilities=tuple(int(status[name], 16) for name in CAPABILITIES),
+        confined=status["NoNewPrivs"] == "1",
     )
-    return int(said["NSpid"][-1]), rights

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
+from crckpt.host.proc.status import read_status
 from crckpt.host.process import run
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.libc import syscall
@@ -67,8 +67,8 @@ def _may_be_known(pid: int) -> bool:
 @contextmanager
 def _other_process(pid: int) -> Iterator[int]:
     """One of the same user and group, without any right that the process may lack: it has said that it runs."""
-    said = procfs.text(f"/proc/{pid}/status")
-    uid, gid = (int(found.split()[0]) for found in re.findall(r"^[UG]id:\s*(.*)$", said, re.MULTILINE))
+    status = read_status(pid)
+    uid, gid = (int(status[name].split()[0]) for name in ("Uid", "Gid"))
     # Root gets all that it is not denied when it executes a program.
     denied = () if uid else ("--bounding-set=-all",)
     ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)

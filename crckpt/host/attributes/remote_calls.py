@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host.attributes.landlock import has_landlock_domain
-from crckpt.host.proc import procfs
+from crckpt.host.proc import status
 from crckpt.host.process import run
 from crckpt.host.syscalls import prctl, ptrace
 
@@ -236,8 +236,7 @@ def _listen(thread: ptrace.Stopped, descriptor: int, backlog: int, user: int, gr
 @contextmanager
 def _lent(order: Order) -> Iterator[None]:
     """The thread without its tracer, which is stopped meanwhile, if it is to lend it."""
-    status = procfs.text(f"/proc/{order.pid}/task/{order.tid}/status")
-    tracer = int(status.partition("\nTracerPid:\t")[2].partition("\n")[0])
+    tracer = status.tracer(order.pid, order.tid)
     if not tracer or not order.is_lent:
         yield
         return

@@ -19,13 +19,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
-from crckpt.host.proc import procfs
+from crckpt.host.proc.fd import read_targets, socket_inode
+from crckpt.host.proc.net import read_multicast_groups
 from crckpt.host.syscalls.libc import getsockopt
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
@@ -191,12 +191,10 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
     Leaves out the inodes in `skip`, and adds all it meets to them. Raises OSError if the process has ended.
     """
     inodes: dict[int, int] = {}
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            target = str(path.readlink())
-            if target.startswith("socket:[") and (inode := int(target[8:-1])) not in skip:
-                skip.add(inode)
-                inodes[int(path.name)] = inode
+    for fd, target in read_targets(pid):
+        if (inode := socket_inode(target)) and inode not in skip:
+            skip.add(inode)
+            inodes[fd] = inode
     groups: list[tuple[int, int, str]] | None = None
     with_keys: frozenset[int] | None = None
     for fd, ours in borrow_each(pid, inodes):
@@ -370,27 +368,9 @@ def _uses_option_memory(held: socket.socket) -> bool:
 
 def _groups(pid: int) -> Iterator[tuple[int, int, str]]:
     """Level, interface and address of the groups that sockets of the process may be members of."""
-    index = 0
-    with suppress(OSError):
-        for line in procfs.text(f"/proc/{pid}/net/igmp").splitlines()[1:]:
-            words = line.split()
-            if not line.startswith("\t"):
-                index = int(words[0])
-            elif _is_joined(group := _address_4(words[0]), int(words[1])):
-                yield _IP, index, group
-    with suppress(OSError):
-        for line in procfs.text(f"/proc/{pid}/net/igmp6").splitlines():
-            words = line.split()
-            if _is_joined(group := socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[3])):
-                yield _IPV6, int(words[0]), group
-
-
-def _is_joined(group: str, members: int) -> bool:
-    return members > (group in _BY_KERNEL)
-
-
-def _address_4(word: str) -> str:
-    return socket.inet_ntoa(int(word, 16).to_bytes(4, sys.byteorder))
+    for group, index, users in read_multicast_groups(pid):
+        if users > (group in _BY_KERNEL):
+            yield _IPV6 if ":" in group else _IP, index, group
 
 
 def _memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) -> Iterator[Membership]:

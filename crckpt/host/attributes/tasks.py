@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls.libc import syscall
 from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
 
@@ -234,7 +235,7 @@ def _numbers(listed: str) -> tuple[int, ...]:
 
 
 def _task_flags(tid: int) -> int:
-    return int(procfs.behind_the_name(procfs.text(f"/proc/{tid}/stat"))[6])
+    return read_stat(tid).flags
 
 
 def _scheduling(tid: int) -> Value:

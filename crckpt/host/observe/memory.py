@@ -9,9 +9,9 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
-from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import Map, read_maps
 from crckpt.model import PAGE_SIZE
 
 _CHUNK: Final = 16
@@ -27,19 +27,6 @@ _SPREAD: Final = 0x9E3779B1
 _PRESENT: Final = 1 << 63
 _OF_FILE: Final = 1 << 61
 _IN_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV")
-
-
-class Map(NamedTuple):
-    """A map that may hold memory which is in no file. `shared`: others see what is written to it."""
-
-    start: int
-    end: int
-    shared: bool
-
-
-def maps(pid: int) -> int:
-    """How many maps a process has; none if it has ended."""
-    return len(_maps(pid))
 
 
 def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
@@ -60,23 +47,12 @@ def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
                     return
 
 
-def _maps(pid: int) -> list[str]:
-    with suppress(OSError):
-        return procfs.lines(f"/proc/{pid}/maps")
-    return []
-
-
 def _own(pid: int) -> Iterator[Map]:
     """The maps that may hold memory that is in no file."""
-    for line in _maps(pid):
-        words = line.split(maxsplit=5)
-        name = words[5] if len(words) > 5 else ""
-        shared = words[1][3] == "s"
-        if name.startswith(("[v", "/dev/")) and not name.startswith(_IN_MEMORY):
-            continue
-        if not shared or name.startswith(_IN_MEMORY):
-            start, end = (int(word, 16) for word in words[0].split("-"))
-            yield Map(start, end, shared)
+    for each in read_maps(pid):
+        is_in_memory = each.path.startswith(_IN_MEMORY)
+        if is_in_memory or not (each.is_shared or each.path.startswith(("[v", "/dev/"))):
+            yield each
 
 
 def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
@@ -105,7 +81,7 @@ def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) ->
         start = found.start + number * chunk * PAGE_SIZE
         wanted = min(chunk, (found.end - start) // PAGE_SIZE)
         entries = os.pread(pagemap, 8 * wanted, start // PAGE_SIZE * 8)
-        there = [_is_own(entry, shared=found.shared) for (entry,) in struct.iter_unpack("<Q", entries)]
+        there = [_is_own(entry, shared=found.is_shared) for (entry,) in struct.iter_unpack("<Q", entries)]
         yield from ((start + first * PAGE_SIZE, count) for first, count in _together(there))
 
 

@@ -18,7 +18,7 @@ from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
 from crckpt.host.observe.waits import Wait, interrupted_calls
 from crckpt.host.observe.watches import lost_watches
 from crckpt.host.observe.weak_sockets import WeakSocket, weak_sockets
-from crckpt.host.proc.maps import Mapping, odd_mappings
+from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.kcmp import escaped, share_memory, sharers
@@ -121,7 +121,7 @@ class Observed(Struct, frozen=True):
     outside_ends: tuple[OutsideEnd, ...] = ()
     sockets: tuple[SocketKind, ...] = ()
     unread: tuple[Unread, ...] = ()
-    mappings: tuple[Mapping, ...] = ()
+    mappings: tuple[UnsavableMap, ...] = ()
     out_of_reach: tuple[OutOfReach, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
     escaped: tuple[proc.Descriptor, ...] = ()
@@ -193,7 +193,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
         sockets=sockets,
         unread=tuple(_unread(descriptors, sockets)),
-        mappings=tuple(found for pid in tree.pids for found in odd_mappings(pid)),
+        mappings=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
         out_of_reach=out_of_reach(sorted(here), reached),
         lost_watches=lost_watches(reached),
         escaped=escaped(descriptors),

@@ -11,7 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.proc import procfs, title
+from crckpt.host.proc import procfs
+from crckpt.host.proc.command import title
+from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.mountinfo import every_mount
 from crckpt.images.filelocks import LockKind
 
@@ -22,7 +24,7 @@ _LINE: Final = re.compile(
 """Of a lock that is held: who waits for one stands behind an arrow."""
 
 
-class Held(Struct, frozen=True):
+class HeldLock(Struct, frozen=True):
     """A lock that process `pid` (`comm`) holds, on bytes from `start` to `end` with it, None for the file's end.
 
     `pid` is 0 where nobody is found: somebody in a PID namespace that we do not see.
@@ -36,7 +38,7 @@ class Held(Struct, frozen=True):
     comm: str
 
 
-def held_locks(paths: Iterable[str]) -> dict[str, tuple[Held, ...]]:
+def held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
     """By path, for those that have any. Missing files have none."""
     wanted = tuple(paths)
     if not wanted:
@@ -56,19 +58,19 @@ def _file(path: str) -> str:
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            info, inode = Path(f"/proc/self/fdinfo/{descriptor}").read_text(), os.fstat(descriptor).st_ino
+            info, inode = read_info("self", descriptor), os.fstat(descriptor).st_ino
         finally:
             os.close(descriptor)
-        told = dict(line.split(":\t", 1) for line in info.splitlines())
+        mount_id = int(parse_info(info)["mnt_id"])
         for mount in every_mount():
-            if mount.id == int(told["mnt_id"]):
+            if mount.id == mount_id:
                 return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"
     return ""
 
 
-def _held(line: re.Match[str], holders: _Holders) -> Held:
+def _held(line: re.Match[str], holders: _Holders) -> HeldLock:
     pid, comm = holders.of(line)
-    return Held(
+    return HeldLock(
         kind=_KINDS[line["kind"]],
         exclusive=line["mode"] == "WRITE",
         start=int(line["start"]),
@@ -93,9 +95,8 @@ class _Holders:
         self._look_at(int(line["pid"]))
         if what not in self._found and not self._is_all_seen:
             self._is_all_seen = True
-            for process in Path("/proc").iterdir():
-                if process.name.isdecimal():
-                    self._look_at(int(process.name))
+            for pid in procfs.pids():
+                self._look_at(pid)
         pid = self._found.get(what, 0)
         if pid not in self._names:
             self._names[pid] = title(pid)

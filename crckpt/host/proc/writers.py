@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host import proc
 from crckpt.host.proc import procfs
+from crckpt.host.proc.command import title
+from crckpt.host.proc.fd import open_flags
+from crckpt.host.proc.maps import read_maps
+from crckpt.host.proc.tree import ancestors
 
 
 class Writer(Struct, frozen=True):
@@ -25,35 +27,31 @@ def writers(paths: Iterable[str]) -> dict[str, Writer]:
 
     We and our ancestors do not count where we can only append: that is our output, which may well go to that file.
     """
-    identities = {path: identity for path in paths if (identity := _identity(Path(path)))}
+    identities = {path: identity for path in paths if (identity := _identity(path))}
     wanted = set(identities.values())
-    us = (os.getpid(), *proc.ancestors(os.getpid()))
+    us = (os.getpid(), *ancestors(os.getpid()))
     found: dict[tuple[int, int], Writer] = {}
-    for process in Path("/proc").iterdir() if wanted else ():
-        for place in _writable(process, appends=int(process.name) not in us) if process.name.isdecimal() else ():
-            identity = _identity(place)
+    for pid in procfs.pids() if wanted else ():
+        for link in _writable(pid, appends=pid not in us):
+            identity = _identity(link)
             if identity is not None and identity in wanted - found.keys():
-                found[identity] = Writer(int(process.name), proc.title(int(process.name)))
+                found[identity] = Writer(pid, title(pid))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | None:
     with suppress(OSError):
-        status = path.stat()
+        status = os.stat(path)
         return status.st_dev, status.st_ino
     return None
 
 
-def _writable(process: Path, *, appends: bool) -> Iterator[Path]:
-    """What it has open for writing, also by appending alone if `appends`; and mapped so."""
+def _writable(pid: int, *, appends: bool) -> Iterator[str]:
+    """Links to what a process has open for writing, and mapped so; if `appends`, also what it can only append to."""
     with suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            flags = procfs.open_flags(int(process.name), int(descriptor.name))
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            flags = open_flags(pid, int(fd))
             if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
-                yield descriptor
+                yield f"/proc/{pid}/fd/{fd}"
     with suppress(OSError):
-        for line in procfs.lines(f"{process}/maps"):
-            where, _, rest = line.partition(" ")
-            if rest[1:4:2] == "ws":
-                start, end = (int(number, 16) for number in where.split("-"))
-                yield process / "map_files" / f"{start:x}-{end:x}"
+        yield from (each.link(pid) for each in read_maps(pid) if each.is_writable and each.is_shared)

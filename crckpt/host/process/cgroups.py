@@ -9,10 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host.proc import procfs
+from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.syscalls.bpf import group_programs
 
-_OURS = Path("/proc/self/cgroup")
 _MOUNTS = Path("/sys/fs/cgroup")
 _NOT_MOUNTED_ALONE = "unified"
 
@@ -55,8 +54,7 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
 
     Source: cgroups(7), /proc/PID/cgroup. Raises OSError if the process has ended.
     """
-    for line in procfs.lines(f"/proc/{pid}/cgroup" if pid else str(_OURS)):
-        _, names, path = line.split(":", 2)
+    for names, path in read_cgroups(pid or "self"):
         if names and controller not in names.split(","):
             continue
         for mount in (_MOUNTS / names,) if names else (_MOUNTS / _NOT_MOUNTED_ALONE, _MOUNTS):
@@ -64,15 +62,6 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
                 own = mount / path.lstrip("/")
                 yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
                 break
-
-
-def memberships(pid: int | str) -> tuple[tuple[str, str], ...]:
-    """(controllers, path) of each hierarchy in which a process has a group; version 2 has no controllers' names.
-
-    Raises OSError if the process has ended.
-    """
-    found = (line.split(":", 2) for line in procfs.lines(f"/proc/{pid}/cgroup"))
-    return tuple((names, path) for _, names, path in found)
 
 
 def directory(controllers: str, path: str) -> Path | None:

@@ -11,12 +11,12 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.proc.stat import read_stat
 
 _INFO: Final = struct.Struct("<QQ11Ii")
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
@@ -63,7 +63,7 @@ def watched(init: int, wanted: Iterable[int]) -> Iterator[Watch]:
     """Watch those of the wanted PIDs that there are in the pid namespace of the process `init`."""
     found: list[_Watched] = []
     try:
-        for inside, outside in proc.seen_from_here(wanted, init).items():
+        for inside, outside in proc.outer_pids(wanted, init).items():
             found.append(_Watched(inside, outside, os.pidfd_open(outside)))
         yield Watch(found)
     finally:
@@ -74,7 +74,7 @@ def watched(init: int, wanted: Iterable[int]) -> Iterator[Watch]:
 def _status(each: _Watched) -> int | None:
     """While it is not reaped, /proc tells; afterwards the kernel, if it is new enough."""
     with suppress(OSError):
-        status = int(Path(f"/proc/{each.outside}/stat").read_text(errors="replace").split()[-1])
+        status = read_stat(each.outside).wait_status
         signal.pidfd_send_signal(each.pidfd, 0)  # it is not reaped: what was read is its own
         return os.waitstatus_to_exitcode(status)
     asked = bytearray(_INFO.pack(_EXIT, *[0] * 13))

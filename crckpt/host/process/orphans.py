@@ -67,7 +67,7 @@ def continue_with_descendants(pid: int) -> None:
 
 def _has_stopped_child(pid: int) -> bool:
     with suppress(OSError):
-        found = (proc.read_process(int(child)) for child in procfs.text(f"/proc/{pid}/task/{pid}/children").split())
+        found = map(proc.read_process, procfs.children(pid, pid))
         return any(child is not None and child.state == "stopped" for child in found)
     return False
 
@@ -81,7 +81,7 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
             descriptor = os.pidfd_open(each.pid)
             try:
                 # Now the number is held: whoever has it can be looked at.
-                if proc.start_of(each.pid) == each.start:
+                if proc.start_time(each.pid) == each.start:
                     signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)

@@ -10,6 +10,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
+from crckpt.host.proc.stat import read_stat
 from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
@@ -93,27 +94,25 @@ def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_B
     return any(call in stack for task in _tasks(pids) for stack in _stack(task) for call in calls)
 
 
-def _tasks(pids: Iterable[int]) -> Iterator[str]:
-    for pid in pids:
-        with suppress(OSError):
-            yield from map(str, Path(f"/proc/{pid}/task").iterdir())
+def _tasks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    yield from ((pid, tid) for pid in pids for tid in procfs.living_threads(pid))
 
 
-def _state(task: str) -> str:
+def _state(task: tuple[int, int]) -> str:
     with suppress(OSError):
-        return procfs.behind_the_name(procfs.text(f"{task}/stat"))[0]
+        return read_stat(*task).state
     return ""
 
 
-def _stack(task: str) -> Iterator[str]:
+def _stack(task: tuple[int, int]) -> Iterator[str]:
+    pid, tid = task
     with suppress(OSError):
-        yield procfs.text(f"{task}/stack")
+        yield procfs.text(f"/proc/{pid}/task/{tid}/stack")
 
 
 def work_of(pid: int) -> int:
     """A number that grows while a process works: bytes that it moved, pages from disks, CPU time; 0 if it has ended."""
     with suppress(OSError):
-        fields = procfs.behind_the_name(procfs.text(f"/proc/{pid}/stat"))
-        faults, user, system = (int(fields[number]) for number in (9, 11, 12))
-        return _bytes_moved(pid) + faults + user + system
+        stat = read_stat(pid)
+        return _bytes_moved(pid) + stat.major_faults + stat.cpu_ticks
     return 0

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
+from crckpt.host.proc.fd import read_target
 from crckpt.host.process import run
 from crckpt.host.syscalls import ptrace
 from crckpt.host.syscalls.pidfd_getfd import borrow
@@ -154,7 +155,7 @@ def _made_in(pid: int, start: int = 0) -> int:
 def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     """In the table of a thread, which may have one of its own."""
     with suppress(OSError):
-        return str(Path(f"/proc/{tid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
+        return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
     return False
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from crckpt.host.proc import Descriptor
+from crckpt.host.proc import Descriptor, procfs
+from crckpt.host.proc.fd import read_targets
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
@@ -52,8 +53,7 @@ def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
 def sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
     """PIDs of processes, but for those `inside`, that have that very open file too (inherited, or handed over)."""
     found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        pid = int(name)
+    for pid in procfs.pids():
         if pid not in inside and any(_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _named(pid, held.target)):
             found.append(pid)
     return tuple(found)
@@ -61,10 +61,7 @@ def sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
 
 def _named(pid: int, target: str) -> Iterator[int]:
     with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):
-                if os.readlink(f"/proc/{pid}/fd/{name}") == target:
-                    yield int(name)
+        yield from (fd for fd, found in read_targets(pid) if found == target)
 
 
 def _targets(epoll: Descriptor) -> list[int]:

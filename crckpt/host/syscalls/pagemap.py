@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
-from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.kcmp import is_same_file
 from crckpt.host.syscalls.libc import LIBC, check, last_error, syscall
 
@@ -70,21 +70,23 @@ _BROUGHT = 42
 _FAULT_WITHIN_S = 5
 
 
-class Map(Struct, frozen=True):
+class AddressRange(Struct, frozen=True):
     """Addresses of a map of a process, `end` exclusive."""
 
     start: int
     end: int
 
 
-def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[Map, ...]:
+def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[AddressRange, ...]:
     """The maps of a process whose pages are its own and of no file; no hugetlb, which has a file. Raises OSError.
 
     Only these are tracked: everything else is dumped as a whole. hugetlb must not even be looked at while bits are
     reset: on some kernels that never returns. `with_room`: each ends where the next map, of any kind, begins: up to
     there it may grow at any moment.
     """
-    return tuple(Map(one.start, next_) if with_room else one for one, kind, next_ in _maps(pid) if kind == _OWN)
+    return tuple(
+        AddressRange(one.start, next_) if with_room else one for one, kind, next_ in _maps(pid) if kind == _OWN
+    )
 
 
 def changed_of_files(pid: int) -> int:
@@ -100,22 +102,20 @@ def changed_of_files(pid: int) -> int:
     return found
 
 
-def others(pid: int) -> tuple[Map, ...]:
+def others(pid: int) -> tuple[AddressRange, ...]:
     """Every other map. Raises OSError."""
     return tuple(one for one, kind, _ in _maps(pid) if kind != _OWN)
 
 
-def _maps(pid: int) -> Iterator[tuple[Map, str, int]]:
+def _maps(pid: int) -> Iterator[tuple[AddressRange, str, int]]:
     """Every map, its kind, and where the next one begins: where one has changed while they were read, at its end."""
-    listed = [line.split(maxsplit=5) for line in procfs.lines(f"/proc/{pid}/maps")]
-    listed = [words for words in listed if words[5:] != ["[vsyscall]"]]  # of no process
-    spans = [tuple(int(word, 16) for word in addresses.split("-")) for addresses, *_ in listed]
-    nexts = [start for start, _ in spans[1:]] + [end for _, end in spans[-1:]]
-    for (_, rights, _, _, inode, *name), (start, end), next_ in zip(listed, spans, nexts, strict=True):
-        is_private, called = rights[3] == "p", name[0] if name else ""
-        is_named = called not in _ANONYMOUS and not called.startswith("[anon:")
-        kind = _OTHER if not is_private else _PRIVATE_OF_FILE if inode != "0" else _OTHER if is_named else _OWN
-        yield Map(start, end), kind, max(end, next_)
+    listed = [each for each in read_maps(pid) if each.path != "[vsyscall]"]  # of no process
+    spans = [AddressRange(each.start, each.end) for each in listed]
+    nexts = [span.start for span in spans[1:]] + [span.end for span in spans[-1:]]
+    for each, span, next_ in zip(listed, spans, nexts, strict=True):
+        is_named = each.path not in _ANONYMOUS and not each.path.startswith("[anon:")
+        kind = _OTHER if each.is_shared else _PRIVATE_OF_FILE if each.has_file else _OTHER if is_named else _OWN
+        yield span, kind, max(span.end, next_)
 
 
 class WriteProtection:
@@ -135,7 +135,7 @@ class WriteProtection:
                 f"this kernel does not track writes by userfaultfd: {error.strerror}", hint="use a kernel from 6.7 on"
             ) from error
 
-    def register(self, found: Map, *, is_new: bool = True) -> None:
+    def register(self, found: AddressRange, *, is_new: bool = True) -> None:
         """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
 
         EBUSY: another userfaultfd has it. ENOMEM, EINVAL, ENOENT: there is no such map any more, another came in
@@ -151,7 +151,7 @@ class WriteProtection:
                 self.unregister(found)
                 raise
 
-    def unregister(self, found: Map) -> None:
+    def unregister(self, found: AddressRange) -> None:
         """Track this map no longer. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
         fcntl.ioctl(self._descriptor, _UFFDIO_UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
 
@@ -171,7 +171,7 @@ class WriteProtection:
             self._descriptor = -1
 
 
-def is_registered(pagemap: int, found: Map) -> bool:
+def is_registered(pagemap: int, found: AddressRange) -> bool:
     """Whether somebody write-protects the map so. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
     try:
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=_SCAN_CHECK_WPASYNC)
@@ -182,7 +182,7 @@ def is_registered(pagemap: int, found: Map) -> bool:
     return True
 
 
-def written(pid: int, maps: Iterable[Map]) -> NDArray[np.uint64]:
+def written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     """Which pages of these maps must be taken to be written: rows of addresses (start, end), ascending.
 
     Pages that nobody has touched, or that were dropped, are in no row. Nothing is reset. A page is clean only if its
@@ -201,7 +201,7 @@ def written(pid: int, maps: Iterable[Map]) -> NDArray[np.uint64]:
     return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
 
 
-def soft_dirty(pid: int, maps: Iterable[Map]) -> NDArray[np.uint64]:
+def soft_dirty(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     """The same by the kernel's soft-dirty bits."""
     import numpy as np
 
@@ -229,7 +229,7 @@ def _all_of(file: io.FileIO, length: int) -> bytes:
     return bytes(read)
 
 
-def _regions(pagemap: int, found: Map, excluded: int = _PAGE_IS_PFNZERO) -> Iterator[bytes]:
+def _regions(pagemap: int, found: AddressRange, excluded: int = _PAGE_IS_PFNZERO) -> Iterator[bytes]:
     buffer = ctypes.create_string_buffer(_REGIONS_AT_ONCE * _REGION)
     place = found.start
     while place < found.end:

@@ -24,7 +24,9 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.proc import procfs
+from crckpt.host.proc.fd import read_target
+from crckpt.host.proc.maps import read_maps
+from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.restarts import result_to_go_on
 
@@ -241,7 +243,7 @@ def _thread(pid: int) -> int:
 
 
 def _state(pid: int, tid: int) -> str:
-    return procfs.behind_the_name(procfs.text(f"/proc/{pid}/task/{tid}/stat"))[0]
+    return read_stat(pid, tid).state
 
 
 def _seize(pid: int, tid: int) -> None:
@@ -320,15 +322,13 @@ def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
 
 def _instruction(pid: int, wanted: bytes) -> int:
     """Where these bytes lie in its vdso. Raises Refused."""
-    for line in procfs.lines(f"/proc/{pid}/maps"):
-        addresses, *words = line.split(maxsplit=5)
-        if words[4:] == ["[vdso]"]:
-            start, end = (int(part, 16) for part in addresses.split("-"))
+    for each in read_maps(pid):
+        if each.path == "[vdso]":
             with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-                memory.seek(start)
-                found = memory.read(end - start).find(wanted)
+                memory.seek(each.start)
+                found = memory.read(each.end - each.start).find(wanted)
             if found >= 0:
-                return start + found
+                return each.start + found
     raise Refused(f"PID {pid} has no vdso with a system call instruction")
 
 
@@ -368,7 +368,7 @@ def _let_call_go_on(tid: int, registers: _Registers) -> None:
 
 def _is_socket(tid: int, descriptor: int) -> bool:
     with suppress(OSError):
-        return str(Path(f"/proc/{tid}/fd/{descriptor & 2**31 - 1}").readlink()).startswith("socket:")
+        return read_target(tid, descriptor & 2**31 - 1).startswith("socket:")
     return False
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from crckpt.errors import DumpFailed, UsageError
 from crckpt.host import proc
-from crckpt.host.proc import procfs
+from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.target import resolve
 
 
@@ -29,9 +29,8 @@ class HeldProcess:
         """Whether the PID still belongs to this process: it runs, or is a zombie."""
         if self._descriptor < 0:
             return False
-        lines = procfs.lines(f"/proc/self/fdinfo/{self._descriptor}")
         # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
-        return any(line.split() == ["Pid:", str(self.pid)] for line in lines)
+        return parse_info(read_info("self", self._descriptor)).get("Pid") == str(self.pid)
 
     @property
     def lives(self) -> bool:
@@ -53,7 +52,7 @@ class HeldProcess:
     @property
     def is_replaced(self) -> bool:
         """Whether another process has its number."""
-        return not self.has_its_number and proc.start_of(self.pid) is not None
+        return not self.has_its_number and proc.start_time(self.pid) is not None
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -72,7 +71,7 @@ def held(target: str) -> Iterator[HeldProcess]:
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
     process = HeldProcess(resolve.resolve(target))
     try:
-        started = proc.start_of(process.pid)
+        started = proc.start_time(process.pid)
         if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
             raise UsageError(f"the process that {target} names was started a moment ago", hint="try again")
         yield process

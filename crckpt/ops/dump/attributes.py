@@ -16,6 +16,8 @@ from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes import sockets, tasks
 from crckpt.host.proc import procfs
+from crckpt.host.proc.cgroup import read_cgroups
+from crckpt.host.proc.status import read_status
 from crckpt.host.process import cgroups
 from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 
@@ -87,7 +89,7 @@ def record(root: proc.Process, asked: Asked) -> object:
 
 def _process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:
     pid = process.pid
-    members = cgroups.memberships(pid)
+    members = read_cgroups(pid)
     return ProcessRecord(
         pid=process.ns_pids[-1],
         threads=dict(_threads(process)),
@@ -101,7 +103,7 @@ def _process(process: proc.Process, asked: dict[str, AttributeValue], groups: di
 def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, AttributeValue]]]:
     for tid in process.threads:
         with suppress(OSError):
-            inside = tid if len(process.ns_pids) == 1 else proc.tid_inside(process.pid, tid)
+            inside = tid if len(process.ns_pids) == 1 else proc.inner_tid(process.pid, tid)
             yield inside, dict(_read(tasks.OF_THREAD.items(), tid))
 
 
@@ -121,7 +123,6 @@ def _labels(pid: int) -> Iterator[tuple[str, str]]:
 
 def _has_hint(pid: int, names: tuple[str, ...] = ("NoNewPrivs", "Seccomp", "VmLck")) -> bool:
     with suppress(OSError):
-        status = procfs.text(f"/proc/{pid}/status")
-        said = (status.partition(f"\n{name}:")[2].split(None, 1) for name in names)
-        return any(words and words[0] != "0" for words in said)
+        status = read_status(pid)
+        return any(status.get(name, "0").split()[0] != "0" for name in names)
     return False

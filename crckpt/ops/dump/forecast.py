@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.disk import space
-from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
+from crckpt.host.proc.maps import count_maps
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.lineage import Copied
 from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
@@ -59,7 +59,7 @@ def load_of_tree(seen: Observed) -> Load:
     live = [process for process in seen.tree.processes if process.state != "zombie"]
     return Load(
         memory=seen.memory + _ghosts(seen),
-        maps=sum(resident.maps(process.pid) for process in live),
+        maps=sum(count_maps(process.pid) for process in live),
         descriptors=len(seen.descriptors),
         threads=sum(len(process.threads) for process in live),
         processes=len(live),
@@ -133,7 +133,7 @@ def _load_of(*pids: int) -> Load:
     threads = [process.threads for pid in pids if (process := proc.read_process(pid))]
     return Load(
         memory=proc.memory(*pids),
-        maps=sum(resident.maps(pid) for pid in pids),
+        maps=sum(count_maps(pid) for pid in pids),
         descriptors=sum(len(proc.descriptors(pid)) for pid in pids),
         threads=sum(map(len, threads)),
         processes=len(pids),

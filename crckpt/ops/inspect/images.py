@@ -105,7 +105,7 @@ class Streamed:
 
         The processes are in our pid namespace, or in that of the process `init`. Raises IntegrityError, OSError.
         """
-        pids = proc.seen_from_here(self._owners, init)
+        pids = proc.outer_pids(self._owners, init)
         self._placement.place({name: pids.get(pid, _NOBODY) for pid, name in self._owners.items()}, self._tell)
         # Whatever was not asked for.
         self._tell(self._reading.total)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +19,8 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
+from crckpt.host.proc import procfs
+from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
@@ -99,7 +100,7 @@ def prepare(
     host = HostAttributes(
         cpus=tasks.cpus(),
         session=session,
-        restricts=_least(cgroups.restrictions(*place) for place in cgroups.memberships("self")),
+        restricts=_least(cgroups.restrictions(*place) for place in read_cgroups("self")),
         old_groups={
             place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None
         },
@@ -120,7 +121,7 @@ class _Restored:
 
     def __init__(self, tree: ImageTree, init: int | None) -> None:
         self._init = init
-        self._pids = proc.seen_from_here((process.pid for process in tree.processes), init)
+        self._pids = proc.outer_pids((process.pid for process in tree.processes), init)
 
     def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
         """Set what differs; what could not be set."""
@@ -149,8 +150,8 @@ class _Restored:
         if here is None:
             return {}
         with suppress(OSError):
-            listed = [int(path.name) for path in Path(f"/proc/{here}/task").iterdir()]
-            return {tid if self._init is None else proc.tid_inside(here, tid): tid for tid in listed}
+            listed = procfs.threads(here)
+            return {tid if self._init is None else proc.inner_tid(here, tid): tid for tid in listed}
         return {}
 
     def move(self, moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.access import Seen, User, name_of, refused, seen, users_of
 from crckpt.host.disk.path_trust import Changers, PathChangers
-from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
@@ -83,7 +83,7 @@ class _Check:
         self._inside = {process.pid for process in tree.processes}
 
     def findings(self, init: int | None) -> Iterator[Finding]:
-        pids = proc.seen_from_here(self._inside, init)
+        pids = proc.outer_pids(self._inside, init)
         for process in self._tree.processes:
             if process.state != ZOMBIE and process.pid in pids:
                 done: set[tuple[int, int]] = set()
@@ -107,12 +107,10 @@ class _Check:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
         if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
-        words = [line.split(" ", 1)[0] for line in procfs.lines(f"/proc/{pid}/maps")]
-        starts = [int(word.partition("-")[0], 16) for word in words]
+        maps = read_maps(pid)
+        starts = [each.start for each in maps]
         for vma in wanted:
-            low, _, high = words[bisect_right(starts, vma.start) - 1].partition("-")
-            # The link's name has no zeros in front.
-            link = f"/proc/{pid}/map_files/{int(low, 16):x}-{int(high, 16):x}"
+            link = maps[bisect_right(starts, vma.start) - 1].link(pid)
             writes = vma.flags & _MAP_SHARED and vma.prot & PROT_WRITE
             yield _Held(link, self._files[vma.file_id or 0], os.R_OK | (os.W_OK if writes else 0))
 

@@ -390,7 +390,7 @@ def _run(
         pid=pid,
         waits_for=None if subject.request.detach else new.parent if new else root,
         terminal=subject.request.terminal if verdict.needs_terminal else None,
-        inside=proc.seen_from_here((root,), new.init).get(root) if new and verdict.needs_terminal else None,
+        inside=proc.outer_pids((root,), new.init).get(root) if new and verdict.needs_terminal else None,
         restore_ms=(outcome.ended - outcome.started) * 1000,
     )
 
@@ -428,7 +428,7 @@ def complete(tree: ImageTree, init: int | None, images: Streamed | None) -> None
     """
     # Of a tree with PIDs of its own we do not know what its tasks are called.
     living = [] if tree.is_apart("pid") else [process for process in tree.processes if process.state != ZOMBIE]
-    if missing := proc.ended_tasks(
+    if missing := proc.find_ended_tasks(
         ((process.pid, thread.tid) for process in living for thread in process.threads), init
     ):
         said = f"CRIU did not bring back all of the tree: {_listed(missing)} missing"
@@ -437,7 +437,7 @@ def complete(tree: ImageTree, init: int | None, images: Streamed | None) -> None
         return
     images.place(init)
     # That takes its time. For who is killed meanwhile CRIU would wait without end, or crash.
-    if ended := proc.ended_tasks(((process.pid, process.pid) for process in living), init):
+    if ended := proc.find_ended_tasks(((process.pid, process.pid) for process in living), init):
         raise RestoreFailed(
             f"PID {_listed(ended)} ended while memory was filled; nothing is left behind",
             hint="see whether memory ran out (journalctl -k -g oom); then try again",

@@ -71,14 +71,14 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     )
 
 
-def _owners(tree: ImageTree) -> tuple[proc.Owner, ...]:
+def _owners(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     wanted = needed_ids(tree)
-    owners = proc.owners(wanted)
+    owners = proc.find_id_users(wanted)
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
     if not ended:
         return owners
     proc.wait_until_gone(ended, _REAPED_WITHIN_S)
-    return proc.owners(wanted)
+    return proc.find_id_users(wanted)
 
 
 def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:

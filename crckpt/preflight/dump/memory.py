@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
-from crckpt.host.proc.maps import Mapping
+from crckpt.host.proc.smaps import UnsavableMap
 from crckpt.preflight.dump.namespaces import shares_namespace
 
 _UNKNOWN = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
@@ -26,7 +26,7 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
         yield cause("sealed").told(pid=pid, start=f"{mapping.start:x}")
 
 
-def _find_unsaved(mapping: Mapping, observed: Observed) -> Iterator[Finding]:
+def _find_unsaved(mapping: UnsavableMap, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/proc_parse.c, handle_vma and vma_get_mapfile."""
     if mapping.kind == "device":
         yield cause("device-map").told(pid=mapping.pid, address=f"{mapping.start:x}")

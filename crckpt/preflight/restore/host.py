@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from crckpt.host.proc import Owner
-from crckpt.host.proc.locks import Held
+from crckpt.host.proc import IdUser
+from crckpt.host.proc.locks import HeldLock
 from crckpt.preflight.restore.needs import HostResources
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class HostState(Struct, frozen=True):
     path; known only if a file is to be cut back. `us` is crckpt's own PID.
     """
 
-    owners: tuple[Owner, ...]
+    owners: tuple[IdUser, ...]
     files: dict[str, FileState | None]
     refused: dict[int, Literal["taken", "missing"]]
     resources: HostResources
     packages: dict[str, Package] = {}
-    locks: dict[str, tuple[Held, ...]] = {}
+    locks: dict[str, tuple[HeldLock, ...]] = {}
     writers: dict[str, Writer] = {}
     us: int = 0

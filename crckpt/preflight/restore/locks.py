@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.host.proc.locks import Held
+from crckpt.host.proc.locks import HeldLock
 from crckpt.images.filelocks import FileLock
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
@@ -34,7 +34,7 @@ def find_blockers(tree: ImageTree, host: HostState) -> Iterator[Finding]:
             yield conflict
 
 
-def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[Held]) -> Finding | None:
+def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[HeldLock]) -> Finding | None:
     """Find another program's lock because of which `lock`, which `holder` had on `path`, cannot be taken again."""
     title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
     return next(
@@ -49,7 +49,7 @@ def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[Held]
     )
 
 
-def _conflict(lock: FileLock, other: Held) -> bool:
+def _conflict(lock: FileLock, other: HeldLock) -> bool:
     """Return whether two locks exclude each other. Source: flock(2), fcntl(2)."""
     return (
         # POSIX and OFD locks are on bytes of a file. flock is on the whole file and independent of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.host.proc import Owner
+from crckpt.host.proc import IdUser
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.planned import PlannedRestore
@@ -38,12 +38,12 @@ def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
         yield cause("parent-death").told(pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals)))
 
 
-def _one_of_each_process(owners: tuple[Owner, ...]) -> Iterator[Owner]:
+def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
     # A taken PID says enough about the threads of that process.
     taken = {owner.number for owner in owners if owner.role == "PID"}
     yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
 
 
-def _taken(owner: Owner, us: int) -> Finding:
+def _taken(owner: IdUser, us: int) -> Finding:
     key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
     return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)

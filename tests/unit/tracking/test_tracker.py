@@ -18,7 +18,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.process.userfaultfd import Taken, userfaultfds
 from crckpt.host.syscalls import pagemap
-from crckpt.host.syscalls.pagemap import Map, WriteProtection, private_anonymous
+from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.claims import Claims
@@ -265,7 +265,7 @@ def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, t
     )
     (taken,) = userfaultfds([target.pid])
     pager = WriteProtection(taken.descriptor)
-    pager.register(Map(place, place + 64 * PAGE))
+    pager.register(AddressRange(place, place + 64 * PAGE))
     with tracking(target.pid, UffdWp(), claims) as tracker:
         assert tracker.begin().why.startswith(f"PID {target.pid}: {FOREIGN}")
     assert all(registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
@@ -374,7 +374,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, place: int, do: Callable[[], obje
     """This is done just before the map that was seen at this place is registered, once."""
     register = WriteProtection.register
 
-    def register_late(protection: WriteProtection, found: Map, *, is_new: bool = True) -> None:
+    def register_late(protection: WriteProtection, found: AddressRange, *, is_new: bool = True) -> None:
         if found.start == place:
             monkeypatch.undo()
             do()

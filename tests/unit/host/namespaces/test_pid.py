@@ -67,7 +67,7 @@ def test_the_status_of_the_root_comes_through(tmp_path: Path) -> None:
 def test_a_root_that_a_signal_ends(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
-        assert proc.ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
+        assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
         (root,) = (pid for pid in proc.children(new.init) if number_inside(pid) == ROOT)
     os.kill(root, signal.SIGKILL)
     assert status_of(new.parent) == 128 + signal.SIGKILL

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from crckpt.host import proc
-from crckpt.host.observe.memory import maps, sample
+from crckpt.host.observe.memory import sample
+from crckpt.host.proc.maps import count_maps
 
 PAGE = 4096
 PAGES = 2000
@@ -93,5 +94,5 @@ def test_no_page_comes_in() -> None:
 def test_of_a_process_that_has_ended_there_is_nothing() -> None:
     with sleepers() as pids:
         pass
-    assert maps(pids[0]) == 0
+    assert count_maps(pids[0]) == 0
     assert list(sample(pids, PAGE, PAGE)) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.disk import space
+from crckpt.host.proc.cgroup import parse_cgroups
 from crckpt.host.process import cgroups
 
 BOTH = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
@@ -31,8 +32,7 @@ def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def _in_group(monkeypatch: pytest.MonkeyPatch, place: Path, said: str) -> None:
     """Let crckpt read `said` of its own groups, and find their files below `fs`."""
     # A real kernel has one version only for each controller, and says nothing of the other.
-    (place / "ours").write_text(said)
-    monkeypatch.setattr(cgroups, "_OURS", place / "ours")
+    monkeypatch.setattr(cgroups, "read_cgroups", lambda _pid: parse_cgroups(said.splitlines()))
     monkeypatch.setattr(cgroups, "_MOUNTS", place / "fs")
 
 

@@ -14,7 +14,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
 from crckpt.host.process.userfaultfd import userfaultfds
 from crckpt.host.syscalls import pagemap
-from crckpt.host.syscalls.pagemap import Map, WriteProtection, private_anonymous, written
+from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous, written
 
 PAGES = 64
 PAGE = mmap.PAGESIZE
@@ -91,7 +91,7 @@ def test_no_page_is_told_twice(target: Told, count: int) -> None:
     with_it = protected(target.pid)
     reset(target.pid)
     target.do(f"write(told, range(0, {2 * count}, 2))")
-    found = written(target.pid, (Map(place, place + 2 * count * PAGE),))
+    found = written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
     assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
     with_it.close()
 
@@ -114,7 +114,7 @@ def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> N
     reset(target.pid)
     assert not registered(target.pid, place)
     assert pages(target.pid, place) == set(range(9)), "no reset reaches it"
-    with_it.register(Map(place, place + PAGES * PAGE))
+    with_it.register(AddressRange(place, place + PAGES * PAGE))
     assert pages(target.pid, place) == set(range(9)), "and from now on it is tracked"
     reset(target.pid)
     assert pages(target.pid, place) == set()
@@ -167,7 +167,7 @@ def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None
         assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
     assert not any(registered(target.pid, one.start) for one in private_anonymous(target.pid))
     with pytest.raises(OSError, match="Cannot allocate") as caught:
-        with_it.register(Map(place, place + PAGE))
+        with_it.register(AddressRange(place, place + PAGE))
     assert caught.value.errno == errno.ENOMEM, "its memory has gone"
     with_it.close()
 
@@ -256,9 +256,13 @@ def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.Monke
         "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
     ]
     monkeypatch.setattr(procfs, "lines", lambda _: listed)
-    own = [Map(0x1000, 0x3000), Map(0x1000, 0x5000), Map(0x7000, 0x8000)]
+    own = [AddressRange(0x1000, 0x3000), AddressRange(0x1000, 0x5000), AddressRange(0x7000, 0x8000)]
     assert list(private_anonymous(1)) == own
-    assert list(private_anonymous(1, with_room=True)) == [own[0], Map(0x1000, 0x7000), Map(0x7000, 0x9000)]
-    assert pagemap.others(1) == (Map(0x9000, 0xA000),)
+    assert list(private_anonymous(1, with_room=True)) == [
+        own[0],
+        AddressRange(0x1000, 0x7000),
+        AddressRange(0x7000, 0x9000),
+    ]
+    assert pagemap.others(1) == (AddressRange(0x9000, 0xA000),)
     listed = []
     assert private_anonymous(1, with_room=True) == (), "of a process that has ended"

@@ -11,7 +11,7 @@ from observed import NAMESPACES, PLAIN, ROOT
 
 from crckpt.host.observe.tree import Observed, Passing, TracedThread
 from crckpt.host.proc import Descriptor, Tree
-from crckpt.host.proc.maps import Mapping
+from crckpt.host.proc.smaps import UnsavableMap
 from crckpt.preflight.dump.plan import find_blockers
 
 
@@ -63,7 +63,7 @@ def test_what_lies_in_a_namespace_of_the_tree_goes_with_it() -> None:
     held = replace(
         PLAIN,
         descriptors=(device("/dev/net/tun", 10, 200),),
-        mappings=(Mapping(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
+        mappings=(UnsavableMap(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
     )
     assert found(held) == ["tun", "sysv-shm"]
     elsewhere = (("pid", 1), ("mnt", 2), ("net", 33), ("ipc", 44), ("time", 8))
@@ -85,7 +85,7 @@ def test_a_network_namespace_in_another_is_made_again() -> None:
 
 
 def test_sealed_memory_stands_against_nothing() -> None:
-    assert found(replace(PLAIN, mappings=(Mapping(100, 0x1000, "", "sealed"),))) == []
+    assert found(replace(PLAIN, mappings=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []
 
 
 def test_who_traces_a_thread_is_named() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.host.disk.packages import Package
-from crckpt.host.proc import Owner
+from crckpt.host.proc import IdUser
 from crckpt.host.proc.writers import Writer
 from crckpt.images.core import Credentials
 from crckpt.images.files import OpenFile
@@ -220,7 +220,7 @@ def test_uses_name_process_and_way(tree: ImageTree) -> None:
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
 def test_numbers_that_are_taken(planned: PlannedRestore, host: HostState, role: str) -> None:
-    taken = replace(host, owners=(Owner(7993, role, 41, 1, "nginx", "sleeping"),))
+    taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
     told = only_blocker(judge_restore(planned, taken))
     assert told.startswith(f"pid-taken: {role} 7993 is taken by nginx (PID 41)")
@@ -229,22 +229,22 @@ def test_numbers_that_are_taken(planned: PlannedRestore, host: HostState, role: 
 
 def test_a_number_that_crckpt_itself_got(planned: PlannedRestore, host: HostState) -> None:
     """Whoever is told to end it would look for what has gone by then."""
-    ours = replace(host, us=7993, owners=(Owner(7993, "PID", 7993, 1, "crckpt", "running"),))
+    ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
     assert "type it again" in only_blocker(judge_restore(planned, ours))
 
 
 def test_a_process_is_told_once_for_all_its_threads(planned: PlannedRestore, host: HostState) -> None:
-    threads = tuple(Owner(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
-    other = Owner(7998, "group", 41, 1, "y", "sleeping")
+    threads = tuple(IdUser(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
+    other = IdUser(7998, "group", 41, 1, "y", "sleeping")
     verdict = judge_restore(
-        planned, replace(host, owners=(Owner(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other))
+        planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other))
     )
     assert [finding.what.split(" is ")[0] for finding in verdict.blockers] == ["PID 7993", "group 7998"]
     assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
 
 
 def test_a_number_that_nobody_has_reaped(planned: PlannedRestore, host: HostState) -> None:
-    told = only_blocker(judge_restore(planned, replace(host, owners=(Owner(7993, "PID", 7993, 40, "old", "zombie"),))))
+    told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
     assert told.startswith("pid-unreaped: PID 7993 is taken by old, which has ended, but which its parent 40 has not")
 
 
@@ -532,7 +532,7 @@ def test_pipes_to_somebody_outside(planned: PlannedRestore, host: HostState) -> 
 
 def test_all_that_is_wrong_is_told_at_once(planned: PlannedRestore, host: HostState) -> None:
     worse = with_changed(with_changed(host, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
-    worse = replace(worse, owners=(Owner(7993, "PID", 7993, 1, "x", "running"),))
+    worse = replace(worse, owners=(IdUser(7993, "PID", 7993, 1, "x", "running"),))
     told = [finding.key for finding in judge_restore(planned, worse).blockers]
     assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]
 

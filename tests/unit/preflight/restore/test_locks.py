@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.host.proc.locks import Held
+from crckpt.host.proc.locks import HeldLock
 from crckpt.images.filelocks import FileLock, LockKind
 from crckpt.preflight.restore.locks import find_conflict
 
 MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)
-THEIRS = Held("POSIX", exclusive=True, start=0, end=None, pid=9, comm="other")
+THEIRS = HeldLock("POSIX", exclusive=True, start=0, end=None, pid=9, comm="other")
 
 
-def out(mine: FileLock, theirs: Held) -> str:
+def out(mine: FileLock, theirs: HeldLock) -> str:
     return str(find_conflict(mine, "/srv/file", "fd 3 of prog, PID 7", (theirs,)) or "")
 
 
@@ -21,7 +21,9 @@ def test_all_is_said() -> None:
         "the POSIX lock on /srv/file (fd 3 of prog, PID 7) is held by other (PID 9) now: "
         "end that program, or wait until it lets go; see all locks: lslocks"
     )
-    assert "held by another program now" in out(MINE, Held("OFD", exclusive=True, start=0, end=None, pid=0, comm="?"))
+    assert "held by another program now" in out(
+        MINE, HeldLock("OFD", exclusive=True, start=0, end=None, pid=0, comm="?")
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_all_is_said() -> None:
     ],
 )
 def test_kinds(mine: LockKind, theirs: LockKind, conflict: bool) -> None:
-    held = Held(theirs, exclusive=True, start=0, end=None, pid=9, comm="other")
+    held = HeldLock(theirs, exclusive=True, start=0, end=None, pid=9, comm="other")
     assert bool(out(FileLock(mine, True, 7, 3, 0, None), held)) is conflict
 
 
@@ -40,11 +42,11 @@ def test_kinds(mine: LockKind, theirs: LockKind, conflict: bool) -> None:
     ("start", "end", "conflict"), [(0, 99, False), (0, 100, True), (149, None, True), (150, None, False), (0, 0, False)]
 )
 def test_bytes(start: int, end: int | None, conflict: bool) -> None:
-    assert bool(out(MINE, Held("OFD", exclusive=True, start=start, end=end, pid=9, comm="other"))) is conflict
+    assert bool(out(MINE, HeldLock("OFD", exclusive=True, start=start, end=end, pid=9, comm="other"))) is conflict
 
 
 def test_shared_locks_go_together() -> None:
-    shared = Held("POSIX", exclusive=False, start=0, end=None, pid=9, comm="other")
+    shared = HeldLock("POSIX", exclusive=False, start=0, end=None, pid=9, comm="other")
     assert out(MINE, shared)
     assert not out(FileLock("POSIX", False, 7, 3, 0, None), shared)
     assert out(FileLock("POSIX", False, 7, 3, 0, None), THEIRS)

@@ -118,7 +118,7 @@ def test_a_thread_is_no_process() -> None:
         assert Path(f"/proc/{thread.native_id}/stat").exists()
         assert proc.read_process(thread.native_id) is None
         assert thread.native_id in read(os.getpid()).threads
-        (owner,) = proc.owners([thread.native_id])
+        (owner,) = proc.find_id_users([thread.native_id])
         assert (owner.role, owner.pid) == ("thread", os.getpid())
     finally:
         stop.set()
@@ -129,7 +129,7 @@ def test_a_zombie(ended: int) -> None:
     found = read(ended)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
     assert (proc.descriptors(ended), proc.mapped_deleted_files(ended), proc.command_line(ended)) == ((), (), ())
-    assert proc.owners([ended])[0].state == "zombie"
+    assert proc.find_id_users([ended])[0].state == "zombie"
 
 
 def test_a_traced_process_names_its_tracer() -> None:
@@ -198,7 +198,7 @@ def test_processes_may_end_while_they_are_read() -> None:
             for pid in tree.pids:
                 proc.descriptors(pid)
                 proc.mapped_deleted_files(pid)
-            proc.owners([process.pid])
+            proc.find_id_users([process.pid])
     assert len(seen) > 10, "the test saw none of the short-lived children"
     assert proc.descriptors(process.pid) == ()
 
@@ -206,7 +206,7 @@ def test_processes_may_end_while_they_are_read() -> None:
 def test_a_leader_is_told_as_pid_even_where_others_use_its_group() -> None:
     with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}") as process:
         (child,) = proc.children(process.pid)
-        (owner,) = proc.owners([process.pid])
+        (owner,) = proc.find_id_users([process.pid])
         assert (owner.role, owner.pid, owner.number) == ("PID", process.pid, process.pid)
         os.kill(child, 9)
 
@@ -217,22 +217,22 @@ def test_a_group_outlives_its_leader() -> None:
     with program(code) as process:
         process.wait()
         assert proc.read_process(process.pid) is None
-        (owner,) = proc.owners([process.pid])
+        (owner,) = proc.find_id_users([process.pid])
         assert owner.role == "group"
         assert read(owner.pid).pgid == process.pid
         os.kill(owner.pid, 9)
 
 
 def test_nobody_owns_a_free_number() -> None:
-    assert proc.owners([free_pid()]) == ()
+    assert proc.find_id_users([free_pid()]) == ()
 
 
 def test_ended_tasks(waiting: subprocess.Popen[bytes], ended: int) -> None:
     """Those that are not there, and zombies."""
     gone = free_pid()
     tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone), (ended, ended)]
-    assert proc.ended_tasks(tasks) == (gone, gone, ended)
-    assert proc.ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
+    assert proc.find_ended_tasks(tasks) == (gone, gone, ended)
+    assert proc.find_ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
 
 
 def test_open_files(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_waiting_until_they_are_gone(waiting: subprocess.Popen[bytes], ended: in
 
 def test_of_a_command_line_without_end_the_begin_is_read() -> None:
     """A program can declare terabytes of its memory to be its arguments."""
-    words = [sys.executable, "-c", WAITS, *("x" * 10_000 for _ in range(100))]
+    words = [sys.executable, "-c", f"import sys; {WAITS}", *("x" * 10_000 for _ in range(100))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,0 +1,152 @@
+"""/proc/PID/fd and /proc/PID/fdinfo: the open descriptors of processes.
+
+psutil lists only regular files and inet sockets, without fdinfo. Source: proc_pid_fd(5), proc_pid_fdinfo(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+
+_MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
+_SOCKET: Final = "socket:["
+
+
+class Descriptor(Struct, frozen=True):
+    """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size`, `pos` and `allocated` are bytes.
+
+    `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
+    answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
+    `identity` are the number of its file system and its inode; zeros if it was exchanged for another meanwhile.
+    `is_namespace` is whether it names one, whatever its path.
+    """
+
+    pid: int
+    fd: int
+    target: str
+    mode: int
+    size: int
+    links: int
+    flags: int
+    pos: int
+    info: str
+    device: int = 0
+    allocated: int = 0
+    is_namespace: bool = False
+    identity: tuple[int, int] = (0, 0)
+
+    @property
+    def mount(self) -> int:
+        """The id of the mount that it was opened on, as in mountinfo."""
+        found = _MOUNT.search(self.info)
+        return int(found[1]) if found else 0
+
+    @property
+    def most(self) -> int:
+        """Bytes of content, or on the disk: a file system takes more than it needs of one that grows (XFS)."""
+        return max(self.size, self.allocated)
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether it can only write at the end of a file."""
+        return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
+
+    @property
+    def socket_inode(self) -> int:
+        """The inode of a socket; 0 of anything else."""
+        return socket_inode(self.target)
+
+
+def socket_inode(target: str) -> int:
+    """The inode of the socket that a link in /proc/PID/fd leads to; 0 if it leads to something else."""
+    inode = target[len(_SOCKET) : -1]
+    return int(inode) if target.startswith(_SOCKET) and inode.isdecimal() else 0
+
+
+def read_target(pid: int, fd: int) -> str:
+    """What a descriptor of a process, or of one thread, leads to. Raises OSError."""
+    return os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
+def read_targets(pid: int) -> Iterator[tuple[int, str]]:
+    """Number and target of each descriptor, ascending. Raises OSError if the process has ended."""
+    # No more is read: this is used while a tree is frozen, and a process may have very many.
+    for fd in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
+        with suppress(OSError):
+            yield fd, read_target(pid, fd)
+
+
+def read_info(pid: int | str, fd: int) -> str:
+    """The fdinfo of a descriptor. Raises OSError."""
+    return procfs.text(f"/proc/{pid}/fdinfo/{fd}")
+
+
+def parse_info(info: str) -> dict[str, str]:
+    """Name -> text of the fields of an fdinfo. Of several with one name it has the last."""
+    return {name: text.strip() for name, found, text in (line.partition(":") for line in info.split("\n")) if found}
+
+
+def open_flags(pid: int, fd: int) -> int:
+    """The flags with which a process has a file open, as of open(2); 0 if that is gone."""
+    with suppress(OSError):
+        return int(parse_info(read_info(pid, fd)).get("flags", "0"), 8)
+    return 0
+
+
+def descriptors(pid: int) -> tuple[Descriptor, ...]:
+    """Every open descriptor of a process; none if it has ended or ends meanwhile."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found.append(_read_descriptor(pid, int(name)))
+    return tuple(found)
+
+
+def _read_descriptor(pid: int, fd: int) -> Descriptor:
+    target = read_target(pid, fd)
+    status = _status(f"/proc/{pid}/fd/{fd}")
+    info = read_info(pid, fd)
+    fields = parse_info(info)
+    return Descriptor(
+        pid=pid,
+        fd=fd,
+        target=target,
+        mode=status.st_mode if status else 0,
+        size=status.st_size if status else 0,
+        links=status.st_nlink if status else 0,
+        flags=int(fields.get("flags", "0"), 8),
+        pos=int(fields.get("pos", "0")),
+        info=info,
+        device=status.st_rdev if status else 0,
+        allocated=status.st_blocks * 512 if status else 0,
+        is_namespace=status is not None and status.st_dev == _namespaces_device(),
+        identity=_identity(status, fields) if status else (0, 0),
+    )
+
+
+def _identity(status: os.stat_result, fields: Mapping[str, str]) -> tuple[int, int]:
+    return (status.st_dev, status.st_ino) if int(fields.get("ino", status.st_ino)) == status.st_ino else (0, 0)
+
+
+@cache
+def _namespaces_device() -> int:
+    """The device of the kernel's file system of namespaces (nsfs), which `ip netns` mounts on names of its own."""
+    return os.stat("/proc/self/ns/mnt").st_dev
+
+
+def _status(link: str) -> os.stat_result | None:
+    try:
+        return os.stat(link)
+    except (FileNotFoundError, ProcessLookupError):
+        raise
+    except OSError:
+        return None

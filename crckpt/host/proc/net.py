@@ -1,0 +1,126 @@
+"""/proc/PID/net: the kernel's tables of the sockets in a process's network namespace. Source: proc_pid_net(5)."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+
+# Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)
+_UNIX: Final = re.compile(
+    r"\S+: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} (?P<type>[0-9A-F]{4}) [0-9A-F]{2} +(?P<inode>\d+)(?: (?P<path>.*))?"
+)
+
+# include/net/tcp_states.h
+_STATES: Final = (
+    "NONE",
+    "ESTABLISHED",
+    "SYN_SENT",
+    "SYN_RECV",
+    "FIN_WAIT1",
+    "FIN_WAIT2",
+    "TIME_WAIT",
+    "CLOSE",
+    "CLOSE_WAIT",
+    "LAST_ACK",
+    "LISTEN",
+    "CLOSING",
+    "NEW_SYN_RECV",
+    "BOUND_INACTIVE",
+)
+
+InetTable = Literal["tcp", "tcp6", "udp", "udp6"]
+
+
+class UnixRow(Struct, frozen=True):
+    """A unix socket: its inode, its type as of socket(2), and the name that it is bound to, if any."""
+
+    inode: int
+    kind: int
+    path: str
+
+
+class InetRow(Struct, frozen=True):
+    """The words of a TCP or UDP socket's line: sl local remote st tx:rx tr:when retrnsmt uid timeout inode ...
+
+    There may be very many: addresses are made of words only where they are asked for. Source: net/ipv4/tcp_ipv4.c.
+    """
+
+    words: tuple[str, ...]
+
+    @property
+    def inode(self) -> int:
+        """0 if no process has it open any more."""
+        return int(self.words[9])
+
+    @property
+    def local(self) -> str:
+        """Its own address, like `127.0.0.1:80` or `[::1]:80`."""
+        return _address(self.words[1])
+
+    @property
+    def remote(self) -> str:
+        """The address of its peer."""
+        return _address(self.words[2])
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether it is connected."""
+        return not self.words[2].endswith(":0000")
+
+    @property
+    def state(self) -> str:
+        """The name of its state, like `ESTABLISHED`."""
+        return _STATES[int(self.words[3], 16)]
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait to be read; of a socket that listens, connections that wait to be accepted."""
+        return int(self.words[4].partition(":")[2], 16)
+
+
+def read_unix(pid: int) -> Iterator[UnixRow]:
+    """The unix sockets; none if the process has ended."""
+    with suppress(OSError):
+        for line in procfs.lines(f"/proc/{pid}/net/unix")[1:]:
+            # A name may hold line feeds: what follows them is no line of its own, though it may look like one.
+            if found := _UNIX.fullmatch(line):
+                yield UnixRow(int(found["inode"]), int(found["type"], 16), found["path"] or "")
+
+
+def read_inet(pid: int, table: InetTable) -> Iterator[InetRow]:
+    """The TCP or UDP sockets; none if the process has ended."""
+    with suppress(OSError):
+        yield from (InetRow(tuple(line.split())) for line in procfs.lines(f"/proc/{pid}/net/{table}")[1:])
+
+
+def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
+    """(address, index of the interface, number of its users) of the multicast groups that are joined."""
+    index = 0
+    with suppress(OSError):
+        for line in procfs.lines(f"/proc/{pid}/net/igmp")[1:]:
+            words = line.split()
+            if not line.startswith("\t"):
+                index = int(words[0])
+            else:
+                yield socket.inet_ntoa(int(words[0], 16).to_bytes(4, sys.byteorder)), index, int(words[1])
+    with suppress(OSError):
+        for line in procfs.lines(f"/proc/{pid}/net/igmp6"):
+            words = line.split()
+            yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[0]), int(words[3])
+
+
+def _address(word: str) -> str:
+    """The kernel writes addresses as hexadecimal words of four bytes in this machine's order."""
+    words, port = word.split(":")
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    host = ip_address(packed)
+    return f"[{host}]:{int(port, 16)}" if host.version == 6 else f"{host}:{int(port, 16)}"

@@ -1,0 +1,97 @@
+"""/proc/PID/stat and /proc/PID/task/TID/stat. Source: proc_pid_stat(5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+
+_KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, linux/sched.h
+
+
+class Stat(Struct, frozen=True):
+    """The name of a task, and the other fields as text, from the third on: the numbers in proc_pid_stat(5) less 3."""
+
+    comm: str
+    fields: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        """The letter of its state."""
+        return self.fields[0]
+
+    @property
+    def ppid(self) -> int:
+        """PID of its parent."""
+        return int(self.fields[1])
+
+    @property
+    def pgid(self) -> int:
+        """Its process group."""
+        return int(self.fields[2])
+
+    @property
+    def sid(self) -> int:
+        """Its session."""
+        return int(self.fields[3])
+
+    @property
+    def flags(self) -> int:
+        """The kernel's flags of the task (linux/sched.h: PF_...)."""
+        return int(self.fields[6])
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        """Whether it is a thread of the kernel."""
+        return bool(self.flags & _KERNEL_THREAD)
+
+    @property
+    def major_faults(self) -> int:
+        """Pages that it had to read from disks."""
+        return int(self.fields[9])
+
+    @property
+    def cpu_ticks(self) -> int:
+        """CPU time in user and kernel mode, in clock ticks."""
+        return int(self.fields[11]) + int(self.fields[12])
+
+    @property
+    def start(self) -> int:
+        """When it was started, in clock ticks after boot."""
+        return int(self.fields[19])
+
+    @property
+    def cpu(self) -> int:
+        """The number of the core that it ran on last."""
+        return int(self.fields[36])
+
+    @property
+    def wait_status(self) -> int:
+        """How it ended, as wait(2) has it."""
+        return int(self.fields[49])
+
+
+def read_stat(pid: int, tid: int | None = None, *, proc: str | Path = "/proc") -> Stat:
+    """Read the stat of a process or of one thread. Raises OSError.
+
+    `proc` is another PID namespace's /proc.
+    """
+    task = f"{proc}/{pid}" if tid is None else f"{proc}/{pid}/task/{tid}"
+    return parse_stat(procfs.text(f"{task}/stat"))
+
+
+def parse_stat(text: str) -> Stat:
+    """Take apart what such a file says. The name may hold anything, but ends at the last parenthesis."""
+    end = text.rindex(")")
+    return Stat(text[text.index("(") + 1 : end], tuple(text[end + 2 :].split()))
+
+
+def start_time(pid: int) -> int | None:
+    """When the process with that PID was started, in clock ticks after boot; None if there is none."""
+    try:
+        return read_stat(pid).start
+    except (FileNotFoundError, ProcessLookupError):
+        return None
