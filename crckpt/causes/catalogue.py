@@ -19,7 +19,7 @@ from crckpt.causes.namespaces import NAMESPACES
 from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
 from crckpt.causes.outside import OUTSIDE
-from crckpt.causes.passing import PASSING, SILENT
+from crckpt.causes.passing import EARLIER, PASSING, SILENT
 from crckpt.causes.preflight import PREFLIGHT
 from crckpt.causes.releases import OLD_CRIU
 from crckpt.causes.restored import RESTORED
@@ -34,6 +34,7 @@ __all__ = [
     "BUGS",
     "BY_KEY",
     "CATALOGUE",
+    "EARLIER",
     "ENGINES",
     "GENERAL",
     "OUTER",
@@ -77,6 +78,7 @@ CATALOGUE = (
     *SPECIFIC,
     *PASSING,
     *SILENT,
+    *(entry for _, entry in EARLIER),
     *GENERAL,
     *UNSURE_PARTS,
     *ENGINES,

@@ -76,6 +76,33 @@ PASSING = (
     ),
 )
 
+EARLIER = (
+    (
+        {"not-run-inside", "code-refused", "not-permitted"},
+        Cause(
+            "executable-memory",
+            "a security module (SELinux: execmem) forbids CRIU to put its code into process {pid}",
+            "find the denial: ausearch -m avc -ts recent; allow it: setsebool -P deny_execmem off, or give the program"
+            " another context",
+            r"mmap\(PROT_WRITE \| PROT_EXEC\) failed for (?P<pid>\d+)",
+            "compel/arch/x86/src/lib/infect.c",
+        ),
+    ),
+    (
+        {"device", "device-map", "unknown-mapping", "plugin-device"},
+        Cause(
+            "cuda-plugin-off",
+            "the program seems to use a GPU, and CRIU's CUDA plugin has switched itself off: {why}",
+            "install cuda-checkpoint where the PATH of CRIU leads, and driver 570 or newer: nvidia-smi",
+            r"cuda_plugin: (?P<why>check that \S{1,100} is present in \$PATH"
+            r"|cuda-checkpoint --action flag not supported[^.\n]{0,80})",
+            "plugins/cuda/cuda_plugin.c",
+            sure=False,
+        ),
+    ),
+)
+"""Of what is told with one of these keys, the cause if a warning before it says so."""
+
 SILENT = (
     Cause(
         "no-socket-diag",

@@ -16,6 +16,7 @@ from crckpt.causes.catalogue import (
     AREAS,
     BUGS,
     BY_KEY,
+    EARLIER,
     ENGINES,
     GENERAL,
     OUTER,
@@ -30,6 +31,7 @@ from crckpt.causes.catalogue import (
     WARNED,
     WIDE_AREAS,
 )
+from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.releases import OLD, OLD_CRIU, find_release
 from crckpt.criu.retyped import join_lines, loosen, tidy, unquote
 
@@ -192,7 +194,8 @@ def explain(log: str) -> Explanation:
     telling = tuple(_with_forms(log, islice(_telling(log), _MOST_LINES)))
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
-    for line, finding in _findings(log, telling, release):
+    for line, found in _findings(log, telling, release):
+        finding = _warned_of(log, line, found)
         told = finding if finding.sure else _with_age(finding, release)
         return Explanation(told, shown, line.text, _place(log, line), _outside_end(log, line))
     is_silent = _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling)
@@ -219,6 +222,9 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
     general = tuple(cause for cause in GENERAL if not _is_fixed(cause, release))
     bugs = tuple(msgspec.structs.replace(bug, sure=bool(release)) for bug in BUGS if not _is_fixed(bug, release))
     specific = partial(_known, (*bugs, *SPECIFIC))
+    # Other programs say that something ran out, too.
+    of_others = tuple(msgspec.structs.replace(cause, sure=False) for cause in EXHAUSTED)
+    retyped_specific = (*OUTSIDE, *bugs, *of_others, *SPECIFIC[len(EXHAUSTED) :])
 
     def vague(line: _Line) -> Finding | None:
         return None if _is_consequence(line) else _known(VAGUE, _in_words(line))
@@ -230,7 +236,7 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
         (telling, partial(_known, OUTSIDE)),
         (whole, specific),
         (whole, partial(_known, PASSING)),
-        (retyped.whole(), lambda line: _known(OUTSIDE, line) or specific(line)),
+        (retyped.whole(), partial(_known, retyped_specific)),
         (_before_unknown(telling), lambda line: _known(general, _in_words(line))),
         (retyped.complaints(), partial(_known, PASSING)),
         (_before_unknown(retyped.complaints()), lambda line: _known(general, _in_words(line))),
@@ -260,6 +266,14 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
                 yield from _surer_before(retyped, line)
             if finding:
                 yield line, finding
+
+
+def _warned_of(log: str, line: _Line, finding: Finding) -> Finding:
+    """The cause of which a warning told before, or the finding."""
+    for keys, cause in EARLIER:
+        if finding.key in keys and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
+            return cause.told(**found.groupdict())
+    return finding
 
 
 def _surer_before(retyped: Iterable[_Line], line: _Line) -> Iterator[tuple[_Line, Finding]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
-from crckpt.causes.catalogue import BUGS, CATALOGUE, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
+from crckpt.causes.catalogue import BUGS, CATALOGUE, EARLIER, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
 from crckpt.criu.explain import Place, explain
 
 LOGS = TESTS / "data" / "logs"
@@ -17,7 +17,13 @@ OF_A_RELEASE = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
 """What a log says before that line, where the same line has another cause in an older CRIU."""
 OF_OTHERS = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
 """What others say, who do not begin with a time as CRIU does."""
-WITHOUT_COMPLAINT = {entry.key for entry in SILENT}
+FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
+AFTER = {
+    **{entry.key: FAILED for entry in SILENT},
+    "executable-memory": "(00.02) Error (criu/cr-dump.c:1500): Can't infect (pid: 812) with parasite\n",
+    "cuda-plugin-off": "(00.02) Error (criu/proc_parse.c:663): Can't handle non-regular mapping on 812's map 7f00\n",
+}
+"""What a log says after that line, which alone is no complaint."""
 
 DUMP = """\
 (00.01) Dumping task (pid: 812 comm: postgres)
@@ -66,12 +72,19 @@ def test_there_are_enough_and_each_has_a_line() -> None:
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
 def test_a_line_tells_its_cause(key: str, line: str) -> None:
-    failed = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n" if key in WITHOUT_COMPLAINT else ""
     time = "" if key in OF_OTHERS else "(00.012345) "
-    told = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{failed}")
+    told = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{AFTER.get(key, '')}")
     assert told.finding is not None
     assert told.finding.key == key
     assert "{" not in str(told.finding)
+
+
+def test_a_warning_is_a_cause_only_of_what_it_explains() -> None:
+    warned = {entry.key for _, entry in EARLIER}
+    for line in (line for key, line in LINES if key in warned):
+        told = explain(f"(00.01) {line}\n(00.02) Error (criu/sk-inet.c:912): inet: Connected TCP socket in image\n")
+        assert told.finding is not None
+        assert told.finding.key == "tcp-established"
 
 
 def test_no_line_fits_two_causes() -> None:
