@@ -1,1 +1,1 @@
-"""CRIU's image files as frozen values: bytes in, values out; no file is opened here."""
+"""CRIU's image files as frozen values: bytes in, values out. Nothing here opens a file."""

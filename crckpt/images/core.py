@@ -1,4 +1,4 @@
-"""`core-TID.img`: a process's or a thread's own state (images/core.proto)."""
+"""`core-TID.img`: the state of a thread or of a process (images/core.proto)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZOMBIE: Final = "zombie"
 UNKNOWN: Final = "unknown"
 
 _STATES: Final = {1: ALIVE, 2: ZOMBIE, 3: STOPPED, 6: ZOMBIE}
-"""compel/include/uapi/task-state.h; a zombie is written as 2, "dead" (criu/cr-dump.c:1026)."""
+"""compel/include/uapi/task-state.h. CRIU writes a zombie as 2, "dead" (criu/cr-dump.c:1026)."""
 
 _SECCOMP_FILTER: Final = 2
 _THREAD_CORE: Final = 5
@@ -26,7 +26,7 @@ _ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390",
 
 
 class Credentials(Struct, frozen=True):
-    """Who a thread runs as."""
+    """The user and groups of a thread."""
 
     uid: int
     gid: int
@@ -38,13 +38,14 @@ class Credentials(Struct, frozen=True):
 class Core(Struct, frozen=True):
     """A thread's state; for a process's first thread (`is_leader`) also the process's.
 
-    `state` is one of ALIVE, STOPPED, ZOMBIE, UNKNOWN. `exit_code` is a wait status (exit status times 256, or a
-    signal), of interest for zombies. `blocked` are signal numbers; `pending` those waiting for the thread,
-    `pending_shared` those waiting for the whole process, one entry for each queued signal. `security_profile` is
-    that of AppArmor or SELinux, empty if it had none. `rseq` is where the kernel tells it which core it runs on: an
-    address and a number of bytes, 0 if it never asked for that (rseq(2)). `parent_death_signal` is the one that it gets
-    when its parent ends, 0 for none (PR_SET_PDEATHSIG). `no_new_privs` it can never lose again; a process that
-    `adopts` becomes the parent of what descends from it and has lost its own (PR_SET_CHILD_SUBREAPER).
+    - `state`: ALIVE, STOPPED, ZOMBIE or UNKNOWN
+    - `exit_code`: a wait status (exit status times 256, or a signal), meaningful for zombies
+    - `blocked`: signal numbers
+    - `pending`, `pending_shared`: signals that wait for the thread or for the process, one entry for each queued signal
+    - `security_profile`: of AppArmor or SELinux, empty if it had none
+    - `rseq`: the address and size of its rseq(2) area, 0 if it registered none
+    - `parent_death_signal`: the signal that it gets when its parent ends, 0 for none (PR_SET_PDEATHSIG)
+    - `adopts`: it becomes the parent of orphans among its descendants (PR_SET_CHILD_SUBREAPER)
     """
 
     is_leader: bool
@@ -66,7 +67,7 @@ class Core(Struct, frozen=True):
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.CORE)
     task, thread = message.message(3), message.message(5)
     return Core(
@@ -90,13 +91,13 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
 
 
 def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
-    """The image of a thread that is to ask for no signal when its parent ends. Raises IntegrityError."""
+    """Return the image without the parent death signal. Raises IntegrityError."""
     image = read_image(data, name, magics.CORE)
-    records = tuple(Record(_orphaned(record.payload, name), record.extra) for record in image.records)
+    records = tuple(Record(_drop_signal(record.payload, name), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
 
 
-def _orphaned(payload: bytes, name: str) -> bytes:
+def _drop_signal(payload: bytes, name: str) -> bytes:
     def thread(message: int | bytes) -> int | bytes:
         assert isinstance(message, bytes)
         return encode(field for field in fields(message, name) if field[0] != _PARENT_DEATH_SIGNAL)
@@ -116,7 +117,7 @@ def _signal_set(mask: int) -> tuple[int, ...]:
 
 
 def _queue(message: Message) -> tuple[int, ...]:
-    """Signal numbers: the first member of each kernel `siginfo_t`."""
+    """Return the signal numbers: the first member of each kernel `siginfo_t`."""
     return tuple(int.from_bytes(entry.octets(1)[:4], "little") for entry in message.messages(1))
 
 

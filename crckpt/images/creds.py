@@ -1,4 +1,4 @@
-"""With which rights a thread comes back: what its `core-TID.img` says (images/creds.proto)."""
+"""The credentials of a thread in its `core-TID.img`, with which it is restored (images/creds.proto)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
 CAPABILITIES: Final = {"CapInh": 9, "CapPrm": 10, "CapEff": 11, "CapBnd": 12, "CapAmb": 19}
-"""As /proc/PID/status has them -> the field of the image."""
+"""The field of each set in the image, by its name in /proc/PID/status."""
 
 
 class Rights(Struct, frozen=True):
-    """Who a thread is, and what it may: `uids` and `gids` are real, effective, saved and file system ids.
+    """The rights of a thread: `uids` and `gids` are real, effective, saved and file system ids.
 
-    `capabilities` are sets of bits, in the order of CAPABILITIES. `confined` is whether it has no_new_privs.
+    `capabilities`: sets of bits, in the order of CAPABILITIES. `confined`: it has no_new_privs.
     """
 
     uids: tuple[int, ...]
@@ -29,7 +29,7 @@ class Rights(Struct, frozen=True):
 
 
 def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
-    """Those of a thread; None if the image has none, as of a zombie. Raises IntegrityError when it is damaged."""
+    """Decode the rights; None if the image has none (a zombie). Raises IntegrityError if it is damaged."""
     thread = read_single(data, name, magics.CORE).message(5)
     if 10 not in thread:
         return None
@@ -44,7 +44,7 @@ def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
 
 
 def excess_rights(saved: Rights, had: Rights) -> Iterator[str]:
-    """What a thread with the saved rights has beyond those that it `had`."""
+    """Return which of the saved rights the thread did not have."""
     if saved.uids != had.uids:
         yield f"user {saved.uids[1]}"
     if saved.gids != had.gids or not saved.groups <= had.groups:

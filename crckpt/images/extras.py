@@ -1,4 +1,4 @@
-"""How many raw bytes follow a record: each kind of image says it in its own way.
+"""Compute how many raw bytes follow a record. Each kind of image stores that differently.
 
 Sources: criu/pipes.c:455, criu/sk-queue.c:251, criu/sk-tcp.c:196, criu/bpfmap.c:195, criu/ipc_ns.c:96, 217 and 805,
 criu/files-reg.c:218 and 968.
@@ -15,9 +15,9 @@ from crckpt.images.wire import Message
 
 
 def extra_size(magic: int, payload: bytes, *, is_first: bool, rest: memoryview, name: str) -> int:
-    """Bytes of raw data behind a record; more than `rest` holds if the image is cut short.
+    """Return the bytes of raw data after a record; more than `rest` has if the image is cut short.
 
-    `rest` is the image from the end of the record on. Raises IntegrityError when the record cannot say.
+    `rest`: the image from the end of the record on. Raises IntegrityError if the record does not tell.
     """
     if magic == magics.GHOST_FILE:
         return _ghost(Message(payload, name), is_first, len(rest))
@@ -34,7 +34,7 @@ def _ghost(record: Message, is_first: bool, rest: int) -> int:
 
 
 def _messages(count: int, rest: memoryview, name: str) -> int:
-    """A System V message queue: `count` times size, protobuf, text padded to eight bytes."""
+    """Return the size of a System V message queue: `count` times size, protobuf, and text padded to eight bytes."""
     at = 0
     for _ in range(count):
         if at + 4 > len(rest):
@@ -46,7 +46,7 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
 
 
 def _shared_memory(record: Message) -> int:
-    """Pages of a segment lie in a page map of their own (field 3); old CRIU put them here."""
+    # With field 3 the pages of the segment are in a page map. Old CRIU put them here.
     return 0 if record.flag(3) else _round_up(record.required(2), 4)
 
 

@@ -1,4 +1,4 @@
-"""A process's descriptors and directories: `fdinfo-N.img` and `fs-PID.img` (images/fdinfo.proto, fs.proto)."""
+"""`fdinfo-N.img` and `fs-PID.img`: a process's descriptors and directories (images/fdinfo.proto, fs.proto)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Descriptor(Struct, frozen=True):
 
 
 class Directories(Struct, frozen=True):
-    """File ids of a process's working and root directory; its umask, None if CRIU did not say."""
+    """The file ids of a process's working and root directory, and its umask (None if the image has none)."""
 
     cwd_id: int
     root_id: int
@@ -29,7 +29,7 @@ class Directories(Struct, frozen=True):
 
 
 def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[Descriptor, ...]:
-    """A descriptor table, in the order of the numbers. Raises IntegrityError when the image is damaged."""
+    """Decode a descriptor table, sorted by number. Raises IntegrityError if the image is damaged."""
     messages = read_messages(data, name, magics.FDINFO)
     table = (
         Descriptor(message.required(4), message.required(1), bool(message.uint(2) & _CLOSE_ON_EXEC))
@@ -39,6 +39,6 @@ def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[Descriptor,
 
 
 def read_directories(data: bytes, name: str = "fs.img") -> Directories:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the directories of a process. Raises IntegrityError if the image is damaged."""
     message = read_single(data, name, magics.FS)
     return Directories(message.required(1), message.required(2), message.optional(3))

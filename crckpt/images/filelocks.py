@@ -14,13 +14,13 @@ LockKind = Literal["flock", "POSIX", "OFD"]
 _KINDS: Final[dict[int, LockKind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
 """Source: criu/include/file-lock.h."""
 _WRITE: Final = 1
-"""F_WRLCK; what flock(2) calls exclusive is written as that, too (criu/proc_parse.c)."""
+"""F_WRLCK. CRIU writes an exclusive flock(2) the same way (criu/proc_parse.c)."""
 
 
 class FileLock(Struct, frozen=True):
-    """A lock of process `pid` on what its descriptor `fd` leads to.
+    """A lock of process `pid` on the file of its descriptor `fd`.
 
-    It is on bytes from `start` to `end`, both with it; `end` is None for the end of the file, however long it grows.
+    It covers the bytes `start` to `end`, both included. `end` None: to the end of the file, however long it grows.
     """
 
     kind: LockKind
@@ -32,7 +32,7 @@ class FileLock(Struct, frozen=True):
 
 
 def read_locks(data: bytes, name: str = "filelocks.img") -> tuple[FileLock, ...]:
-    """All but leases. Raises IntegrityError when the image is damaged."""
+    """Decode all locks, without leases. Raises IntegrityError if the image is damaged."""
     return tuple(
         FileLock(
             kind=_KINDS[message.required(1)],

@@ -24,13 +24,13 @@ OpenFile: TypeAlias = (
     | other_files.Watch
     | other_files.OtherFile
 )
-"""An open file of any type. All have `id`, `kind` (what it is, for people) and `title` (which one it is)."""
+"""An open file of any type. All have `id`, and for display `kind` and `title`."""
 
 
 def read_files(data: bytes, name: str = "files.img") -> tuple[OpenFile, ...]:
-    """All open files as they stand in the image; paths of remapped files, pipes and terminals are not resolved.
+    """Decode all open files. The paths of remapped files, pipes and terminals are not resolved yet.
 
-    Types that are not known are `OtherFile` with kind "unknown". Raises IntegrityError when the image is damaged.
+    An unknown type becomes an `OtherFile` of kind "unknown". Raises IntegrityError if the image is damaged.
     """
     return tuple(_open_file(message) for message in read_messages(data, name, magics.FILES))
 
@@ -49,7 +49,7 @@ def _open_file(message: Message) -> OpenFile:
 
 
 def _flags(message: Message, number: int) -> int:
-    """Most of these entries have their open flags in field 2, namespaces in 4, the rest nowhere."""
+    # Most of these entries have their open flags in field 2, namespaces in 4, the rest nowhere.
     if number in _WITHOUT_FLAGS:
         return 0
     return message.message(number).uint(4 if number == _NAMESPACE else 2)
@@ -71,10 +71,10 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     18: (20, memfd.decode_memfd),
     20: (22, other_files.decode_pidfd),
 }
-"""File type -> field with its entry, and who reads it."""
+"""For each file type, the field with its entry and the decoder."""
 
 _WATCHES: Final = {8: (13, "inotify", 5), 12: (14, "fanotify", 6)}
-"""File type -> field, kind, field of a mark."""
+"""For each file type, the field with its entry, its kind, and the field of a mark."""
 
 _OTHERS: Final = {
     6: (8, "eventfd"),
@@ -85,4 +85,4 @@ _OTHERS: Final = {
     17: (12, "timerfd"),
     19: (21, "bpf map"),
 }
-"""File type -> field, kind."""
+"""For each file type, the field with its entry and its kind."""

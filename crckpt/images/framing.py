@@ -1,8 +1,8 @@
-"""How CRIU lays records out in an image file: magic numbers, then `u32 size | protobuf | extra` (criu/image.c:534).
+"""The layout of an image file: magic numbers, then records `u32 size | protobuf | extra` (criu/image.c:534).
 
-All numbers are little endian. `inventory.img` has its own magic only; every other image has a common or, for
-`stats-*` and `irmap-cache`, a service magic before it. The extra bytes behind some records have no length of their
-own: it is found in the record. `pages-N.img`, tarballs and firewall dumps are raw and have none of this.
+All numbers are little endian. `inventory.img` has its own magic only. Every other image has a common magic before it,
+or for `stats-*` and `irmap-cache` a service magic. The size of the extra bytes follows from the record. `pages-N.img`,
+tarballs and firewall dumps are raw and have none of this.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _U32 = struct.Struct("<I")
 
 
 class Record(Struct, frozen=True):
-    """One protobuf message, and the raw bytes that belong to it (data of a pipe, content of a deleted file)."""
+    """A protobuf message and the raw bytes that belong to it (data of a pipe, content of a deleted file)."""
 
     payload: bytes
     extra: bytes = b""
 
 
 class Image(Struct, frozen=True):
-    """An image file: what it is (its magic, without the common one) and its records in order."""
+    """An image file: its own magic, and its records in order."""
 
     magic: int
     records: tuple[Record, ...]
 
 
 def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Image:
-    """Take an image file apart.
+    """Split an image file into records.
 
-    `name` is said in errors; with `magic` an image of another kind is refused. Raises IntegrityError when the image
-    is cut short or its sizes contradict each other.
+    `name`: how errors call it. `magic`: the only kind of image to accept. Raises IntegrityError if the image is cut
+    short or its sizes contradict each other.
     """
     found, at = _read_magic(data, name, magic)
     records: list[Record] = []
@@ -50,14 +50,14 @@ def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Im
 
 
 def read_messages(data: bytes, name: str, magic: int) -> tuple[Message, ...]:
-    """The messages of an image of the kind `magic`, extras left out. Raises IntegrityError as `read_image` does."""
+    """Return the messages of an image of the kind `magic`, without extras. Raises as `read_image` does."""
     return tuple(Message(record.payload, name) for record in read_image(data, name, magic).records)
 
 
 def read_head(data: bytes, name: str, magic: int) -> tuple[Message, bytes]:
-    """The first message of an image of the kind `magic`, and the bytes behind it.
+    """Return the first message of an image of the kind `magic`, and the bytes after it.
 
-    Raises IntegrityError as `read_image` does, and if it has none.
+    Raises IntegrityError as `read_image` does, and if there is no message.
     """
     _, at = _read_magic(data, name, magic)
     if at == len(data):
@@ -67,15 +67,15 @@ def read_head(data: bytes, name: str, magic: int) -> tuple[Message, bytes]:
 
 
 def read_single(data: bytes, name: str, magic: int) -> Message:
-    """The message of an image that has exactly one. Raises IntegrityError if it has none or more."""
+    """Return the message of an image that has exactly one. Raises IntegrityError if it has none or more."""
     messages = read_messages(data, name, magic)
     if len(messages) != 1:
-        raise IntegrityError(f"{name}: {len(messages)} records where one belongs")
+        raise IntegrityError(f"{name}: {len(messages)} records instead of one")
     return messages[0]
 
 
 def write_image(image: Image) -> bytes:
-    """The inverse of `read_image`."""
+    """Join the records to an image file: the inverse of `read_image`."""
     parts = [_U32.pack(number) for number in (*_magic_before(image.magic), image.magic)]
     for record in image.records:
         parts += [_U32.pack(len(record.payload)), record.payload, record.extra]
@@ -86,7 +86,7 @@ def _read_magic(data: bytes, name: str, wanted: int | None) -> tuple[int, int]:
     first = _read_u32(data, 0, name)
     magic, at = (first, 4) if first == magics.INVENTORY else (_second_magic(data, first, name), 8)
     if wanted not in (None, magic):
-        raise IntegrityError(f"{name}: magic {magic:#010x} where {wanted:#010x} belongs")
+        raise IntegrityError(f"{name}: magic {magic:#010x} instead of {wanted:#010x}")
     return magic, at
 
 

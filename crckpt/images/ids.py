@@ -1,6 +1,6 @@
 """`ids-PID.img`: which kernel objects a task shares with others (images/core.proto, task_kobj_ids_entry).
 
-The numbers are CRIU's own: equal numbers mean the same object. A zombie has no such image.
+The ids are CRIU's own: equal ids mean the same object. A zombie has no such image.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from crckpt.images.wire import Message
 
 
 class Namespaces(Struct, frozen=True):
-    """A task's namespaces, 0 where CRIU did not say."""
+    """The ids of a task's namespaces, 0 if the image has none."""
 
     pid: int
     net: int
@@ -26,7 +26,7 @@ class Namespaces(Struct, frozen=True):
 
 
 class KernelIds(Struct, frozen=True):
-    """Address space, descriptor table (`fdinfo-<files>.img`), directories, signal handlers and namespaces."""
+    """The ids of address space, descriptors (`fdinfo-<files>.img`), directories, signal handlers and namespaces."""
 
     vm: int
     files: int
@@ -36,11 +36,11 @@ class KernelIds(Struct, frozen=True):
 
 
 def read_ids(data: bytes, name: str = "ids.img") -> KernelIds:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     return decode_ids(read_single(data, name, magics.IDS))
 
 
 def decode_ids(message: Message) -> KernelIds:
-    """The ids in a message that has them embedded."""
+    """Decode the ids of a message."""
     vm, files, fs, sighand = (message.uint(number) for number in range(1, 5))
     return KernelIds(vm, files, fs, sighand, Namespaces(*(message.uint(number) for number in range(5, 13))))

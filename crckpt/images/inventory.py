@@ -1,4 +1,4 @@
-"""`inventory.img`: what CRIU says about a whole set of images (images/inventory.proto)."""
+"""`inventory.img`: what holds for a whole set of images (images/inventory.proto)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NEWEST: Final = 2
 
 
 class Inventory(Struct, frozen=True):
-    """A set of images as a whole.
+    """What holds for a whole set of images.
 
-    `root_ids` names the namespaces of CRIU itself: a task whose ids differ lives in others. `run_id` is the name of
-    the network lock that the dump may have left (table `inet CRIU-<run id>`). `dump_uptime` (microseconds since boot)
-    is there only if the dump can be the base of an incremental one (`--track-mem`).
+    - `root_ids`: the namespaces of the CRIU that dumped; a task with other ids is in other namespaces
+    - `run_id`: names the network lock that the dump may have left (table `inet CRIU-<run id>`)
+    - `dump_uptime`: microseconds since boot; only if an incremental dump can build on this one (`--track-mem`)
     """
 
     version: int
@@ -38,11 +38,11 @@ class Inventory(Struct, frozen=True):
 
 
 def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
-    """Raises IntegrityError when the image is damaged, or if the images are of a newer format than is known here."""
+    """Decode the image. Raises IntegrityError if it is damaged, or of a newer format than crckpt knows."""
     message = read_single(data, name, magics.INVENTORY)
     if message.required(1) > _NEWEST:
         raise IntegrityError(
-            f"{name}: the images are of CRIU's format {message.required(1)}, this crckpt knows up to {_NEWEST}",
+            f"{name}: the images have CRIU's format {message.required(1)}, and this crckpt reads up to {_NEWEST}",
             hint="use a newer crckpt, or CRIU 4.2",
         )
     run_id = message.text(13)

@@ -1,4 +1,4 @@
-"""Magic numbers of CRIU's images, as far as they are read here (criu/include/magic.h)."""
+"""Magic numbers of the images that crckpt reads (criu/include/magic.h)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 COMMON: Final = 0x54564319
 SERVICE: Final = 0x55105940
-"""What comes before an image's own magic."""
+"""The magics that come before an image's own magic."""
 
 INVENTORY: Final = 0x58313116
 PSTREE: Final = 0x50273030
@@ -33,4 +33,4 @@ IPCNS_SHM: Final = 0x46283044
 IPCNS_MSG: Final = 0x55453737
 IPCNS_SEM: Final = 0x59573019
 SERVICE_IMAGES: Final = frozenset({STATS, IRMAP_CACHE})
-"""Images that have SERVICE before their own magic; all others have COMMON, `inventory.img` neither."""
+"""Images with SERVICE before their own magic. All others have COMMON; `inventory.img` has neither."""

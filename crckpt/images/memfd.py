@@ -12,9 +12,9 @@ from crckpt.images.wire import Message
 
 
 class MemFd(Struct, frozen=True):
-    """A memory file (images/memfd.proto). Name, size (bytes) and `shmid` (`pagemap-shmem-<shmid>.img`) are its inode's.
+    """A memory file. Name, size in bytes and `shmid` (`pagemap-shmem-<shmid>.img`) come from its inode.
 
-    CRIU also dumps anonymous memory shared with children as one, named `/dev/zero` (seen).
+    CRIU also dumps anonymous memory that is shared with children as a memory file named `/dev/zero` (seen).
     """
 
     kind: ClassVar[str] = "memfd"
@@ -34,7 +34,7 @@ class MemFd(Struct, frozen=True):
 
 
 class MemFdInode(Struct, frozen=True):
-    """What memory files with this `id` share; `size` in bytes."""
+    """The inode of memory files; `size` in bytes."""
 
     id: int
     name: str
@@ -43,13 +43,13 @@ class MemFdInode(Struct, frozen=True):
 
 
 def decode_memfd(message: Message) -> MemFd:
-    """From a record of `files.img`; what its inode says is left empty."""
+    """Decode an entry of `files.img`, without what the inode has."""
     file_id, flags, pos, inode = (message.required(number) for number in (1, 2, 3, 5))
     return MemFd(file_id, flags, pos, inode)
 
 
 def read_memfd_inodes(data: bytes, name: str = "memfd.img") -> tuple[MemFdInode, ...]:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the inodes. Raises IntegrityError if the image is damaged."""
     return tuple(
         MemFdInode(message.required(7), message.text(1), message.required(4), message.required(5))
         for message in read_messages(data, name, magics.MEMFD_INODE)

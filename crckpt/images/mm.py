@@ -39,14 +39,14 @@ PROT_EXEC: Final = 4
 MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
 MAP_HUGETLB: Final = 0x40000
-"""Bits of `Vma.flags`: the mapping is private, a stack, or of huge pages that were set aside."""
+"""Bits of `Vma.flags`: the mapping is private, a stack, or of reserved huge pages."""
 
 _HUGE_ADVICE: Final = 1 << 14
-"""The bit of MADV_HUGEPAGE (madvise(2)) in what CRIU keeps of a mapping's advice."""
+"""The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it."""
 
 _HUGE_SHIFT: Final = 26
 _HUGE_MASK: Final = 0x3F
-"""Where in `Vma.flags` the logarithm of a huge page's size is (mmap(2)); CRIU always writes it (criu/hugetlb.c)."""
+"""Where `Vma.flags` has the logarithm of a huge page's size (mmap(2)). CRIU always writes it (criu/hugetlb.c)."""
 
 _KINDS: Final = (
     (VDSO, "vdso"),
@@ -70,12 +70,14 @@ _KINDS: Final = (
 
 
 class Vma(Struct, frozen=True):
-    """One mapping: addresses `start` to `end` (not included), `pgoff` bytes into what is mapped.
+    """One mapping: addresses `start` to `end` (not included), from byte `pgoff` of what is mapped.
 
-    `shmid` is a file id where a file or memfd is mapped, else the number of a `pagemap-shmem-N.img`, a System V id or
-    0. `prot` and `flags` are those of mmap(2), `status` CRIU's bits. `wants_huge_pages` says whether the program has
-    asked for transparent ones, by madvise(2). Anonymous memory shared with children is dumped as a memfd called
-    `/dev/zero` by CRIU 4 (seen).
+    - `shmid`: the file id if a file or memfd is mapped, else the number of a `pagemap-shmem-N.img`, a System V id or 0
+    - `prot`, `flags`: as mmap(2) takes them
+    - `status`: CRIU's bits
+    - `wants_huge_pages`: the program asked for transparent huge pages (madvise(2))
+
+    CRIU 4 dumps anonymous memory that is shared with children as a memfd called `/dev/zero` (seen).
     """
 
     start: int
@@ -94,35 +96,36 @@ class Vma(Struct, frozen=True):
 
     @property
     def file_id(self) -> int | None:
-        """The id in `files.img` of what is mapped; None if it is not a file."""
+        """The id of the mapped file in `files.img`; None if it is no file."""
         is_file = self.status & (FILE_PRIVATE | FILE_SHARED) and not self.status & (SYSV_IPC | SOCKET)
         return self.shmid if is_file else None
 
     @property
     def is_read_by_position(self) -> bool:
-        """Whether a restore reads its pages where they lie in their image, which no stream allows.
+        """Whether a restore reads its pages by their position in the image, which a stream does not allow.
 
-        CRIU fills such a mapping only when it is in its place (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
+        CRIU fills such a mapping only when it is at its address (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
         """
         return self.flags & (MAP_PRIVATE | MAP_HUGETLB) == MAP_PRIVATE | MAP_HUGETLB
 
     @property
     def huge_page(self) -> int:
-        """Bytes of one of the pages that were set aside for it; 0 if they are ordinary ones, or of a shared mapping."""
+        """The size of its reserved huge pages in bytes; 0 for ordinary pages and for shared mappings."""
         return 1 << (self.flags >> _HUGE_SHIFT & _HUGE_MASK) if self.is_read_by_position else 0
 
     @property
     def kind(self) -> str:
-        """What it is, in words. CRIU 4 marks stacks by mmap's flag only (seen)."""
+        """What it is, for display."""
+        # CRIU 4 marks stacks by mmap's flag only (seen).
         if self.flags & MAP_GROWSDOWN:
             return "stack"
         return next((kind for bit, kind in _KINDS if self.status & bit), "unknown")
 
 
 class AddressSpace(Struct, frozen=True):
-    """A process's mappings and the places the kernel knows in them: addresses; ends are not included.
+    """A process's mappings, and the addresses in them that the kernel knows; ends are not included.
 
-    `auxv` are the numbers of the auxiliary vector that the kernel gave the program: type, value, type, value.
+    `auxv`: the auxiliary vector that the kernel gave the program: type, value, type, value ...
     """
 
     vmas: tuple[Vma, ...]
@@ -140,12 +143,12 @@ class AddressSpace(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of address space that are mapped, whether used or not."""
+        """Mapped bytes of address space, used or not."""
         return sum(vma.size for vma in self.vmas)
 
 
 def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.MM)
     places = (message.required(number) for number in (12, 1, 2, 5, 6, 7, 8, 9, 10, 11))
     return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), message.uints(13), *places)

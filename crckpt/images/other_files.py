@@ -10,7 +10,7 @@ from crckpt.images.wire import Message
 
 
 class EventPoll(Struct, frozen=True):
-    """An epoll descriptor; `watched` are the descriptors (numbers, of the process that added them) it waits for."""
+    """An epoll descriptor. `watched`: the numbers of the descriptors it waits for, in the process that added them."""
 
     kind: ClassVar[str] = "epoll"
 
@@ -20,7 +20,7 @@ class EventPoll(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """How many it watches."""
+        """The number of descriptors that it watches."""
         return f"epoll on {len(self.watched)}"
 
 
@@ -35,12 +35,12 @@ class PidFd(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Whom it means."""
+        """The PID of its process."""
         return f"pidfd of {self.pid}"
 
 
 class Watch(Struct, frozen=True):
-    """An inotify or fanotify descriptor with `watches` marks; events that wait in it are lost in a dump (seen)."""
+    """An inotify or fanotify descriptor with `watches` marks. A dump loses its unread events (seen)."""
 
     id: int
     kind: str
@@ -49,12 +49,12 @@ class Watch(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """How many it watches."""
+        """Its kind and the number of its marks."""
         return f"{self.kind} on {self.watches}"
 
 
 class OtherFile(Struct, frozen=True):
-    """A descriptor of which nothing but `kind` and flags matters here: eventfd, signalfd, timerfd, namespace, ..."""
+    """A descriptor of which only `kind` and flags matter: eventfd, signalfd, timerfd, namespace ..."""
 
     id: int
     kind: str
@@ -67,11 +67,11 @@ class OtherFile(Struct, frozen=True):
 
 
 def decode_event_poll(message: Message) -> EventPoll:
-    """From a record of `files.img`."""
+    """Decode an entry of `files.img`."""
     watched = tuple(target.required(2) for target in message.messages(4))
     return EventPoll(message.required(1), message.required(2), watched)
 
 
 def decode_pidfd(message: Message) -> PidFd:
-    """From a record of `files.img`."""
+    """Decode an entry of `files.img`."""
     return PidFd(message.required(1), message.uint(3), message.signed(4))

@@ -1,9 +1,8 @@
-"""The memory that a process has for itself: ordinary memory of which nothing but the process knows what lies where.
+"""Find the ordinary private memory of each process, which crckpt fills itself at a restore.
 
-Whoever restores may put the pages of it into place by himself, once the mappings are there, in any order and by as many
-threads as there are cores. All else is CRIU's to restore, which knows what it stands for: memory that processes have
-had in common since a fork, so that a page of it is one page for both; what lies in files; stacks, which grow; code;
-what the kernel gave, or writes to.
+Once the mappings exist, its pages can be written in any order, by as many threads as there are cores. CRIU restores all
+other memory, because more depends on it: memory that processes share since a fork (one page for both), mapped files,
+stacks (they grow), code, and what the kernel provides or writes to.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
 
 class MemoryRange(Struct, frozen=True):
-    """Addresses `start` to `end` (not included) of a process, in bytes, both multiples of the page size.
+    """Addresses `start` to `end` (not included) of a process, multiples of the page size.
 
-    `wants_huge_pages` says whether the kernel would fill it by huge pages, of which the program has asked for.
+    `wants_huge_pages`: the program asked for huge pages there, so that the kernel would use them.
     """
 
     start: int
@@ -56,20 +55,21 @@ _FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB
 
 
 def own_memory(tree: ImageTree) -> dict[int, tuple[MemoryRange, ...]]:
-    """PID -> its own memory, in ascending order; processes that have none are left out."""
-    in_common = _in_common(tree)
-    found = {process.pid: tuple(_of(process, in_common)) for process in tree.processes if process.memory is not None}
+    """Return the own memory of each process by PID, in ascending order, without processes that have none."""
+    inherited = _inherited_mappings(tree)
+    found = {
+        process.pid: tuple(_ranges_of(process, inherited)) for process in tree.processes if process.memory is not None
+    }
     return {pid: ranges for pid, ranges in found.items() if ranges}
 
 
 def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pages:
-    """The ranges as `cut_runs` takes them, but for one page of each huge page that there would be of fewer pages.
+    """Return the edges of the ranges for `cut_runs`, without the first page of each incomplete huge page.
 
-    `count` pages from page `first` on are what there is to be put into place. Where the program has asked for huge
-    pages, the kernel takes one as soon as the first page of it is written. That is quick where all of it is there.
-    Where some is not, it would take memory that the program did not have: there the first page is left to CRIU, which
-    fills a mapping before it asks for huge pages, so that they stay single ones (and the kernel joins them later, if it
-    does).
+    `first` and `count`: the runs of pages that crckpt has to fill. Where the program asked for huge pages, the kernel
+    allocates one at the first write to it. If only some of its pages have content, that takes memory that the program
+    did not have. So CRIU fills the first page there: it fills a mapping before it asks for huge pages, and the pages
+    stay small (the kernel may join them later).
     """
     import numpy as np
 
@@ -78,54 +78,56 @@ def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pa
     if not huge:
         return np.sort(bounds)
     _, first, count, is_huge = cut_runs(first, count, np.array(list(chain(*huge)), np.uint64))
-    # A huge page may reach beyond the mapping: the kernel joins those that are next to each other.
+    # A huge page may reach beyond the mapping: the kernel joins adjacent mappings.
     starts = [np.arange(start // _REGION, -(-end // _REGION), dtype=np.uint64) * _REGION for start, end in huge]
     starts.append(np.empty(0, np.uint64))
     _, page, pages, _ = cut_runs(first[is_huge], count[is_huge], np.sort(np.concatenate(starts)))
     order = np.argsort(page, kind="stable")
     page, pages = page[order], pages[order]
     begins = np.flatnonzero(np.diff(page // _REGION, prepend=~np.uint64(0)) != 0)
-    there = np.add.reduceat(pages, begins)
-    left_out = page[begins[there < _REGION]]
+    present = np.add.reduceat(pages, begins)
+    left_out = page[begins[present < _REGION]]
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
 
 
-def _of(process: Process, in_common: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
+def _ranges_of(process: Process, inherited: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
     assert process.memory is not None
-    told = sorted(_told_to(process))
+    written_by_kernel = sorted(_rseq_pages(process))
     for vma in process.memory.vmas:
-        if _is_ordinary(vma) and (vma.start, vma.end) not in in_common:
-            yield from _between(vma, [page for page in told if vma.start <= page < vma.end])
+        if _is_ordinary(vma) and (vma.start, vma.end) not in inherited:
+            yield from _without_pages(vma, [page for page in written_by_kernel if vma.start <= page < vma.end])
 
 
 def _is_ordinary(vma: Vma) -> bool:
-    """Code is not: some processors must be told of what is new there."""
+    # Code is not ordinary: some processors must be told when it changes.
     return vma.status in _STATUS and vma.flags & _FLAGS == MAP_PRIVATE and vma.prot == PROT_READ | PROT_WRITE
 
 
-def _told_to(process: Process) -> set[int]:
-    """The pages in which the kernel tells threads their core, which it does as soon as CRIU has asked it to.
+def _rseq_pages(process: Process) -> set[int]:
+    """Return the pages of rseq areas, to which the kernel writes as soon as CRIU has registered them.
 
-    What the memory held there before would be wrong, and the kernel need not write again what it believes to stand
-    there. Source: criu/pie/restorer.c, restore_rseq.
+    If crckpt wrote the saved content there, the kernel would not correct it. Source: criu/pie/restorer.c, restore_rseq.
     """
     areas = (thread.core.rseq for thread in process.threads)
     return {
-        place // PAGE_SIZE * PAGE_SIZE for start, size in areas if start for place in (start, start + max(size, 1) - 1)
+        address // PAGE_SIZE * PAGE_SIZE
+        for start, size in areas
+        if start
+        for address in (start, start + max(size, 1) - 1)
     }
 
 
-def _between(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
+def _without_pages(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
     bounds = [vma.start, *(edge for page in left_out for edge in (page, page + PAGE_SIZE)), vma.end]
     yield from (
         MemoryRange(start, end, vma.wants_huge_pages) for start, end in list(pairwise(bounds))[::2] if start < end
     )
 
 
-def _in_common(tree: ImageTree) -> frozenset[tuple[int, int]]:
-    """Start and end of the private mappings that several processes have at the same place.
+def _inherited_mappings(tree: ImageTree) -> frozenset[tuple[int, int]]:
+    """Return start and end of private mappings that several processes have at the same address.
 
-    Only there CRIU looks for pages in common (criu/mem.c, check_cow_vmas), and only in parents and their children.
+    Only there CRIU looks for shared pages, in parents and their children (criu/mem.c, check_cow_vmas).
     """
     spaces = (process.memory.vmas for process in tree.processes if process.memory is not None)
     found = Counter((vma.start, vma.end) for vmas in spaces for vma in vmas if vma.flags & MAP_PRIVATE)

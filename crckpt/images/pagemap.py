@@ -1,7 +1,7 @@
-"""`pagemap-PID.img` and `pagemap-shmem-ID.img`: which pages lie in `pages-N.img` (images/pagemap.proto).
+"""`pagemap-PID.img` and `pagemap-shmem-ID.img`: which pages are in `pages-N.img` (images/pagemap.proto).
 
-`pages-N.img` holds, raw and in order, the pages of all entries that are PRESENT. Entries that are IN_PARENT have
-theirs in the image directory behind the symlink `parent`. Source: criu/include/pagemap.h:133, criu/pagemap.c:670.
+`pages-N.img` holds the pages of all PRESENT entries, raw and in order. The pages of IN_PARENT entries are in the image
+directory behind the symlink `parent`. Source: criu/include/pagemap.h:133, criu/pagemap.c:670.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ LAZY: Final = 2
 PRESENT: Final = 4
 
 PARENT: Final = "parent"
-"""The symlink in a set of images that leads to the set before."""
+"""The symlink in a set of images that leads to the previous set."""
 
 _KNOWN_FLAGS: Final = IN_PARENT | LAZY | PRESENT
 _KNOWN_FIELDS: Final = frozenset({1, 2, 3, 4, 5})
 _ADDRESSES: Final = 1 << 64
 _NAME: Final = re.compile(r"pagemap-.+\.img")
 
-# What CRIU writes for an entry from 4.2 on: its size (u32), address, a count for older ones (0), flags, count. Maps can
-# have 100,000 of them: those that are all like that are read in one go.
+# CRIU 4.2 and later write for an entry: its size (u32), address, a count for older versions (0), flags, count. A map
+# can have 100,000 entries: if all have this form, numpy decodes them together.
 _SIZE_BYTES: Final = 4
 _ADDRESS_TAG, _OLD_COUNT_TAG, _FLAGS_TAG, _COUNT_TAG = 0x08, 0x10, 0x20, 0x28
 _OLD_COUNTS: Final = 1 << 32
 _VARINT_BYTES: Final = 9
-"""Of numbers below 1 << 63: no larger one is read in one go."""
+"""The longest varint below 1 << 63. numpy does not decode larger numbers."""
 
 
 class Entry(NamedTuple):
-    """`pages` pages from the address `vaddr` (bytes, a multiple of the page size) on."""
+    """`pages` pages from the address `vaddr` (a multiple of the page size) on."""
 
     vaddr: int
     pages: int
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class PageMap(Struct, frozen=True, eq=False):
-    """One process's, or one shared segment's, pages. `pages_id` is the N of `pages-N.img`.
+    """The pages of a process or of a shared segment. `pages_id` is the N of `pages-N.img`.
 
     `table` has a row for each entry, with the columns of `Entry`.
     """
@@ -64,7 +64,7 @@ class PageMap(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, pages_id: int, entries: Iterable[Entry]) -> PageMap:
-        """A page map of these entries."""
+        """Make a page map of these entries."""
         import numpy as np
 
         return cls(pages_id, np.array(list(entries), np.uint64).reshape(-1, len(Entry._fields)))
@@ -76,29 +76,29 @@ class PageMap(Struct, frozen=True, eq=False):
 
     @property
     def pages_name(self) -> str:
-        """The file that holds the pages."""
+        """The name of the file with the pages."""
         return f"pages-{self.pages_id}.img"
 
     @property
     def present(self) -> int:
-        """How many pages that file holds."""
+        """The number of pages in that file."""
         return sum(self.table[self.with_flag(PRESENT), 1].tolist())
 
     def with_flag(self, flag: int) -> NDArray[np.bool_]:
-        """Which entries have this flag."""
+        """Return for each entry whether it has this flag."""
         found: NDArray[np.bool_] = (self.table[:, 2] & flag) != 0
         return found
 
     def join(self) -> PageMap:
-        """The same pages, all PRESENT, in as few entries as may be.
+        """Return the same pages as PRESENT, in as few entries as possible.
 
-        That a page may be LAZY is left out: CRIU tells it of those that it has copied, not of others beside them.
+        The result is never LAZY: CRIU sets that flag for copied pages only, not for their neighbours.
         """
         import numpy as np
 
         first = self.table[:, 0] // PAGE_SIZE
-        goes_on = first[1:] == first[:-1] + self.table[:-1, 1]
-        starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), ~goes_on)))
+        continues = first[1:] == first[:-1] + self.table[:-1, 1]
+        starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), ~continues)))
         joined = self.table[starts]
         joined[:, 2] = PRESENT
         if len(starts):
@@ -106,7 +106,7 @@ class PageMap(Struct, frozen=True, eq=False):
         return PageMap(self.pages_id, joined)
 
     def without_ranges(self, edges: NDArray[np.uint64]) -> PageMap:
-        """What is left of it without the pages in the ranges that have these `edges`: see `cut_runs`."""
+        """Return the page map without the pages in the ranges of these `edges`, as for `cut_runs`."""
         table = self.table
         row, first, count, is_between = cut_runs(table[:, 0] // PAGE_SIZE, table[:, 1], edges)
         left = table[row]
@@ -117,10 +117,10 @@ class PageMap(Struct, frozen=True, eq=False):
 def cut_runs(
     first: NDArray[np.uint64], count: NDArray[np.uint64], edges: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]:
-    """Runs of `count` pages from page `first` on, cut at the edges.
+    """Cut runs of pages, `count` pages from page `first` on, at the edges of ranges.
 
-    The edges are numbers of pages in ascending order: at which a range begins, before which it ends, at which the next
-    one begins. For each piece, in order: the row it is of, its first page, how many it has, whether it is in a range.
+    `edges`: page numbers in ascending order: the first page of a range, the first page after it, the first page of the
+    next range ... Returns for each piece, in order: its row, first page, number of pages, and whether it is in a range.
     """
     import numpy as np
 
@@ -138,28 +138,28 @@ def cut_runs(
 
 
 def pagemap_name(pid: int) -> str:
-    """The page map of a process."""
+    """Return the name of a process's page map."""
     return f"pagemap-{pid}.img"
 
 
 def is_pagemap(name: str) -> bool:
-    """Whether an image file of that name is a page map."""
+    """Return whether an image file of this name is a page map."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_parent_image(name: str) -> bool:
-    """Whether CRIU reads an image file of that name of the set before an incremental one."""
+    """Return whether CRIU reads this image file from the parent of an incremental dump."""
     return name == "inventory.img" or is_pagemap(name)
 
 
 def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
-    """Take a page map apart.
+    """Decode a page map.
 
-    Raises IntegrityError when it is damaged, when an entry's pages are neither PRESENT nor IN_PARENT (a dump for a
-    lazy restore), and when it has fields or flags that are not known here (pages compressed by a newer CRIU).
+    Raises IntegrityError if it is damaged, if an entry is neither PRESENT nor IN_PARENT (a dump for a lazy restore),
+    and if it has unknown fields or flags (pages compressed by a newer CRIU).
     """
     head, rest = read_head(data, name, magics.PAGEMAP)
-    pages_id, table = head.required(1), _usual(rest)
+    pages_id, table = head.required(1), _read_usual(rest)
     if table is not None:
         return PageMap(pages_id, table)
     records = read_image(data, name, magics.PAGEMAP).records
@@ -167,29 +167,29 @@ def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
 
 
 def write_pagemap(pagemap: PageMap) -> bytes:
-    """The inverse of `read_pagemap`, with counts for any CRIU: before 4.2 it knows those of 32 bits only."""
+    """Encode a page map: the inverse of `read_pagemap`. CRIU before 4.2 reads only the 32-bit counts."""
     head = Record(encode([(1, VARINT, pagemap.pages_id)]))
     return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
 
 
-def _usual(rest: bytes) -> NDArray[np.uint64] | None:
-    """The table of entries that are all as CRIU writes them today, and in order; None if one is not."""
+def _read_usual(rest: bytes) -> NDArray[np.uint64] | None:
+    """Return the table if all entries have the form of today's CRIU; None if one has not."""
     import numpy as np
 
-    # Beyond the end there is something to look at, too.
+    # Padded, so that reads past the end of an entry stay inside.
     data = np.frombuffer(rest + bytes(4 * _VARINT_BYTES), np.uint8)
-    # Where an entry may begin: with a size below 256, and the tag of the address. Nothing else in them looks like that.
+    # An entry begins with a size below 256 and the tag of the address. Nothing else in it looks like that.
     places = max(len(rest) - _SIZE_BYTES, 0)
     looks = (data[at : at + places] == octet for at, octet in ((1, 0), (2, 0), (3, 0), (4, _ADDRESS_TAG)))
     at = np.flatnonzero(reduce(operator.and_, looks))
-    # Those that leave nothing out follow each other from the start to the end.
+    # The entries must fill the data without a gap.
     starts = np.concatenate(([0], at + _SIZE_BYTES + data[at]))
     if not np.array_equal(starts, np.append(at, len(rest))):
         return None
-    address, old_count = _numbers(data, at + _SIZE_BYTES + 1)
-    _, behind = _numbers(data, old_count + 1)
+    address, old_count = _read_varints(data, at + _SIZE_BYTES + 1)
+    _, behind = _read_varints(data, old_count + 1)
     flags = data[behind + 1].astype(np.uint64)
-    count, end = _numbers(data, behind + 3)
+    count, end = _read_varints(data, behind + 3)
     is_usual = (
         (data[old_count] == _OLD_COUNT_TAG)
         & (data[behind] == _FLAGS_TAG)
@@ -202,23 +202,23 @@ def _usual(rest: bytes) -> NDArray[np.uint64] | None:
     return np.stack((address, count, flags), axis=1) if is_usual.all() else None
 
 
-def _numbers(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-    """The varints at these places, and where each ends; those that are too long end where none may."""
+def _read_varints(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """Return the varints at these offsets, and where each ends. One that is too long ends at 0, which is invalid."""
     import numpy as np
 
     numbers, end = np.zeros(len(at), np.uint64), at.copy()
-    goes_on = np.ones(len(at), np.bool_)
-    for place in range(_VARINT_BYTES):
-        octets = data[at + place]
-        numbers |= np.where(goes_on, octets & 0x7F, 0).astype(np.uint64) << np.uint64(7 * place)
-        end += goes_on
-        goes_on &= octets >= 0x80
-    end[goes_on] = 0
+    continues = np.ones(len(at), np.bool_)
+    for index in range(_VARINT_BYTES):
+        octets = data[at + index]
+        numbers |= np.where(continues, octets & 0x7F, 0).astype(np.uint64) << np.uint64(7 * index)
+        end += continues
+        continues &= octets >= 0x80
+    end[continues] = 0
     return numbers, end
 
 
 def _entry(payload: bytes, name: str) -> Entry:
-    """An entry of any form; older CRIUs had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670)."""
+    """Decode an entry of any form. Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670)."""
     unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
     message = Message(payload, name)
     flags = message.uint(4, default=0 if message.flag(3) else PRESENT) | (IN_PARENT if message.flag(3) else 0)
@@ -230,7 +230,7 @@ def _entry(payload: bytes, name: str) -> Entry:
         )
     entry = Entry(message.required(1), message.uint(5, default=message.uint(2)), flags)
     if entry.vaddr % PAGE_SIZE or entry.vaddr + entry.pages * PAGE_SIZE > _ADDRESSES:
-        raise IntegrityError(f"{name}: {entry.pages} pages at {entry.vaddr:#x} are no pages of a process")
+        raise IntegrityError(f"{name}: {entry.pages} pages at {entry.vaddr:#x} are not in an address space")
     if entry.flags & (PRESENT | IN_PARENT) not in (PRESENT, IN_PARENT):
         raise IntegrityError(f"{name}: the pages at {entry.vaddr:#x} are not in these images (flags {entry.flags})")
     return entry

@@ -12,7 +12,7 @@ from crckpt.images.wire import Message
 
 
 class Pipe(Struct, frozen=True):
-    """One end of a pipe; ends of the same pipe have the same `pipe_id`, the pipe's inode (images/pipe.proto)."""
+    """One end of a pipe. `pipe_id` is the pipe's inode, which both ends have (images/pipe.proto)."""
 
     kind: ClassVar[str] = "pipe"
 
@@ -22,12 +22,12 @@ class Pipe(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As /proc/PID/fd has it."""
+        """Its name in /proc/PID/fd."""
         return f"pipe:[{self.pipe_id}]"
 
 
 class PipeContent(Struct, frozen=True):
-    """The bytes that wait in the pipe `pipe_id`, and how many it takes (images/pipe-data.proto)."""
+    """The unread bytes in the pipe `pipe_id`, and the `size` of its buffer (images/pipe-data.proto)."""
 
     pipe_id: int
     size: int
@@ -35,7 +35,7 @@ class PipeContent(Struct, frozen=True):
 
 
 class Fifo(Struct, frozen=True):
-    """A named pipe; its path and open flags are those of the file `file_id` (images/fifo.proto)."""
+    """A named pipe; the file `file_id` has its path and open flags (images/fifo.proto)."""
 
     kind: ClassVar[str] = "fifo"
 
@@ -51,17 +51,17 @@ class Fifo(Struct, frozen=True):
 
 
 def decode_pipe(message: Message) -> Pipe:
-    """From a record of `files.img`."""
+    """Decode an entry of `files.img`."""
     return Pipe(*(message.required(number) for number in range(1, 4)))
 
 
 def decode_fifo(message: Message) -> Fifo:
-    """From a record of `files.img`; `path` is left empty."""
+    """Decode an entry of `files.img`, without `path`."""
     return Fifo(message.required(1), message.required(2), message.optional(3))
 
 
 def read_pipe_contents(data: bytes, name: str = "pipes-data.img") -> tuple[PipeContent, ...]:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     records = read_image(data, name, magics.PIPES_DATA).records
     found = ((Message(record.payload, name), record.extra) for record in records)
     return tuple(PipeContent(message.required(1), message.uint(3), content) for message, content in found)

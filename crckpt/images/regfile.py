@@ -1,18 +1,17 @@
-"""Files with a path: what an open or mapped one was when it was dumped (images/regfile.proto), and deleted ones.
+"""Files with a path in `files.img` (images/regfile.proto); `remap-fpath.img` and `ghost-file-N.img` for deleted ones.
 
-What CRIU checks at restore, and what it does not (lines are those of CRIU 4.2):
+What CRIU 4.2 checks at a restore:
 
-- It opens each file by its path as the dump saw it (criu/files-reg.c:2351); a file that is missing ends the restore.
-- Size: recorded for regular files (files-reg.c:1827) and compared (2174); a difference ends the restore, there is no
-  option against it. Exempt are files opened O_WRONLY with O_APPEND (1456-1463): no size is recorded, so a log that
-  grew since is taken as it is.
-- A mapping and the executable are recorded apart from any descriptor of the same file, with flags 0
-  (criu/cr-dump.c:434-470): a mapped file is always size-checked, however it was opened.
-- Build-id: recorded for every ELF file whose size is recorded, opened or mapped (files-reg.c:1693); compared only if
-  the file has one at restore too (2137-2156).
-- Mode: compared for files of all types (2284-2298) unless `--skip-file-rwx-check`, which leaves out rwx bits only.
+- It opens each file by its path at the dump (criu/files-reg.c:2351). A missing file ends the restore.
+- Size: recorded for regular files (files-reg.c:1827) and compared (2174). A difference ends the restore; no option
+  prevents that. For files opened O_WRONLY with O_APPEND no size is recorded (1456-1463): a log may have grown.
+- A mapping and the executable are recorded apart from descriptors of the same file, with flags 0
+  (criu/cr-dump.c:434-470): the size of a mapped file is always checked, however it was opened.
+- Build-id: recorded for every ELF file whose size is recorded, opened or mapped (files-reg.c:1693). Compared only if
+  the file has one at the restore too (2137-2156).
+- Mode: compared for files of all types (2284-2298). `--skip-file-rwx-check` leaves out the rwx bits only.
 - Content, owner, inode and times are not checked.
-- Not checked at all: what is given by `--inherit-fd` under its path (2200). External files, handed in too, are.
+- A file that `--inherit-fd` gives under its path is not checked at all (2200). External files are.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _OLD_GHOST_BIT: Final = 1 << 31
 
 
 class Remap(Struct, frozen=True):
-    """Where CRIU finds a file whose path is gone (images/remap-file-path.proto).
+    """Where CRIU finds a file whose path is gone (images/remap-file-path.proto). The `kind` is one of:
 
-    `kind` GHOST: no name is left, the content is in `ghost-file-<target, hexadecimal>.img`. LINKED: other names are
-    left, and CRIU gave it one more for the restore, `path` (`target` is that one's file id). PROCESS: a file in the
-    /proc directory of a dead process, whose PID is `target`. `size` is a ghost's content in bytes.
+    - GHOST: no name is left; the content of `size` bytes is in `ghost-file-<target, hexadecimal>.img`
+    - LINKED: it has other names, and CRIU added `path` for the restore (`target` is the file id of that)
+    - PROCESS: a file in the /proc directory of a dead process with the PID `target`
     """
 
     kind: str
@@ -50,11 +49,14 @@ class Remap(Struct, frozen=True):
 
 
 class RegularFile(Struct, frozen=True):
-    """A file with a path: regular, directory, device, named pipe. The module's docstring says what a restore checks.
+    """A file with a path: regular, directory, device, named pipe. The module's docstring lists what a restore checks.
 
-    `flags` are open(2)'s (0 for mappings, executables and directories of a process), `mode` is st_mode. `size` is
-    None where CRIU does not check it; `build_id` hexadecimal, empty if there is none. `mnt_id` is None unless the
-    tree has a mount namespace of its own. `external` files are handed in by whoever restores.
+    - `flags`: of open(2); 0 for mappings, executables and a process's directories
+    - `mode`: st_mode
+    - `size`: None if CRIU does not check it
+    - `build_id`: hexadecimal, empty if there is none
+    - `mnt_id`: None unless the tree has its own mount namespace
+    - `external`: the caller of a restore provides the file
     """
 
     kind: ClassVar[str] = "file"
@@ -72,32 +74,32 @@ class RegularFile(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The path, with a word on deleted files."""
+        """The path, marked if the file was deleted."""
         return f"{self.path} (deleted)" if self.is_deleted else self.path
 
     @property
     def is_regular(self) -> bool:
-        """Whether it is neither directory nor device nor pipe; True if CRIU did not say."""
+        """Whether it is neither directory nor device nor pipe; True if the image has no mode."""
         return self.mode is None or stat.S_ISREG(self.mode)
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its path was gone at the dump: CRIU brings the file itself, or a link to it."""
+        """Whether its path was gone at the dump."""
         return self.remap is not None
 
     @property
     def is_ghost(self) -> bool:
-        """Whether its content is in the images, as no name of it is left."""
+        """Whether its content is in the images, because it had no name left."""
         return self.remap is not None and self.remap.kind == GHOST
 
     @property
     def is_append_only(self) -> bool:
-        """Whether it is written only at its end: CRIU then does not check its size (criu/files-reg.c:1456)."""
+        """Whether all writes go to its end: then CRIU does not check its size (criu/files-reg.c:1456)."""
         return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
 
 
 class Ghost(Struct, frozen=True):
-    """A deleted file's image: owner, mode, and its content's size in bytes (holes included, and what is stored)."""
+    """The image of a deleted file: owner, mode, size in bytes with holes, and bytes that are `stored`."""
 
     uid: int
     gid: int
@@ -107,7 +109,7 @@ class Ghost(Struct, frozen=True):
 
 
 def decode_regular_file(message: Message) -> RegularFile:
-    """From a record of `files.img`."""
+    """Decode an entry of `files.img`."""
     return RegularFile(
         id=message.required(1),
         path=message.text(6),
@@ -122,17 +124,17 @@ def decode_regular_file(message: Message) -> RegularFile:
 
 
 def read_remaps(data: bytes, name: str = "remap-fpath.img") -> dict[int, Remap]:
-    """Remaps by the id of the file whose path is gone. `path` and `size` are left empty. Raises IntegrityError."""
+    """Decode the remaps, by the id of the file whose path is gone, without `path` and `size`. Raises IntegrityError."""
     return {message.required(1): _remap(message) for message in read_messages(data, name, magics.REMAP_FPATH)}
 
 
 def ghost_image(target: int) -> str:
-    """The name of the image that holds a ghost's content."""
+    """Return the name of the image with a ghost's content."""
     return f"ghost-file-{target:x}.img"
 
 
 def read_ghost(data: bytes, name: str = "ghost-file.img") -> Ghost:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     image = read_image(data, name, magics.GHOST_FILE)
     message = Message(image.records[0].payload if image.records else b"", name)
     uid, gid, mode = (message.required(number) for number in range(1, 4))
@@ -141,7 +143,7 @@ def read_ghost(data: bytes, name: str = "ghost-file.img") -> Ghost:
 
 
 def _remap(message: Message) -> Remap:
-    """Images without a type come from old CRIU, which had it in the id's top bit (criu/files-reg.c:733)."""
+    # Old CRIU has no type, and marks a ghost in the top bit of the id (criu/files-reg.c:733).
     target, kind = message.required(2), message.optional(3)
     if kind is None:
         return Remap(GHOST if target & _OLD_GHOST_BIT else LINKED, target & ~_OLD_GHOST_BIT)

@@ -24,8 +24,8 @@ _EXTENDED: Final = (
     (7, 7, "<128Q"),
     (8, 9, "<2I"),
 )
-"""Field, number of the state component, and what it holds: upper halves of ymm, MPX twice, k, upper halves of zmm0 to
-15, zmm16 to 31, protection keys."""
+"""Field, number of the state component, and layout: upper halves of ymm, MPX twice, k, upper halves of zmm0 to 15,
+zmm16 to 31, protection keys."""
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
 
 _SETS: Final = {
@@ -38,16 +38,17 @@ _SETS: Final = {
     17: "amx_tile",
     18: "amx_tile",
 }
-"""Bit of XSTATE_BV -> whose registers it stands for, in the words of /proc/cpuinfo (asm/fpu/types.h)."""
+"""The CPU feature of each bit of XSTATE_BV, as /proc/cpuinfo names it (asm/fpu/types.h)."""
 
 
 class Registers(Struct, frozen=True):
     """A thread's registers.
 
-    `general` are those of the kernel's `user_regs_struct` in its order, r15 first; `floating` the 512 bytes of fxsave.
-    `extended` are the other state components that the CPU had, by the numbers that it gives them, in ascending order;
-    of `in_use` (xstate_bv) the bits of those are set that are not as they were at the start of the thread.
-    `is_native` says whether the thread ran 64-bit code.
+    - `general`: in the order of the kernel's `user_regs_struct`, r15 first
+    - `floating`: the 512 bytes of fxsave
+    - `extended`: the other state components by their numbers, ascending
+    - `in_use`: the bits of components that are not in their initial state (xstate_bv)
+    - `is_native`: the thread ran 64-bit code
     """
 
     general: tuple[int, ...]
@@ -58,7 +59,7 @@ class Registers(Struct, frozen=True):
 
 
 def read_registers(data: bytes, name: str = "core.img") -> Registers:
-    """Raises IntegrityError when the image is damaged, or is not one of x86-64."""
+    """Decode the registers. Raises IntegrityError if the image is damaged or not of x86-64."""
     thread = read_single(data, name, magics.CORE).message(2)
     general, floating = thread.message(2), thread.message(3)
     extended = floating.message(13)
@@ -71,11 +72,11 @@ def read_registers(data: bytes, name: str = "core.img") -> Registers:
             is_native=general.uint(28, default=_NATIVE) == _NATIVE,
         )
     except struct.error as error:
-        raise IntegrityError(f"{name}: the floating-point registers make no sense: {error}") from error
+        raise IntegrityError(f"{name}: invalid floating-point registers: {error}") from error
 
 
 def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:
-    """Features of the CPU whose registers were in use. Raises IntegrityError when the image is damaged."""
+    """Return the CPU features whose registers were in use. Raises IntegrityError if the image is damaged."""
     sets = read_single(data, name, magics.CORE).message(2).message(3).message(13).uint(1)
     return frozenset(feature for bit, feature in _SETS.items() if sets >> bit & 1)
 

@@ -1,7 +1,7 @@
-"""Threads with deadline scheduling, which CRIU dumps and does not restore.
+"""Replace deadline scheduling in `core-TID.img`, which CRIU dumps but does not restore.
 
-CRIU writes their policy and no runtime, deadline or period, and refuses that policy at a restore (criu/cr-restore.c:
-validate_sched_parm). Under the usual policy it restores them; what they had is set by crckpt in the restore's hold.
+CRIU writes the policy without runtime, deadline and period, and refuses it at a restore (criu/cr-restore.c:
+validate_sched_parm). It restores such threads with the default policy. crckpt sets theirs in the restore's hold.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ _LOOKS_LIKE: Final = encode(((_POLICY, VARINT, _DEADLINE),))
 
 
 def drop_deadline(core: bytes, name: str = "core.img") -> bytes:
-    """Replace SCHED_DEADLINE by the usual policy in `core-TID.img`; keep any other image. Raises IntegrityError."""
+    """Replace SCHED_DEADLINE with the default policy; return any other image unchanged. Raises IntegrityError."""
     if _LOOKS_LIKE not in core:
         return core
     image = read_image(core, name, magics.CORE)
-    records = tuple(Record(_changed(record.payload, name), record.extra) for record in image.records)
+    records = tuple(Record(_replace_policy(record.payload, name), record.extra) for record in image.records)
     return core if records == image.records else write_image(Image(image.magic, records))
 
 
-def _changed(payload: bytes, name: str) -> bytes:
+def _replace_policy(payload: bytes, name: str) -> bytes:
     return encode(
-        (number, kind, _usual(value, name) if number == _THREAD_CORE and isinstance(value, bytes) else value)
+        (
+            number,
+            kind,
+            _replace_in_thread(value, name) if number == _THREAD_CORE and isinstance(value, bytes) else value,
+        )
         for number, kind, value in fields(payload, name)
     )
 
 
-def _usual(thread: bytes, name: str) -> bytes:
+def _replace_in_thread(thread: bytes, name: str) -> bytes:
     return encode(
         (number, kind, _OTHER if (number, value) == (_POLICY, _DEADLINE) else value)
         for number, kind, value in fields(thread, name)

@@ -44,22 +44,24 @@ _LAST_PORT: Final = (1 << 16) - 1
 
 
 class Address(Struct, frozen=True):
-    """Host, as text, and port."""
+    """A host, as text, and a port."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """As one types it: `127.0.0.1:80`, `[::1]:80`."""
+        """The usual form: `127.0.0.1:80`, `[::1]:80`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class InetSocket(Struct, frozen=True):
     """A TCP, UDP, ICMP or raw socket.
 
-    `family` is AF_INET or AF_INET6, `type` one of STREAM, DATAGRAM, RAW, `protocol` a name or number, `state` a TCP
-    state in lower case (a UDP socket that is connected is ESTABLISHED, one that is not is CLOSE). `inode` also names
-    the connection's own image, `tcp-stream-<inode, hexadecimal>.img`.
+    - `family`: AF_INET or AF_INET6
+    - `type`: STREAM, DATAGRAM or RAW
+    - `protocol`: a name or number
+    - `state`: a TCP state in lower case; a connected UDP socket is ESTABLISHED, any other CLOSE
+    - `inode`: also names the connection's image, `tcp-stream-<inode, hexadecimal>.img`
     """
 
     kind: ClassVar[str] = "inet socket"
@@ -85,7 +87,7 @@ class InetSocket(Struct, frozen=True):
 
     @property
     def is_listening(self) -> bool:
-        """Whether it takes TCP connections."""
+        """Whether it accepts TCP connections."""
         return self.protocol == "tcp" and self.state == LISTEN
 
     @property
@@ -100,10 +102,12 @@ class InetSocket(Struct, frozen=True):
 
 
 class UnixSocket(Struct, frozen=True):
-    """A unix socket. `name` is a path, `@name` if abstract, empty if none; `peer` is the peer's inode, 0 if none.
+    """A unix socket.
 
-    `external` sockets belong to somebody outside the tree and stand here only because the tree is connected to them.
-    A path that is relative is so to `directory`. `deleted`: the path no longer led to the socket.
+    - `name`: a path, relative to `directory`; `@name` if abstract, empty if there is none
+    - `peer`: the peer's inode, 0 if there is none
+    - `external`: it is another program's, and only here because the tree is connected to it
+    - `deleted`: the path no longer led to the socket
     """
 
     kind: ClassVar[str] = "unix socket"
@@ -122,17 +126,17 @@ class UnixSocket(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Name and state; the inode if it has no name."""
+        """Name and state, or the inode if it has no name."""
         return f"unix {self.type} {self.name or f'#{self.inode}'} ({self.state})"
 
     @property
     def is_listening(self) -> bool:
-        """Whether it takes connections."""
+        """Whether it accepts connections."""
         return self.state == LISTEN and self.type != DATAGRAM
 
 
 class NetlinkSocket(Struct, frozen=True):
-    """A netlink socket; `protocol` is one of linux/netlink.h."""
+    """A netlink socket; `protocol` is a number of linux/netlink.h."""
 
     kind: ClassVar[str] = "netlink socket"
 
@@ -144,7 +148,7 @@ class NetlinkSocket(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its protocol's number."""
+        """The number of its protocol."""
         return f"netlink protocol {self.protocol}"
 
 
@@ -166,7 +170,7 @@ class PacketSocket(Struct, frozen=True):
 
 
 def decode_inet_socket(message: Message) -> InetSocket:
-    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
     family, protocol = message.required(3), message.required(5)
     return InetSocket(
         id=message.required(1),
@@ -185,7 +189,7 @@ def decode_inet_socket(message: Message) -> InetSocket:
 
 
 def decode_unix_socket(message: Message) -> UnixSocket:
-    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
     return UnixSocket(
         id=message.required(1),
         inode=message.required(2),
@@ -202,12 +206,12 @@ def decode_unix_socket(message: Message) -> UnixSocket:
 
 
 def decode_netlink_socket(message: Message) -> NetlinkSocket:
-    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
     return NetlinkSocket(*(message.required(number) for number in (1, 2, 3, 7, 6)))
 
 
 def decode_packet_socket(message: Message) -> PacketSocket:
-    """From a record of `files.img`. Raises IntegrityError when it is damaged."""
+    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
     file_id, kind, protocol, flags, interface = (message.required(number) for number in range(1, 6))
     return PacketSocket(file_id, _type(kind), protocol, interface, flags)
 
@@ -223,12 +227,12 @@ def _state(number: int) -> str:
 def _port(message: Message, number: int) -> int:
     port = message.required(number)
     if port > _LAST_PORT:
-        raise IntegrityError(f"{message.where}: {port} is no port")
+        raise IntegrityError(f"{message.where}: {port} is not a port")
     return port
 
 
 def _host(message: Message, number: int, family: int) -> str:
-    """Addresses are words of four bytes each in the order of the network."""
+    # An address is a list of four-byte words in network byte order.
     words = message.uints(number)
     packed = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
     if family == INET and len(words) == 1:
@@ -241,7 +245,7 @@ def _host(message: Message, number: int, family: int) -> str:
 
 
 def _unix_name(name: bytes) -> str:
-    """Paths end at the first zero byte, for the kernel too; abstract names begin with one, and may hold more."""
+    # A path ends at the first zero byte, as for the kernel. An abstract name begins with one and may contain more.
     if name.startswith(b"\0"):
         return "@" + name[1:].decode("utf-8", "surrogateescape").replace("\0", "@")
     return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")

@@ -1,6 +1,6 @@
-"""`stats-dump` and `stats-restore`: what CRIU measured of itself (images/stats.proto).
+"""`stats-dump` and `stats-restore`: CRIU's own measurements (images/stats.proto).
 
-Times are microseconds, of 32 bits: they wrap after 71 minutes. `stats-dump` appears only after a hold at `post-dump`.
+Times are microseconds in 32 bits: they wrap after 71 minutes. `stats-dump` appears only after a hold at `post-dump`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from crckpt.images.wire import Message
 
 
 class DumpStats(Struct, frozen=True):
-    """Times in microseconds; pages of private and (`shared_pages_*`) of shared memory."""
+    """Times in microseconds, and pages of private and of shared memory (`shared_pages_*`)."""
 
     freezing_time: int
     frozen_time: int
@@ -30,7 +30,7 @@ class DumpStats(Struct, frozen=True):
 
 
 class RestoreStats(Struct, frozen=True):
-    """Times in microseconds; `pages_restored` is None with a CRIU that does not count them."""
+    """Times in microseconds. `pages_restored` is None if this CRIU does not count them."""
 
     pages_compared: int
     pages_skipped_cow: int
@@ -40,13 +40,13 @@ class RestoreStats(Struct, frozen=True):
 
 
 def read_dump_stats(data: bytes, name: str = "stats-dump") -> DumpStats:
-    """Raises IntegrityError when the image is damaged or of a restore."""
+    """Decode the image. Raises IntegrityError if it is damaged or of a restore."""
     message = _part(data, name, 1)
     return DumpStats(*(message.uint(number) for number in (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14)))
 
 
 def read_restore_stats(data: bytes, name: str = "stats-restore") -> RestoreStats:
-    """Raises IntegrityError when the image is damaged or of a dump."""
+    """Decode the image. Raises IntegrityError if it is damaged or of a dump."""
     message = _part(data, name, 2)
     compared, skipped, forking, restore = (message.uint(number) for number in range(1, 5))
     return RestoreStats(compared, skipped, forking, restore, message.optional(5))

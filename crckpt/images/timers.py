@@ -1,7 +1,7 @@
-"""Periodic timerfds that CRIU would bring back dead.
+"""Rearm periodic timerfds in `files.img` that CRIU would restore disarmed.
 
-The kernel arms a periodic timerfd again only when it is read; until then its fdinfo shows no time left, and CRIU's
-restore takes that for a timer that is not armed (criu/timerfd.c: prepare_timerfds): it would never fire again.
+The kernel arms an expired periodic timerfd again when the program reads it. Until then its fdinfo shows no time left,
+and CRIU restores it as disarmed (criu/timerfd.c: prepare_timerfds): it would never fire again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _TICKS, _VALUE_S, _VALUE_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10
 
 
 def rearm_timers(files: bytes, name: str = "files.img") -> bytes:
-    """`files.img` in which every periodic timer with an unread expiry next fires after one interval.
+    """Let every periodic timer with an unread expiry fire after one interval; change nothing else in `files.img`.
 
-    Nothing else is changed; without such a timer the very same bytes are returned. Raises IntegrityError.
+    Raises IntegrityError.
     """
     image = read_image(files, name, magics.FILES)
-    records = tuple(Record(_rearmed(record.payload, name), record.extra) for record in image.records)
+    records = tuple(Record(_rearm(record.payload, name), record.extra) for record in image.records)
     return files if records == image.records else write_image(Image(image.magic, records))
 
 
-def _rearmed(payload: bytes, name: str) -> bytes:
+def _rearm(payload: bytes, name: str) -> bytes:
     message = Message(payload, name)
     if _TIMERFD not in message:
         return payload
@@ -35,6 +35,6 @@ def _rearmed(payload: bytes, name: str) -> bytes:
     periodic = timer.uint(_INTERVAL_S) or timer.uint(_INTERVAL_NS)
     if waits or not periodic or not timer.uint(_TICKS):
         return payload
-    # Of a field that occurs twice the last counts, inside the entry and for the entry itself.
+    # The last of several fields with the same number counts, both in the entry and for the entry itself.
     left = ((_VALUE_S, VARINT, timer.uint(_INTERVAL_S)), (_VALUE_NS, VARINT, timer.uint(_INTERVAL_NS)))
     return payload + encode(((_TIMERFD, BYTES, message.octets(_TIMERFD) + encode(left)),))

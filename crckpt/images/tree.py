@@ -1,7 +1,7 @@
-"""A whole checkpoint: the tree of processes in a set of images, with everything they had open or mapped.
+"""The tree of processes in a set of images, with everything they had open or mapped.
 
-`show` and the checks before a restore need nothing else of the images. Pages are not read, nor is any content but
-that of append-only ghosts, whose size stands nowhere else.
+`show` and the checks before a restore need nothing else of the images. No pages are read, and no content except that of
+append-only ghosts, whose size is recorded nowhere else.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from crckpt.images.sockets import InetSocket
 from crckpt.images.tty import Terminal, TerminalInfo, read_terminals
 
 MOST_DESCRIPTORS: Final = 1 << 22
-"""Of all processes together. Processes may share a table, and images the pages of a store: few bytes can describe
-billions. Each process with its descriptors is shown and checked, so time and memory grow with their number.
+"""The limit for all processes together. Processes may share a table, and images the pages of a store: few bytes can
+describe billions of descriptors. crckpt shows and checks each, so time and memory grow with their number.
 """
 _MOST_MAPS: Final = 1 << 22
 _MOST_TASKS: Final = 1 << 20
@@ -44,7 +44,7 @@ class Thread(Struct, frozen=True):
 
 
 class OpenDescriptor(Struct, frozen=True):
-    """Descriptor number `fd` and what it leads to."""
+    """Descriptor number `fd` and its open file."""
 
     fd: int
     file: OpenFile
@@ -54,7 +54,7 @@ class OpenDescriptor(Struct, frozen=True):
 class Process(Struct, frozen=True):
     """One process. A zombie has one thread and nothing open or mapped: `memory`, `exe`, `cwd`, `root`, `ids` are None.
 
-    `mapped` has each file once, in the order of addresses. Ids are those of the process's own PID namespace.
+    `mapped` has each file once, in the order of addresses. PIDs are those of the process's own PID namespace.
     """
 
     pid: int
@@ -72,7 +72,7 @@ class Process(Struct, frozen=True):
 
     @property
     def core(self) -> Core:
-        """The state of its first thread, and its own."""
+        """The state of its first thread, which has that of the process too."""
         return self.threads[0].core
 
     @property
@@ -82,12 +82,12 @@ class Process(Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """One of `core`'s ALIVE, STOPPED, ZOMBIE."""
+        """ALIVE, STOPPED or ZOMBIE, as in `core`."""
         return self.core.state
 
 
 class ImageTree(Struct, frozen=True):
-    """A set of images. `files` are all open and mapped files, each once, remaps and paths resolved.
+    """A set of images. `files`: all open and mapped files, each once, with remaps and paths resolved.
 
     The names that CRIU gave to deleted files for the restore are not among them: see `RegularFile.remap`.
     """
@@ -105,35 +105,35 @@ class ImageTree(Struct, frozen=True):
 
     @property
     def users(self) -> frozenset[int]:
-        """User ids that its processes run as."""
+        """The real and effective user ids of its processes."""
         known = (process.core.credentials for process in self.processes)
         return frozenset(uid for each in known if each is not None for uid in (each.uid, each.euid))
 
     @property
     def regular_files(self) -> tuple[RegularFile, ...]:
-        """Everything with a path that is open, mapped, run, or a working or root directory."""
+        """Everything with a path that is open, mapped, executed, or a working or root directory."""
         return tuple(file for file in self.files if isinstance(file, RegularFile))
 
     @property
     def inet_sockets(self) -> tuple[InetSocket, ...]:
-        """TCP, UDP and the like."""
+        """TCP, UDP, ICMP and raw sockets."""
         return tuple(file for file in self.files if isinstance(file, InetSocket))
 
     def is_apart(self, namespace: str) -> bool:
-        """Whether the root is not in the namespace of that kind in which CRIU was that dumped it."""
+        """Return whether the root was in another namespace of this kind than the CRIU that dumped it."""
         ids = self.root.ids
         outside = self.inventory.root_ids.namespaces
         return ids is not None and getattr(ids.namespaces, namespace) != getattr(outside, namespace)
 
     @property
     def is_read_by_position(self) -> bool:
-        """Whether CRIU must have the images as files, and cannot have them as streams."""
+        """Whether CRIU needs the images as files, not as streams."""
         spaces = (process.memory for process in self.processes if process.memory is not None)
         return any(vma.is_read_by_position for space in spaces for vma in space.vmas)
 
     @property
     def listening(self) -> tuple[InetSocket, ...]:
-        """TCP sockets that take connections: their addresses must be free at restore."""
+        """TCP sockets that accept connections: their addresses must be free at a restore."""
         return tuple(socket for socket in self.inet_sockets if socket.is_listening)
 
     @property
@@ -143,9 +143,9 @@ class ImageTree(Struct, frozen=True):
 
 
 def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
-    """Assemble a checkpoint. `names` are the image files there are; `read(name)` gives the bytes of one.
+    """Read the tree from image files with these `names`; `read(name)` returns the bytes of one.
 
-    Raises IntegrityError, naming the image, when one is missing or damaged or when they contradict each other.
+    Raises IntegrityError with the name of the image if one is missing or damaged, or if they contradict each other.
     """
     images = _Images(read, frozenset(names))
     try:
@@ -153,7 +153,7 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     except (ArithmeticError, LookupError, ValueError, RecursionError, struct.error) as error:
         raise IntegrityError(f"the images cannot be read: {type(error).__name__}: {error}") from error
     except MemoryError as error:
-        raise IntegrityError("what the images describe does not fit in memory") from error
+        raise IntegrityError("the tree that the images describe does not fit into memory") from error
 
 
 def _tree(images: _Images) -> ImageTree:
@@ -161,19 +161,19 @@ def _tree(images: _Images) -> ImageTree:
     files = _resolve(images, _read_files(images))
     processes = tuple(_processes(images, files))
     if not processes:
-        raise IntegrityError("pstree.img: names no process")
+        raise IntegrityError("pstree.img: has no process")
     terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
     locks = read_locks(images.bytes_of("filelocks.img")) if "filelocks.img" in images.names else ()
     if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
-        raise IntegrityError(f"filelocks.img: process {min(strangers)} holds a lock, and pstree.img lacks it")
+        raise IntegrityError(f"filelocks.img: process {min(strangers)} has a lock but is not in pstree.img")
     return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
 
 
 def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[Process]:
-    """Each process. Refuses a tree that no host could have as soon as it is known to be one."""
+    """Read each process. Raises IntegrityError as soon as the tree is larger than any host could have."""
     tasks = descriptors = maps = 0
     for entry in read_pstree(images.bytes_of("pstree.img")):
-        # Before its threads are read: each is an image.
+        # Count before reading the threads: each has an image.
         tasks += max(1, len(entry.threads))
         if tasks > _MOST_TASKS:
             raise IntegrityError(f"the images describe more than {_MOST_TASKS:,} threads")
@@ -191,7 +191,7 @@ class _Images(Struct, frozen=True):
     read: Callable[[str], bytes]
     names: frozenset[str]
     tables: dict[int, tuple[OpenDescriptor, ...]] = {}
-    """Descriptor tables that were read already: processes may share one."""
+    """The descriptor tables read so far: processes may share one."""
 
     def bytes_of(self, name: str) -> bytes:
         if name not in self.names:
@@ -200,13 +200,13 @@ class _Images(Struct, frozen=True):
 
 
 def _read_files(images: _Images) -> dict[int, OpenFile]:
-    """An image that would have no records is not written (criu/image.c, open_image_lazy)."""
+    # CRIU writes no image without records (criu/image.c, open_image_lazy).
     if "files.img" not in images.names:
         return {}
     files: dict[int, OpenFile] = {}
     for file in read_files(images.bytes_of("files.img")):
         if files.setdefault(file.id, file) != file:
-            # CRIU may open one of them, and people are shown the other.
+            # CRIU might open one of them, while crckpt shows the other.
             raise IntegrityError(f"files.img: two different files have the id {file.id}")
     return files
 
@@ -230,7 +230,7 @@ def _complete(images: _Images, files: dict[int, OpenFile], file: RegularFile, re
 
 
 def _ghost_size(images: _Images, file: RegularFile, remap: Remap) -> int:
-    """The file's record has it, unless the file is no regular one or append-only."""
+    # The file's entry has its size, unless it is append-only or not regular.
     if file.size is not None:
         return file.size
     name = ghost_image(remap.target)
@@ -249,7 +249,7 @@ def _name(files: dict[int, OpenFile], inodes: dict[int, tuple[str, int, int]], f
         return replace(file, path=_regular(files, file.file_id, "files.img").path)
     if isinstance(file, MemFd):
         if file.inode_id not in inodes:
-            raise IntegrityError(f"memfd.img: lacks inode {file.inode_id}")
+            raise IntegrityError(f"memfd.img: inode {file.inode_id} is missing")
         name, size, shmid = inodes[file.inode_id]
         return replace(file, name=name, size=size, shmid=shmid)
     return file
@@ -260,7 +260,7 @@ def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -
     if leader.core.state == ZOMBIE:
         return Process(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
     if max(entry.threads, default=0) > LARGEST_PID:
-        raise IntegrityError("pstree.img: a thread has a number that no thread can have")
+        raise IntegrityError("pstree.img: a thread has an impossible id")
     others = tuple(Thread(tid, _core(images, tid)) for tid in entry.threads if tid != entry.pid)
     ids = read_ids(images.bytes_of(name := f"ids-{entry.pid}.img"), name)
     memory = read_mm(images.bytes_of(name := f"mm-{entry.pid}.img"), name)
@@ -292,7 +292,7 @@ def _directories(images: _Images, pid: int) -> Directories:
 
 
 def _descriptors(images: _Images, files: dict[int, OpenFile], table: int) -> tuple[OpenDescriptor, ...]:
-    """A process without any descriptor has no image for them."""
+    # CRIU writes no image for a process without descriptors.
     name = f"fdinfo-{table}.img"
     if table not in images.tables and name in images.names:
         images.tables[table] = tuple(
@@ -309,12 +309,12 @@ def _mapped(files: dict[int, OpenFile], memory: AddressSpace, name: str) -> tupl
 
 def _find(files: dict[int, OpenFile], file_id: int, where: str) -> OpenFile:
     if file_id not in files:
-        raise IntegrityError(f"{where}: speaks of file {file_id}, which files.img lacks")
+        raise IntegrityError(f"{where}: names file {file_id}, which is not in files.img")
     return files[file_id]
 
 
 def _regular(files: dict[int, OpenFile], file_id: int, where: str) -> RegularFile:
     file = _find(files, file_id, where)
     if not isinstance(file, RegularFile):
-        raise IntegrityError(f"{where}: file {file_id} is a {file.kind} where a file with a path belongs")
+        raise IntegrityError(f"{where}: file {file_id} is a {file.kind} instead of a file with a path")
     return file

@@ -14,7 +14,7 @@ _TERMINAL_KINDS: Final = ("unknown", "pty", "console", "virtual console", "curre
 
 
 class Terminal(Struct, frozen=True):
-    """An open terminal (images/tty.proto): `info_id` leads to its TerminalInfo, `file_id` to the path."""
+    """An open terminal: `info_id` is the id of its TerminalInfo, the file `file_id` has the path."""
 
     kind: ClassVar[str] = "terminal"
 
@@ -31,10 +31,12 @@ class Terminal(Struct, frozen=True):
 
 
 class TerminalInfo(Struct, frozen=True):
-    """A terminal as such: `kind` is `pty`, `console` and so on, `index` the N of /dev/pts/N, None if it is no pty.
+    """The state of a terminal.
 
-    `session` and `group` are the ids of the session and the foreground process group on it, 0 if none. Who had the
-    other side of one that `is_hung_up` has closed it; CRIU makes another for it.
+    - `kind`: `pty`, `console` ...
+    - `index`: the N of /dev/pts/N, None if it is no pty
+    - `session`, `group`: the ids of its session and foreground process group, 0 if there is none
+    - `is_hung_up`: its other side was closed; CRIU makes a new one for it
     """
 
     id: int
@@ -47,18 +49,18 @@ class TerminalInfo(Struct, frozen=True):
 
     @property
     def is_master(self) -> bool:
-        """Whether it is a pty's master side: the lowest bit of a pty's id says so (criu/tty.c:387)."""
+        """Whether it is a pty's master side: its id is odd (criu/tty.c:387)."""
         return self.index is not None and bool(self.id & 1)
 
 
 def decode_terminal(message: Message) -> Terminal:
-    """From a record of `files.img`; `path` is left empty."""
+    """Decode an entry of `files.img`, without `path`."""
     file_id, info_id, flags = (message.required(number) for number in range(1, 4))
     return Terminal(file_id, info_id, flags, message.optional(6))
 
 
 def read_terminals(data: bytes, name: str = "tty-info.img") -> tuple[TerminalInfo, ...]:
-    """Raises IntegrityError when the image is damaged."""
+    """Decode the image. Raises IntegrityError if it is damaged."""
     return tuple(_terminal_info(message) for message in read_messages(data, name, magics.TTY_INFO))
 
 
@@ -71,6 +73,6 @@ def _terminal_info(message: Message) -> TerminalInfo:
         group=message.uint(7),
         rdev=message.uint(8),
         index=message.message(12).optional(1),
-        # CRIU could not ask for its settings (criu/tty.c, tty_is_hung).
+        # CRIU could not read its settings (criu/tty.c, tty_is_hung).
         is_hung_up=not message.messages(9),
     )

@@ -1,6 +1,6 @@
-"""Protobuf's wire format, as far as CRIU's images use it: bytes in, values out.
+"""Protobuf's wire format, as far as CRIU's images use it. Source: protobuf.dev/programming-guides/encoding.
 
-Source: protobuf.dev/programming-guides/encoding. Groups (wire types 3 and 4) are refused: no CRIU image has them.
+Groups (wire types 3 and 4) are refused: no CRIU image has them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _U64 = 1 << 64
 
 
 def fields(data: bytes, where: str = "protobuf") -> Iterator[tuple[int, int, int | bytes]]:
-    """The message's fields in order: (field number, wire type, value).
+    """Decode the fields of a message in order: (field number, wire type, value).
 
-    Varints and fixed sizes come as unsigned integers, everything with a length as bytes. `where` names the image in
-    errors. Raises IntegrityError where the bytes are no message.
+    Varints and fixed sizes become unsigned integers, everything with a length bytes. `where` names the image in errors.
+    Raises IntegrityError if the bytes are no message.
     """
     at = 0
     while at < len(data):
         key, at = read_varint(data, at, where)
         number, kind = key >> 3, key & 7
         if not 1 <= number <= _MAX_FIELD:
-            raise IntegrityError(f"{where}: {number} is no field number")
+            raise IntegrityError(f"{where}: {number} is not a field number")
         value, at = _read_value(data, at, kind, where)
         yield number, kind, value
 
 
 def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int]:
-    """The unsigned 64-bit varint at offset `at`, and the offset behind it. Raises IntegrityError."""
+    """Return the unsigned 64-bit varint at offset `at`, and the offset after it. Raises IntegrityError."""
     value = 0
     for index in range(10):
         if at + index >= len(data):
@@ -51,17 +51,17 @@ def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int
 
 
 def unzigzag(value: int) -> int:
-    """What a `sint32` or `sint64` varint means."""
+    """Decode a `sint32` or `sint64` varint."""
     return (value >> 1) ^ -(value & 1)
 
 
 def signed(value: int) -> int:
-    """What an `int32` or `int64` varint means: two's complement of 64 bits."""
+    """Decode an `int32` or `int64` varint: two's complement of 64 bits."""
     return value - _U64 if value >> 63 else value
 
 
 def packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
-    """The varints of a packed repeated field. Raises IntegrityError."""
+    """Decode the varints of a packed repeated field. Raises IntegrityError."""
     at, values = 0, []
     while at < len(data):
         value, at = read_varint(data, at, where)
@@ -70,17 +70,17 @@ def packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
 
 
 class Message:
-    """A decoded message, asked by field number.
+    """A decoded message; its methods take field numbers.
 
-    Of a field that occurs more than once the last counts, and embedded messages are merged, as protobuf has it. Absent
-    fields give the default. Every method raises IntegrityError, naming the image, when a field has another wire type
-    than it must.
+    As in protobuf, the last of several fields with the same number counts, and embedded messages are merged. A missing
+    field has the default. Every method raises IntegrityError with the name of the image if a field has the wrong wire
+    type.
     """
 
     __slots__ = ("_fields", "where")
 
     def __init__(self, data: bytes, where: str) -> None:
-        """Raises IntegrityError where the bytes are no message."""
+        """Decode the bytes. Raises IntegrityError if they are no message."""
         self.where = where
         self._fields: dict[int, list[int | bytes]] = {}
         for number, _, value in fields(data, where):
@@ -90,57 +90,57 @@ class Message:
         return number in self._fields
 
     def required(self, number: int) -> int:
-        """An unsigned integer that the format demands. Raises IntegrityError if it is absent."""
+        """Return an unsigned integer that the format demands. Raises IntegrityError if it is missing."""
         if number not in self._fields:
             raise IntegrityError(f"{self.where}: field {number} is missing")
         return self.uint(number)
 
     def uint(self, number: int, default: int = 0) -> int:
-        """An unsigned integer."""
+        """Return an unsigned integer."""
         return self._number(self._fields[number][-1], number) if number in self._fields else default
 
     def optional(self, number: int) -> int | None:
-        """An unsigned integer, None if it is absent."""
+        """Return an unsigned integer, None if it is missing."""
         return self.uint(number) if number in self._fields else None
 
     def signed(self, number: int, default: int = 0) -> int:
-        """An `int32` or `int64`."""
+        """Return an `int32` or `int64`."""
         return signed(self.uint(number)) if number in self._fields else default
 
     def sint(self, number: int, default: int = 0) -> int:
-        """A `sint32` or `sint64` (zigzag)."""
+        """Return a `sint32` or `sint64` (zigzag)."""
         return unzigzag(self.uint(number)) if number in self._fields else default
 
     def flag(self, number: int) -> bool:
-        """A boolean, False if it is absent."""
+        """Return a boolean, False if it is missing."""
         return self.uint(number) != 0
 
     def octets(self, number: int, default: bytes = b"") -> bytes:
-        """A byte string."""
+        """Return a byte string."""
         return self._octets(self._fields[number][-1], number) if number in self._fields else default
 
     def text(self, number: int, default: str = "") -> str:
-        """A string. CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates."""
+        """Return a string. CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates."""
         return self._text(self._fields[number][-1], number) if number in self._fields else default
 
     def texts(self, number: int) -> tuple[str, ...]:
-        """A repeated string."""
+        """Return a repeated string."""
         return tuple(self._text(value, number) for value in self._fields.get(number, ()))
 
     def uints(self, number: int) -> tuple[int, ...]:
-        """A repeated unsigned integer, packed or not."""
+        """Return a repeated unsigned integer, packed or not."""
         values: list[int] = []
         for value in self._fields.get(number, ()):
             values += packed(value, self.where) if isinstance(value, bytes) else (value,)
         return tuple(values)
 
     def message(self, number: int) -> Message:
-        """An embedded message, empty if it is absent."""
-        # Parts that follow each other are the same message as the parts merged, for crckpt as for CRIU.
+        """Return an embedded message, empty if it is missing."""
+        # Joined parts decode to the merged message, for crckpt as for CRIU.
         return Message(b"".join(self._octets(value, number) for value in self._fields.get(number, ())), self.where)
 
     def messages(self, number: int) -> tuple[Message, ...]:
-        """A repeated embedded message."""
+        """Return a repeated embedded message."""
         return tuple(Message(self._octets(value, number), self.where) for value in self._fields.get(number, ()))
 
     def _number(self, value: int | bytes, number: int) -> int:
@@ -156,18 +156,18 @@ class Message:
     def _text(self, value: int | bytes, number: int) -> str:
         octets = self._octets(value, number)
         if b"\0" in octets:
-            # CRIU would use what comes before it, and people would read another name than CRIU opens.
-            raise IntegrityError(f"{self.where}: field {number} is a string with a zero byte in it")
+            # CRIU would use only the part before it: crckpt must not show another name than CRIU opens.
+            raise IntegrityError(f"{self.where}: field {number} is a string with a zero byte")
         return octets.decode("utf-8", "surrogateescape")
 
 
 def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:
-    """The inverse of `fields`. Negative integers are written in two's complement of 64 bits."""
+    """Encode fields: the inverse of `fields`. Negative integers become two's complement of 64 bits."""
     return b"".join(varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
 
 
 def varint(value: int) -> bytes:
-    """An integer as a varint; a negative one in two's complement of 64 bits."""
+    """Encode an integer as a varint; a negative one in two's complement of 64 bits."""
     value %= _U64
     out = bytearray()
     while value > 0x7F:
@@ -178,7 +178,7 @@ def varint(value: int) -> bytes:
 
 
 def zigzag(value: int) -> int:
-    """The number to be written for a `sint32` or `sint64`: the inverse of `unzigzag`."""
+    """Encode a `sint32` or `sint64`: the inverse of `unzigzag`."""
     return value << 1 if value >= 0 else (-value << 1) - 1
 
 

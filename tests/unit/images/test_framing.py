@@ -113,14 +113,14 @@ def test_damage_is_named(data: bytes, why: str) -> None:
 
 
 def test_an_image_of_another_kind_is_refused() -> None:
-    with pytest.raises(IntegrityError, match=r"pstree\.img: magic 0x56303138 where 0x50273030 belongs"):
+    with pytest.raises(IntegrityError, match=r"pstree\.img: magic 0x56303138 instead of 0x50273030"):
         read_image(write_image(Image(magics.FILES, ())), "pstree.img", magics.PSTREE)
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_image_of_one_record_has_exactly_one(count: int) -> None:
     data = write_image(image(magics.MM, *[(b"", b"")] * count))
-    with pytest.raises(IntegrityError, match=rf"mm-1\.img: {count} records where one belongs"):
+    with pytest.raises(IntegrityError, match=rf"mm-1\.img: {count} records instead of one"):
         read_single(data, "mm-1.img", magics.MM)
 
 

@@ -67,12 +67,12 @@ def _port_beyond_number(images: Images) -> None:
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (_lock_of_a_stranger, "process 4242 holds a lock"),
+        (_lock_of_a_stranger, "process 4242 has a lock"),
         (_process_twice, "a process is named twice"),
-        (_numbered(7993 + (1 << 32)), "a number that no process can have"),
-        (_numbered(0), "a number that no process can have"),
+        (_numbered(7993 + (1 << 32)), "an impossible PID"),
+        (_numbered(0), "an impossible PID"),
         (_two_files_of_one_id, "two different files have the id 1"),
-        (_port_beyond_number, "is no port"),
+        (_port_beyond_number, "is not a port"),
     ],
 )
 def test_what_crckpt_and_criu_would_read_differently_is_refused(

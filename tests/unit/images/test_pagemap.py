@@ -57,7 +57,7 @@ def test_all_at_once_is_as_one_by_one(listed: list[Entry], data: st.DataObject) 
         except IntegrityError as error:
             return error.message
 
-    with patch("crckpt.images.pagemap._usual", lambda _: None):
+    with patch("crckpt.images.pagemap._read_usual", lambda _: None):
         expected = read()
     assert read() == expected
 
@@ -129,9 +129,15 @@ def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], exp
         pytest.param(
             [(1, VARINT, 0), (2, VARINT, 0), (4, VARINT, 5), (5, VARINT, 1)], "not in these images", id="two places"
         ),
-        pytest.param([(1, VARINT, 4097), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "no pages", id="not aligned"),
         pytest.param(
-            [(1, VARINT, 4096), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1 << 52)], "no pages", id="beyond"
+            [(1, VARINT, 4097), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)],
+            "are not in an address space",
+            id="not aligned",
+        ),
+        pytest.param(
+            [(1, VARINT, 4096), (2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1 << 52)],
+            "are not in an address space",
+            id="beyond",
         ),
         pytest.param([(2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "field 1 is missing", id="no address"),
     ],

@@ -71,7 +71,7 @@ def test_a_message_cut_inside_a_field_is_refused(
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x00\x01", "0 is no field number"),
+        (b"\x00\x01", "0 is not a field number"),
         (b"\x0b", "wire type 3 is unknown"),
         (b"\x0f", "wire type 7 is unknown"),
         (b"\x08" + b"\xff" * 10 + b"\x01", "longer than 64 bits"),
