@@ -94,7 +94,11 @@ class PreflightRefused(CrckptError):
     """
 
     exit_code = 24
-    is_in_use = False
+
+    def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False) -> None:
+        """`causes` as for every error; `is_in_use` as above."""
+        super().__init__(message, hint=hint, causes=causes)
+        self.is_in_use = is_in_use
 
 
 class RehearsalFailed(CrckptError):

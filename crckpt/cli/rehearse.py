@@ -14,8 +14,10 @@ from crckpt.cli.format import count, duration, note_lines, title
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import RehearsalFailed, UsageError
-from crckpt.ops.restore.rehearse import Ended, Rehearsed, Request
+from crckpt.ops.restore.isolated_run import EndedProcess
+from crckpt.ops.restore.rehearse import Rehearsed
 from crckpt.ops.restore.rehearse import rehearse as perform
+from crckpt.ops.restore.request import RehearsalRequest
 
 _LONGEST_S = 24 * 3600
 
@@ -51,7 +53,7 @@ def rehearse(
     """
     if not 0 <= seconds <= _LONGEST_S:  # not `or`: this refuses nan, too
         raise UsageError(f"--seconds {seconds:g} is not between 0 and {_LONGEST_S}", hint="for example: --seconds 5")
-    request = Request(ref, seconds, _split(probe))
+    request = RehearsalRequest(ref, seconds, _split(probe))
     with progress_bar("rehearsing", as_json=as_json) as progress:
         result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
     emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)
@@ -113,7 +115,7 @@ def _limits(result: Rehearsed) -> Iterator[str]:
     yield f"not isolated: devices{reached}"
 
 
-def _ending(each: Ended) -> str:
+def _ending(each: EndedProcess) -> str:
     if each.status is None:
         return "(only its parent knows its status)"
     return f"with status {each.status}" if each.status >= 0 else f"by {_signal(-each.status)}"

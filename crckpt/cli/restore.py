@@ -16,8 +16,10 @@ from crckpt.cli.format import duration, note_lines, short_id, title
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError
-from crckpt.ops.restore.restore import Request, Restored, wait
+from crckpt.ops.restore.foreground import wait_for_program
+from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
+from crckpt.ops.restore.result import Restored
 
 
 class Grown(enum.StrEnum):
@@ -81,7 +83,7 @@ def restore(
 
     `crckpt restore trainer --detach` · `crckpt restore trainer~1` · `crckpt restore trainer:before-upgrade`
     """
-    request = Request(
+    request = RestoreRequest(
         ref=ref,
         detach=detach,
         tcp=tcp.value if tcp else None,
@@ -104,7 +106,7 @@ def restore(
         # stdout is the program's now. The program needs us as its parent even if this cannot be printed.
         with suppress(CrckptError):
             emit("restore", output, as_json=False, to_stderr=True)
-    status = wait(result)
+    status = wait_for_program(result)
     if as_json:
         emit("restore", Output(_document(result, program_status=status), iter(())), as_json=True)
     raise typer.Exit(status)
@@ -120,13 +122,13 @@ def _document(result: Restored, *, program_status: int | None = None) -> dict[st
         "criu_passed_over": result.criu.passed_over,
         "command": result.command,
         "warnings": [str(finding) for finding in result.verdict.warnings],
-        "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.passed_over],
+        "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.skipped],
         "program_status": program_status,
     }
 
 
 def _lines(result: Restored, *, verbose: bool) -> Iterator[str]:
-    yield from (f"skipped {short_id(bad)}: {reason}\n" for bad, reason in result.passed_over)
+    yield from (f"skipped {short_id(bad)}: {reason}\n" for bad, reason in result.skipped)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.verdict.warnings)
     if verbose:

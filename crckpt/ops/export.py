@@ -18,7 +18,7 @@ from crckpt.host.process.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
-from crckpt.ops.inspect.images import unpack
+from crckpt.ops.inspect.images import unpack_images
 
 _EMPTY: Final = "give a directory that is empty or does not exist"
 
@@ -45,7 +45,7 @@ def export(context: Context, ref: str, directory: Path) -> Exported:
         with _opened(target) as place:
             try:
                 with written_to(target, "give a directory on a larger disk"):
-                    unpack(repository, checkpoint, place, context.progress)
+                    unpack_images(repository, checkpoint, place, context.progress)
                     # The checkpoint may be removed as soon as we have said that it is here.
                     sync_content(place, "exported")
             except BaseException:

@@ -48,11 +48,12 @@ _TELLS_LESS = {
 Failure = TypeVar("Failure", bound=CrckptError)
 
 
-def refused(blockers: Sequence[Finding]) -> PreflightRefused:
-    """The error for what is known beforehand; the first blocker speaks for all."""
+def refused(blockers: Sequence[Finding], *, is_in_use: bool = False) -> PreflightRefused:
+    """The error for blockers: the message is that of the first one. `is_in_use` as in PreflightRefused."""
     first, more = blockers[0], len(blockers) - 1
     said = f"{first.what} (and {more} more)" if more else first.what
-    return PreflightRefused(said, hint=first.remedy, causes=tuple(str(finding) for finding in blockers))
+    causes = tuple(str(finding) for finding in blockers)
+    return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use)
 
 
 def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:

@@ -330,7 +330,7 @@ def test_older_ones_are_not_tried_against_all_advice(crckpt: Crckpt) -> None:
 
 
 def test_all_and_one_checkpoint_are_not_both_verified(crckpt: Crckpt) -> None:
-    _refused(crckpt, 2, "verify", "job", "--all", names=("--all, or job alone?",))
+    _refused(crckpt, 2, "verify", "job", "--all", names=("--all and job cannot be combined",))
 
 
 def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], both: bool = True) -> Mapping[str, Any]:

@@ -205,10 +205,10 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-freeze", "100ms"), "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"),
-        (("--max-rounds", "3"), "--max-rounds, --max-freeze and --abort-over are about the rounds of --pre-copy"),
-        (("--pre-copy", "--abort-over"), "--abort-over needs to know what is too long"),
-        (("--pre-copy", "--max-freeze", "soon"), "--max-freeze soon is no time"),
+        (("--max-freeze", "100ms"), "--max-rounds, --max-freeze and --abort-over need --pre-copy"),
+        (("--max-rounds", "3"), "--max-rounds, --max-freeze and --abort-over need --pre-copy"),
+        (("--pre-copy", "--abort-over"), "--abort-over needs --max-freeze"),
+        (("--pre-copy", "--max-freeze", "soon"), "--max-freeze soon is not a time"),
         (("--pre-copy", "--no-incremental"), "--pre-copy leaves to the freeze what was written since"),
     ],
 )

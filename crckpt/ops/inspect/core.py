@@ -58,14 +58,14 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
     Takes bounded memory. Raises UsageError if there is no such process, if it has no memory or is not of x86-64, or if
     the file cannot be made, or is there and not to be replaced (`force`); NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.inspect.images import tree_of
+    from crckpt.ops.inspect.images import read_image_tree
     from crckpt.ops.inspect.memory import Memory
     from crckpt.store import read_file, reader
 
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        process = _chosen(tree_of(repository, checkpoint), pid)
+        process = _chosen(read_image_tree(repository, checkpoint), pid)
         target = _free(output or Path(f"core.{process.pid}"), force=force)
         registers = _registers(process, lambda name: read_file(repository, checkpoint, name))
         with reader(repository, checkpoint) as reading:

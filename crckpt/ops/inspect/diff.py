@@ -83,14 +83,14 @@ def diff(context: Context, first: str, second: str) -> Difference:
     Pages are read only where the two have them in different places of the store. Takes bounded memory. Raises
     NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.inspect.images import tree_of
+    from crckpt.ops.inspect.images import read_image_tree
     from crckpt.ops.inspect.memory import Memory
     from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
 
     repository = context.repository()
     with repository.shared():
         one, two = (repository.get(repository.resolve(ref)) for ref in (first, second))
-        before, after = (tree_of(repository, checkpoint) for checkpoint in (one, two))
+        before, after = (read_image_tree(repository, checkpoint) for checkpoint in (one, two))
         old, new = ({process.pid: process for process in tree.processes} for tree in (before, after))
         files = open_files(before), open_files(after)
         changed = []

@@ -147,12 +147,12 @@ def sections(
     env: bool = False,
 ) -> Sections:
     """Read these sections of a checkpoint. The environment is secret. Raises NoSuchCheckpoint, IntegrityError."""
-    from crckpt.ops.inspect.images import tree_of
+    from crckpt.ops.inspect.images import read_image_tree
 
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        tree = tree_of(repository, checkpoint)
+        tree = read_image_tree(repository, checkpoint)
         with reader(repository, checkpoint) as reading:
             return Sections(
                 checkpoint,

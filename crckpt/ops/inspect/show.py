@@ -10,7 +10,7 @@ from msgspec import Struct
 from crckpt.criu.command import option_words
 from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
-from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.sections import is_socket
 from crckpt.preflight.restore.files import file_uses
 from crckpt.store import Checkpoint
@@ -56,7 +56,7 @@ def show(context: Context, ref: str) -> Detail:
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        tree = tree_of(repository, checkpoint)
+        tree = read_image_tree(repository, checkpoint)
         details = read_details(repository, checkpoint)
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)

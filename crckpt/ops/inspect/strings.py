@@ -47,14 +47,14 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
 
 
 def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[Match]:
-    from crckpt.ops.inspect.images import tree_of
+    from crckpt.ops.inspect.images import read_image_tree
     from crckpt.ops.inspect.memory import Memory
     from crckpt.store import reader
 
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        processes = tree_of(repository, checkpoint).processes
+        processes = read_image_tree(repository, checkpoint).processes
         with reader(repository, checkpoint) as reading:
             for process in processes:
                 memory = Memory(reading, process)

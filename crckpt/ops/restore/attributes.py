@@ -1,7 +1,7 @@
-"""Put the recorded attributes of a tree back in a restore's hold, before the tree runs.
+"""Set the recorded attributes of a restored tree in the hold, before the tree runs.
 
-In the hold the tree's tasks wait in CRIU's code, with all the rights of CRIU and no seccomp filter: CRIU sets both
-later. So the kernel does not refuse a system call that is made there.
+In the hold the tasks wait in CRIU's code. They have CRIU's rights and no seccomp filter (CRIU sets both later), so the
+kernel refuses no system call there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
+from crckpt.host.attributes.remote_calls import Order, enter
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
@@ -38,17 +39,17 @@ from crckpt.preflight.restore.attributes import (
 )
 
 if TYPE_CHECKING:
-    from crckpt.host.attributes.remote_calls import Order
     from crckpt.images.tree import ImageTree
 
 _REFUSED = (OSError, ValueError, OverflowError, struct.error)
-"""What a setter raises for what the kernel refuses, and for a number that is none of the kernel's."""
+"""What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes."""
 
 
-class PutBack(Struct, frozen=True):
-    """What a restore puts back in its hold, and what was judged of that before. `allow_weaker` is the user's choice.
+class AttributeRestore(Struct, frozen=True):
+    """The attributes that a restore sets in the hold, and the verdict of the preflight on them.
 
-    In seclusion a tree has other network interfaces: what sockets cannot have for that is not said.
+    `allow_weaker` is the user's choice. `is_isolated`: in a rehearsal the tree has other network interfaces, so losses
+    of socket options are not reported.
     """
 
     record: AttributeRecord | None
@@ -56,7 +57,7 @@ class PutBack(Struct, frozen=True):
     host: HostAttributes
     verdict: AttributeVerdict
     allow_weaker: bool = False
-    in_seclusion: bool = False
+    is_isolated: bool = False
 
     @property
     def needs_session(self) -> bool:
@@ -64,37 +65,39 @@ class PutBack(Struct, frozen=True):
         return not self.verdict.is_in_session
 
     def enter_session(self) -> None:
-        """Leave our session keyring, if the tree is not to have it. Raises OSError."""
+        """Leave our session keyring, if the tree must not have it. Raises OSError."""
         if self.needs_session:
             keyctl.join_new()
 
-    def __call__(self, init: int | None) -> tuple[Finding, ...]:
-        """Do it; what could not be done. The tree is in our PID namespace, or in that of the process `init`.
+    def set_all(self, init: int | None) -> tuple[Finding, ...]:
+        """In the hold: set the attributes, and return what was lost.
 
-        Raises RestoreFailed if something that protects is lost, and that is not allowed.
+        The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed if a protection is
+        lost and the user does not allow that.
         """
         if self.record is None:
             return ()
-        found = _Restored(self.tree, init)
-        failed = [*found.set(tuple(attributes_to_set(self.record, self.tree, self.host)))]
-        failed.extend(found.move(self.verdict.moves))
-        of_sockets = found.put_back_sockets(tuple(recorded_sockets(self.record, self.tree)))
-        failed.extend(told for told in of_sockets if told.key == "protection-lost" or not self.in_seclusion)
-        protecting = [told for told in failed if told.key == "protection-lost"]
-        if protecting and not self.allow_weaker:
-            raise RestoreFailed(f"{protecting[0].what}; nothing is left behind", hint=protecting[0].remedy)
-        return tuple({(told.key, told.what.partition(" of ")[0]): told for told in reversed(failed)}.values())
+        tree = _RestoredTree(self.tree, init)
+        losses = [*tree.set(tuple(attributes_to_set(self.record, self.tree, self.host)))]
+        losses.extend(tree.move(self.verdict.moves))
+        of_sockets = tree.set_sockets(tuple(recorded_sockets(self.record, self.tree)))
+        losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
+        protections = [loss for loss in losses if loss.key == "protection-lost"]
+        if protections and not self.allow_weaker:
+            raise RestoreFailed(f"{protections[0].what}; nothing is left behind", hint=protections[0].remedy)
+        # Each kind of loss once: the first of its kind.
+        return tuple({(loss.key, loss.what.partition(" of ")[0]): loss for loss in reversed(losses)}.values())
 
 
-def prepare(
-    record: AttributeRecord | None, tree: ImageTree, *, allow_weaker: bool, in_seclusion: bool = False
-) -> PutBack:
-    """Look at what a restored tree meets here. In seclusion it has other control groups, whatever they were."""
+def plan_attributes(
+    record: AttributeRecord | None, tree: ImageTree, *, allow_weaker: bool, is_isolated: bool = False
+) -> AttributeRestore:
+    """Compare the recorded attributes with this host. In a rehearsal (`is_isolated`) no groups are restored."""
     session = keyctl.own_session()
     if record is None:
         verdict = AttributeVerdict(is_in_session=shares_session(None, tree, session))
-        return PutBack(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
-    if in_seclusion:
+        return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
+    if is_isolated:
         record = msgspec.structs.replace(record, groups=())
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     host = HostAttributes(
@@ -105,7 +108,7 @@ def prepare(
             place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None
         },
     )
-    return PutBack(record, tree, host, judge_attributes(record, tree, host), allow_weaker, in_seclusion)
+    return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)
 
 
 def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -116,7 +119,7 @@ def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
     return least
 
 
-class _Restored:
+class _RestoredTree:
     """The tasks of a restored tree, which wait for the end of the hold."""
 
     def __init__(self, tree: ImageTree, init: int | None) -> None:
@@ -124,7 +127,7 @@ class _Restored:
         self._pids = proc.outer_pids((process.pid for process in tree.processes), init)
 
     def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
-        """Set what differs; what could not be set."""
+        """Set the attributes that differ; yield what could not be set."""
         orders: list[tuple[ThreadAttributes, Order]] = []
         for pid, of_process in _by_process(wanted).items():
             tids = self._tids(pid)
@@ -142,10 +145,10 @@ class _Restored:
                         yield from _set(attribute.name, tid, value, thread)
                 if inside:
                     orders.append((thread, _order(self._pids[pid], tid, inside)))
-        yield from _entered(orders)
+        yield from _enter(orders)
 
     def _tids(self, pid: int) -> dict[int, int]:
-        """What we call the threads of a process."""
+        """The TIDs that the threads of a process have for us, by those that they have for the tree."""
         here = self._pids.get(pid)
         if here is None:
             return {}
@@ -155,7 +158,7 @@ class _Restored:
         return {}
 
     def move(self, moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[Finding]:
-        """Move processes to their old groups; what could not be moved."""
+        """Move processes to their old control groups; yield those that could not be moved."""
         for pid, group in moves:
             where = cgroups.directory(group.controllers, group.path)
             if pid not in self._pids:
@@ -168,8 +171,8 @@ class _Restored:
                 title, why = f"the control group {group.path}", error.strerror or error
                 yield cause("protection-lost").told(title=title, pid=pid, why=why)
 
-    def put_back_sockets(self, wanted: tuple[RecordedSocket, ...]) -> Iterator[Finding]:
-        """Put back the options and memberships of sockets, and who listens; what could not be put back."""
+    def set_sockets(self, wanted: tuple[RecordedSocket, ...]) -> Iterator[Finding]:
+        """Set the options, memberships and owners of sockets; yield what could not be set."""
         by_process: dict[int, dict[int, RecordedSocket]] = {}
         for each in wanted:
             by_process.setdefault(each.pid, {})[each.fd] = each
@@ -179,12 +182,12 @@ class _Restored:
             for fd, ours in borrow_each(here, held):
                 for lost in socket_options.put_back(ours, held[fd].record):
                     yield _socket_lost(held[fd], lost.title, lost.why, protects=lost.protects)
-                if _has_lost_its_owner(ours, held[fd]):
+                if _has_other_owner(ours, held[fd]):
                     listening.append((held[fd], _listen_again(here, held[fd])))
-        yield from _listened(listening)
+        yield from _listen(listening)
 
 
-def _has_lost_its_owner(ours: int, found: RecordedSocket) -> bool:
+def _has_other_owner(ours: int, found: RecordedSocket) -> bool:
     if not (found.record.is_listening and isinstance(found.file, UnixSocket) and found.file.is_listening):
         return False
     with suppress(OSError):
@@ -193,16 +196,14 @@ def _has_lost_its_owner(ours: int, found: RecordedSocket) -> bool:
 
 
 def _listen_again(here: int, found: RecordedSocket) -> Order:
-    """The kernel remembers who listened last: the process that has the socket does so, with the rights of its owner."""
+    # The kernel's record of the owner is who called listen() last: let the process call it, with the owner's rights.
     backlog = found.file.backlog if isinstance(found.file, UnixSocket) else 0
     return _order(here, here, [("listener", (found.fd, backlog, *found.record.owner))])
 
 
-def _listened(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
+def _listen(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
     if not listening:
         return
-    from crckpt.host.attributes.remote_calls import enter
-
     for (found, _), answer in zip(listening, enter([order for _, order in listening]), strict=True):
         for why in (answer.why, *(why for _, why in answer.failed)):
             if why:
@@ -223,7 +224,7 @@ def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAt
 
 
 def _has(name: str, tid: int, value: AttributeValue) -> bool:
-    """Whether that is so already. What cannot be read is set, unless it was nothing."""
+    """Whether a thread has that value already. What cannot be read counts as set if the value is empty."""
     reader = tasks.OF_THREAD.get(name) or tasks.OF_PROCESS.get(name)
     if reader is None:
         return not any(value)
@@ -240,16 +241,12 @@ def _set(name: str, tid: int, value: AttributeValue, thread: ThreadAttributes) -
 
 
 def _order(pid: int, tid: int, values: list[tuple[str, AttributeValue]]) -> Order:
-    from crckpt.host.attributes.remote_calls import Order
-
     return Order(pid, tid, "set", tuple(values), is_lent=True)
 
 
-def _entered(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
+def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
     if not orders:
         return
-    from crckpt.host.attributes.remote_calls import enter
-
     for (thread, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
         if answer.why:
             yield from (_lost(name, thread, answer.why) for name, _ in order.values)

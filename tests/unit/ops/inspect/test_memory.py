@@ -17,7 +17,7 @@ from crckpt.images.memfd import MemFd
 from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import Checkpoint, Repository, reader
 
@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
     base = tmp_path_factory.mktemp("memory")
     repository = opened(base)
     checkpoint = store(repository, base, recorded.image_set(recorded.PAGES))
-    return repository, checkpoint, tree_of(repository, checkpoint)
+    return repository, checkpoint, read_image_tree(repository, checkpoint)
 
 
 @pytest.mark.parametrize("pid", recorded.PIDS)
@@ -119,4 +119,4 @@ def test_pages_out_of_order_are_refused(tmp_path: Path) -> None:
     turned = dict(reversed(recorded.PAGES[name].items()))
     checkpoint = store(repository, tmp_path, recorded.image_set({**recorded.PAGES, name: turned}))
     with reader(repository, checkpoint) as reading, pytest.raises(IntegrityError, match=name):
-        Memory(reading, tree_of(repository, checkpoint).root)
+        Memory(reading, read_image_tree(repository, checkpoint).root)

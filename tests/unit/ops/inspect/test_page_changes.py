@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
 from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.inspect.images import tree_of
+from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
 from crckpt.store import Checkpoint, Repository, reader
@@ -83,7 +83,7 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
         sides = []
         watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
         for checkpoint, reading in zip((one, two), watched, strict=True):
-            process = recorded.process_of(tree_of(repository, checkpoint), PID)
+            process = recorded.process_of(read_image_tree(repository, checkpoint), PID)
             sides.append(Side(checkpoint, Memory(reading, process)))
         changes = page_changes(*sides)
     assert all(change.state == "" for change in changes)
@@ -135,7 +135,7 @@ def test_maps_that_go_come_are_cut_and_grow(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, _, _ = stored
-    process = recorded.process_of(tree_of(repository, before), PID)
+    process = recorded.process_of(read_image_tree(repository, before), PID)
     space = _space(process)
     heap = _heap(process)
     held = recorded.PAGES[OWN]

@@ -13,7 +13,7 @@ from places import TESTS
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.ops.restore.attributes import prepare
+from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.preflight.attribute_record import AttributeRecord, AttributeValue, ProcessRecord
 
 IMAGES = TESTS / "data/images/tree"
@@ -46,15 +46,15 @@ def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None
     """Unless that is allowed: then it is said."""
     wanted = record(tree, {}, {"no_written_code": (64,)})
     with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.* again: Invalid argument"):
-        prepare(wanted, tree, allow_weaker=False)(None)
-    (said,) = prepare(wanted, tree, allow_weaker=True)(None)
+        plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
+    (said,) = plan_attributes(wanted, tree, allow_weaker=True).set_all(None)
     assert said.key == "protection-lost"
 
 
 def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
     """All the rest is set."""
     wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
-    found = prepare(wanted, tree, allow_weaker=False)(None)
+    found = plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
     assert sorted(finding.what.partition(" of ")[0] for finding in found) == [
         "crckpt cannot set the deadline scheduling",
         "crckpt cannot set the timer slack",
@@ -63,4 +63,4 @@ def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
 
 
 def test_without_a_record_nothing_is_done(tree: ImageTree) -> None:
-    assert prepare(None, tree, allow_weaker=False)(None) == ()
+    assert plan_attributes(None, tree, allow_weaker=False).set_all(None) == ()

@@ -7,7 +7,7 @@ import os
 import pty
 import tty
 
-from crckpt.ops.restore.restore import outside_ends
+from crckpt.ops.restore.outside import Outside, inherited_ends
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
@@ -17,7 +17,7 @@ def test_our_terminal_is_there_to_be_written_to_alone() -> None:
     try:
         tty.setraw(terminal)
         assert fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-        with outside_ends((OutsidePipe(1, errors=False),), terminal) as ends:
+        with inherited_ends(Outside((OutsidePipe(1, errors=False),)), terminal) as ends:
             (descriptor,) = ends.values()
             assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.write(descriptor, b"said")

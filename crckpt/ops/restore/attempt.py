@@ -1,0 +1,40 @@
+"""The attempt to restore one checkpoint: with --or-older a restore may make several."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.criu.command import Paths, restore_command
+from crckpt.criu.find import Criu
+from crckpt.images.tree import ImageTree
+from crckpt.ops.context import Context
+from crckpt.ops.restore.images import images_with_parent_signal
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.store import Checkpoint, Repository
+from crckpt.tracking.preload.library import restore_words
+
+
+class RestoreAttempt(Struct, frozen=True):
+    """One checkpoint to restore, as the user asked for it, by one CRIU."""
+
+    request: RestoreRequest
+    context: Context
+    repository: Repository
+    checkpoint: Checkpoint
+    criu: Criu
+
+    @property
+    def is_sibling(self) -> bool:
+        """Whether CRIU makes the root a child of ours. In a new PID namespace its parent is the namespace's init."""
+        return not self.request.detach and not self.request.new_pid_namespace
+
+    def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
+        """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
+        return frozenset() if self.is_sibling else images_with_parent_signal(tree)
+
+    def command(self, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
+        """The command that runs CRIU; `inherit` are values for its --inherit-fd."""
+        options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
+        words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
+        return (*restore_words(self.criu.path), *words)

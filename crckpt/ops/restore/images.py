@@ -1,0 +1,106 @@
+"""A checkpoint's images as CRIU reads them in a restore: as files or as streams, with what CRIU would lose repaired."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from crckpt.host import proc
+from crckpt.host.syscalls.process_vm import can_write_memory
+from crckpt.images.core import drop_parent_death_signal
+from crckpt.images.own_memory import own_memory
+from crckpt.images.pagemap import pagemap_name
+from crckpt.images.tree import ImageTree
+from crckpt.ops.context import Progress
+from crckpt.ops.inspect.images import repair_image, unpack_images
+from crckpt.store import Checkpoint, Repository
+
+if TYPE_CHECKING:
+    from crckpt.store.read.reading import Reader
+
+_NO_PID: Final = 0
+"""No process has this PID."""
+
+
+def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:
+    """Names of images of the root's threads that ask for a signal when their parent ends.
+
+    In a detached restore the parent is CRIU, which ends at once. The next parent is an init, which does not end: so
+    these threads lose nothing without the signal.
+    """
+    threads = (thread for thread in tree.root.threads if thread.core.parent_death_signal)
+    return frozenset(f"core-{thread.tid}.img" for thread in threads)
+
+
+def write_images(
+    repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress, without_signal: frozenset[str]
+) -> Path:
+    """Write the images into a new directory in `work`, and return it.
+
+    `without_signal`: names of images that lose their parent-death signal. Raises IntegrityError, OSError.
+    """
+    directory = work / "images"
+    directory.mkdir(mode=0o700)
+    unpack_images(repository, checkpoint, directory, progress)
+    for name in without_signal:
+        (directory / name).write_bytes(drop_parent_death_signal((directory / name).read_bytes(), name))
+    return directory
+
+
+class ImageStreams:
+    """The images of a checkpoint as streams, which several threads may read. Reading raises IntegrityError.
+
+    The memory that a process does not share is left out of the streams: `fill` puts it into the restored processes.
+    """
+
+    def __init__(
+        self, reading: Reader, tree: ImageTree, progress: Progress, without_signal: frozenset[str] = frozenset()
+    ) -> None:
+        """`progress` gets (bytes read or filled, bytes in all); `without_signal` as for `write_images`."""
+        self._reading = reading
+        self._without_signal = without_signal
+        self._progress = progress
+        self._done = 0
+        self._lock = threading.Lock()
+        # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us.
+        own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
+        self._owners = {pid: pagemap_name(pid) for pid in own}
+        self._placement = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
+
+    def begin(self) -> None:
+        """Begin to unpack in the background, before CRIU asks for images."""
+        self._reading.begin()
+        self._placement.begin()
+
+    def fill(self, init: int | None) -> None:
+        """In the hold: write the memory that was left out of the streams into the restored processes.
+
+        The processes are in our PID namespace, or in that of the process `init`. Raises IntegrityError, OSError.
+        """
+        pids = proc.outer_pids(self._owners, init)
+        self._placement.place({name: pids.get(pid, _NO_PID) for pid, name in self._owners.items()}, self._count)
+        self._count(self._reading.total)  # CRIU did not ask for the rest
+
+    def __call__(self, name: str) -> Iterator[memoryview] | None:
+        """Return the image of that name, in parts as `Reader.image` gives them; None if there is none."""
+        image = self._reading.image(name)
+        if image is None:
+            return None
+        repair = repair_image(name)
+        if repair is not None:
+            image = iter([memoryview(repair(b"".join(bytes(part) for part in image)))])
+        if name in self._without_signal:
+            image = iter([memoryview(drop_parent_death_signal(b"".join(bytes(part) for part in image), name))])
+        return self._counted(image)
+
+    def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
+        for content in image:
+            yield content
+            self._count(len(content))
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._done = min(self._done + more, self._reading.total)
+            self._progress(self._done, self._reading.total)

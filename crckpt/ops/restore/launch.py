@@ -1,0 +1,83 @@
+"""Start a CRIU that restores: before its images are read, where that is possible, because CRIU starts slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from msgspec import Struct
+
+from crckpt.criu.command import Paths
+from crckpt.criu.engine import CriuRun
+from crckpt.criu.hold import Hold, holds_at
+from crckpt.criu.streamer import Streamer, serving
+from crckpt.host.namespaces import pid as namespace
+from crckpt.host.process.signals import interrupts_put_off
+from crckpt.images.tree import ImageTree
+from crckpt.ops.context import entered
+from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.ops.restore.images import write_images
+from crckpt.ops.restore.outside import Outside, inherited_ends
+
+
+class LaunchedCriu(Struct, frozen=True):
+    """A CRIU that waits for its images, or has them as files. `new` is the tree's new PID namespace, if it gets one."""
+
+    run: CriuRun
+    streamer: Streamer
+    hold: Hold
+    new: namespace.PidNamespace | None
+    command: tuple[str, ...]
+
+    @property
+    def init(self) -> int | None:
+        """The init of the new PID namespace, as we see it; None if the tree is in ours."""
+        return self.new.init if self.new else None
+
+    def give_up(self) -> None:
+        """Let CRIU end if it has not: without images it does nothing, and from the hold it undoes what it did."""
+        self.streamer.refuse()
+        self.hold.release()
+        self.run.wait()
+
+
+@contextmanager
+def launched_criu(attempt: RestoreAttempt, outside: Outside, tree: ImageTree | None) -> Iterator[LaunchedCriu]:
+    """Start CRIU. If the block ends before CRIU was followed, CRIU ends too.
+
+    `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace.
+    """
+    request = attempt.request
+    with ExitStack() as stack:
+        work = stack.enter_context(attempt.repository.transaction()).path
+        # First, so that it is closed last: children of a CRIU that was killed still listen.
+        streamer = stack.enter_context(serving(work))
+        images = streamer.directory
+        as_files = tree is not None and tree.is_read_by_position
+        if tree is not None and as_files:
+            without_signal = attempt.images_without_signal(tree)
+            images = write_images(
+                attempt.repository, attempt.checkpoint, work, attempt.context.progress, without_signal
+            )
+        (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
+        new = None
+        if request.new_pid_namespace and tree is not None:
+            own_session = outside.terminal is None
+            new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session))
+        ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
+        command = (
+            *(entered(new.init, ("pid", "mnt")) if new else ()),
+            *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
+        )
+        with interrupts_put_off():
+            run = CriuRun(
+                command,
+                work / "restore.log",
+                holds=(hold,),
+                terminal=outside.terminal,
+                keep=(streamer.descriptor, *ends.values()),
+                limited=True,
+            )
+            launched = LaunchedCriu(run, streamer, hold, new, command)
+            stack.callback(launched.give_up)
+        yield launched

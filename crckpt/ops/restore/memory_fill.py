@@ -1,0 +1,39 @@
+"""Fill the memory of a restored tree in the hold, and check that all its tasks live."""
+
+from __future__ import annotations
+
+from crckpt.errors import RestoreFailed
+from crckpt.host import proc
+from crckpt.images.core import ZOMBIE
+from crckpt.images.tree import ImageTree, Process
+from crckpt.ops.restore.images import ImageStreams
+
+
+def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) -> None:
+    """In the hold: write the memory that CRIU did not get. All tasks must live before and after that.
+
+    The tree is in our PID namespace, or in that of the process `init`. `images` is None if CRIU reads files: these
+    contain all memory. Raises RestoreFailed, IntegrityError, OSError.
+    """
+    living = _living(tree)
+    tasks = ((process.pid, thread.tid) for process in living for thread in process.threads)
+    if missing := proc.find_ended_tasks(tasks, init):
+        raise RestoreFailed(f"CRIU did not restore all of the tree: {_listed(missing)} missing; nothing is left behind")
+    if images is None:
+        return
+    images.fill(init)
+    # Filling takes time. If a task was killed during it, CRIU would wait for the task forever, or crash.
+    if ended := proc.find_ended_tasks(((process.pid, process.pid) for process in living), init):
+        raise RestoreFailed(
+            f"PID {_listed(ended)} ended while memory was filled; nothing is left behind",
+            hint="see whether memory ran out (journalctl -k -g oom); then try again",
+        )
+
+
+def _living(tree: ImageTree) -> list[Process]:
+    # If the tree has its own PID namespace, we do not know the PIDs that its tasks have for us.
+    return [] if tree.is_apart("pid") else [process for process in tree.processes if process.state != ZOMBIE]
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in numbers)

@@ -1,0 +1,69 @@
+"""What of the host a restored tree gets besides its files: pipes to the outside, and a terminal."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from msgspec import Struct
+
+from crckpt.host.observe.pipes import filled_pipe
+from crckpt.images.pipes import PipeContent
+from crckpt.preflight.restore.pipes import OutsidePipe
+
+
+class Outside(Struct, frozen=True):
+    """What of the host a tree gets besides its files.
+
+    `pipes` are those whose other end is not in the tree. `terminal` is our descriptor of the terminal that the tree
+    gets. For each of `contents` crckpt makes a pipe with these bytes.
+    """
+
+    pipes: tuple[OutsidePipe, ...] = ()
+    terminal: int | None = None
+    contents: tuple[PipeContent, ...] = ()
+
+
+@contextmanager
+def inherited_ends(outside: Outside, output: int | None) -> Iterator[dict[str, int]]:
+    """Give values for CRIU's --inherit-fd, each with our descriptor; they are closed with the block.
+
+    A pipe to the outside becomes `output`, or /dev/null if that is None.
+    """
+    ends: dict[str, int] = {}
+    writers: list[int] = []
+    try:
+        for content in outside.contents:
+            descriptor, writer = filled_pipe(content.size, content.content)
+            ends[f"fd[{descriptor}]:pipe:[{content.pipe_id}]"] = descriptor
+            writers.append(writer)
+        for pipe in outside.pipes:
+            if output is not None:
+                descriptor = _open_for_writing(2 if pipe.errors else output)
+            else:
+                descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
+        yield ends
+    finally:
+        for descriptor in (*ends.values(), *writers):
+            os.close(descriptor)
+
+
+def socket_outputs(output: int) -> frozenset[int]:
+    """Which of the tree's outputs (1, 2) would be sockets; `output` is our descriptor for its standard output."""
+    found = set()
+    for number, ours in ((1, output), (2, 2)):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(ours).st_mode):
+                found.add(number)
+    return frozenset(found)
+
+
+def _open_for_writing(output: int) -> int:
+    if os.isatty(output):
+        # Shells open a terminal for reading too: the program must not read what the user types.
+        with suppress(OSError):  # the terminal has no name in this mount namespace
+            return os.open(f"/proc/self/fd/{output}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    return os.dup(output)

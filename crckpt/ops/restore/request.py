@@ -1,0 +1,39 @@
+"""What the user asks of a restore and of a rehearsal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from crckpt.preflight.restore.planned import Grown
+
+
+class RestoreRequest(Struct, frozen=True):
+    """What the user asks of a restore.
+
+    - `preflight`: whether blockers prevent the restore; without it CRIU tries what is known to fail
+    - `allow_weaker`: whether the tree may come back less protected than it was
+    - `terminal`: our descriptor of the terminal that crckpt runs on, if any
+    - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
+    """
+
+    ref: str
+    detach: bool = False
+    tcp: Literal["keep", "close"] | None = None
+    dry_run: bool = False
+    or_older: bool = False
+    new_pid_namespace: bool = False
+    grown: Grown = "refuse"
+    preflight: bool = True
+    allow_weaker: bool = False
+    terminal: int | None = None
+    output: int = 1
+
+
+class RehearsalRequest(Struct, frozen=True):
+    """What the user asks of a rehearsal: how many seconds the tree runs at most, and a command to run after that."""
+
+    ref: str
+    seconds: float = 2.0
+    probe: tuple[str, ...] = ()
