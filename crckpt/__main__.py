@@ -1,4 +1,4 @@
-"""The command `crckpt`. `--version` is answered without importing what the commands need."""
+"""The command `crckpt`. `--version` imports nothing that only the commands need."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import NoReturn
 
 from crckpt.errors import HostCannot, Interrupted
 
-# What a command reads (ten thousand manifests) stays until it ends. To look through it again and again for garbage
-# cycles, of which there are next to none, takes longer than the reading.
+# A command keeps what it reads (ten thousand manifests) until it ends, and makes hardly any garbage cycles. The garbage
+# collector's searches for them would take longer than the reading.
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 _WRITABLE_BY_NOBODY_ELSE = 0o022
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    # Every file of ours has its own mode. This is for what Python compiles, and for CRIU and what else we start.
+    # For files that Python compiles, and for CRIU and other children. crckpt sets the mode of each of its own files.
     os.umask(os.umask(_WRITABLE_BY_NOBODY_ELSE) | _WRITABLE_BY_NOBODY_ELSE)
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
-    # numpy starts threads and takes memory for linear algebra, of which there is none.
+    # crckpt does no linear algebra: numpy needs no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_standard_streams()
     code = _version() if sys.argv[1:] in (["--version"], ["-V"]) else _command()
     with suppress(OSError):
         sys.stderr.flush()
-    # All is done and said. To take itself apart, object by object, takes Python longer than many a command.
+    # Python's own clean-up, object by object, takes longer than many a command.
     os._exit(code)
 
 
 def _open_standard_streams() -> None:
-    """Where whoever started us has closed one (`2>&-`), a file of the store would get its number."""
+    """Open /dev/null for each closed standard stream (`2>&-`): a file of the store must not get its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What a terminal's encoding lacks is no reason to say nothing; of stderr Python itself sees to that.
+        # A character that the terminal's encoding lacks must not stop the output. For stderr Python does this itself.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -59,11 +59,11 @@ def _command() -> int:
     from crckpt.host.process.address_space import is_out_of_memory, refuse_large_imports
     from crckpt.host.process.signals import interruptible, interrupts_put_off
 
-    # Before the imports that take their time: an interruption always ends in a sentence.
+    # Before the slow imports: an interruption always ends with a message.
     interruptible()
     refuse_large_imports()
     try:
-        # Amid an import it might be swallowed there: some modules try for others, whatever that raises.
+        # An import might swallow the interruption: some modules catch everything while they try to import others.
         with interrupts_put_off():
             read_ahead(command_in(sys.argv[1:]))
             from crckpt.cli.app import run

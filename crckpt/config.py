@@ -1,9 +1,9 @@
-"""Configuration: YAML text -> Config. Pure; messages name the file and the key.
+"""Decode the configuration file. Messages name the file and the key.
 
-store: /srv/crckpt        # where checkpoints are kept
+store: /srv/crckpt        # the store
 criu: /opt/criu/bin/criu  # the CRIU to try first, after --criu and CRCKPT_CRIU
-staging: /mnt/fast        # where a dump's images lie until they are stored; as a rule in the store
-compress: 3               # zstd level of new packs, -7 (fastest) to 19 (smallest); as a rule what suits them
+staging: /mnt/fast        # where a dump's images are until they are stored (default: in the store)
+compress: 3               # zstd level of new packs, -7 (fastest) to 19 (smallest) (default: picked for the data)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEYS = ("compress", "criu", "staging", "store")
 
 
 class Config(Struct, frozen=True):
-    """What the configuration file says. None where it is silent; `digest` is the SHA-256 of its text."""
+    """The configuration file's entries, None if there is none. `digest` is the SHA-256 of its text."""
 
     store: Path | None = None
     criu: Path | None = None
@@ -30,7 +30,7 @@ class Config(Struct, frozen=True):
 
 
 def parse(text: str, name: str) -> Config:
-    """Read a configuration. `name` is what messages call the file. Raises UsageError."""
+    """Decode a configuration. `name`: how messages call the file. Raises UsageError."""
     import hashlib
 
     import yaml
@@ -39,7 +39,7 @@ def parse(text: str, name: str) -> Config:
         document = yaml.safe_load(text)
     except RecursionError:
         raise UsageError(f"{name} is not valid YAML: it is nested too deeply", hint=f"correct {name}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"correct {name}") from error
     entries = {} if document is None else document
     if not isinstance(entries, dict):

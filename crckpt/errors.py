@@ -1,32 +1,32 @@
-"""Every failure that a user can meet, each with its own exit code.
+"""All failures that a user can meet, each with its own exit code.
 
     CrckptError
-    ├── UsageError              2   what was typed cannot be meant
+    ├── UsageError              2   invalid command line or configuration
     ├── StoreUnusable          10   not a store, wrong owner or mode, newer format, no space
-    ├── StoreLocked            11   somebody else holds the store
-    ├── NoSuchCheckpoint       12   the ref names nothing
-    ├── IntegrityError         13   a digest does not match what is stored
-    ├── HostCannot             20   this host lacks what is needed (CRIU, kernel, privileges)
+    ├── StoreLocked            11   another process holds the store's lock
+    ├── NoSuchCheckpoint       12   the ref names no checkpoint
+    ├── IntegrityError         13   stored bytes do not match their digest, or images are damaged
+    ├── HostCannot             20   this host lacks something (CRIU, kernel, privileges)
     ├── DumpFailed             21   no checkpoint was made; the tree runs on
     │   └── TreeStopped        22   no checkpoint was made; the tree is stopped or lost
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
-    ├── PreflightRefused       24   known beforehand to fail or to lose something
-    ├── RehearsalFailed        25   the checkpoint would not be restored, or the tree did not run on
+    ├── PreflightRefused       24   would fail or lose something; nothing was changed
+    ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
     └── Interrupted           130   ^C or SIGTERM
 
-A message says what and why; the hint is what to type next.
+A message says what happened and why. The hint says what to type next.
 """
 
 from __future__ import annotations
 
 
 class CrckptError(Exception):
-    """A failure with a message for people, a hint, and an exit code."""
+    """A failure with a message, a hint, and an exit code."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = ()) -> None:
-        """`causes` are the single findings behind the message, one line each."""
+        """`causes`: the findings behind the message, one line each."""
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -34,19 +34,19 @@ class CrckptError(Exception):
 
 
 class UsageError(CrckptError):
-    """What was typed cannot be meant."""
+    """The command line or the configuration is invalid."""
 
     exit_code = 2
 
 
 class StoreUnusable(CrckptError):
-    """The directory is not a store that can be used."""
+    """The store cannot be used: it is no store, has the wrong owner, mode or format, or no space."""
 
     exit_code = 10
 
 
 class StoreLocked(CrckptError):
-    """Somebody else holds the store's lock; the message names them."""
+    """Another process holds the store's lock; the message names it."""
 
     exit_code = 11
 
@@ -88,26 +88,23 @@ class RestoreFailed(CrckptError):
 
 
 class PreflightRefused(CrckptError):
-    """Known beforehand to fail, or to lose something that was not agreed to.
-
-    `is_in_use`: what is needed (a PID, a port, a lock) is another's at this moment; the program may run already.
-    """
+    """The operation would fail, or lose something to which the user did not agree. Nothing was changed."""
 
     exit_code = 24
 
     def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False) -> None:
-        """`causes` as for every error; `is_in_use` as above."""
+        """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
         super().__init__(message, hint=hint, causes=causes)
         self.is_in_use = is_in_use
 
 
 class RehearsalFailed(CrckptError):
-    """A checkpoint was not restored where it changes nothing, or its tree did not run on there. Nothing is left."""
+    """A checkpoint could not be restored in isolation, or its tree did not run on there. Nothing is left."""
 
     exit_code = 25
 
 
 class Interrupted(CrckptError):
-    """The user, or the system, asked crckpt to stop."""
+    """The user or the system told crckpt to stop."""
 
     exit_code = 130

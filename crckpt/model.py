@@ -1,4 +1,4 @@
-"""The nouns as frozen values. No I/O."""
+"""The nouns of crckpt as frozen values. No I/O."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Annotated, Final, Literal, NewType, TypeAlias
 
 from msgspec import Meta, Struct
 
-# What is decoded as one of these types is matched as a whole, and in range: stores come from elsewhere, too.
+# Decoders check every value of these types for its pattern and range: a store may come from another host.
 CheckpointId = NewType("CheckpointId", Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")])
 """The SHA-256 of a checkpoint's manifest, 64 hex digits."""
 
 JobName = NewType("JobName", Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")])
-"""A named series of checkpoints: letters, digits, `.`, `_`, `-`; begins with a letter or digit; at most 100."""
+"""The name of a series of checkpoints: at most 100 letters, digits, `.`, `_`, `-`; begins with a letter or digit."""
 
 RunId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
-"""What a run of CRIU calls itself: its network lock has this in its name."""
+"""The id of a run of CRIU, which is part of the name of its network lock."""
 
-Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00]*\Z")]
-"""What can be an argument of a program."""
+Argument: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00]*\Z")]
+"""A string that can be an argument of a program."""
 
 Pid: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-"""A process, thread, group or session; 0 is one outside the namespace."""
+"""The id of a process, thread, group or session; 0 is one outside the namespace."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""How many; of bytes, too."""
+"""A number of things or bytes."""
 
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 
@@ -37,26 +37,26 @@ MEBIBYTE = 1 << 20
 
 _EARLIEST: Final = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""A year within what datetime can tell: so each can be shown in every time zone."""
+"""A year inside the limits of datetime: so both can be shown in every time zone."""
 
 
-def moment(seconds: float) -> datetime:
-    """The moment so many seconds after 1970, as a file system tells it, in UTC.
+def utc_datetime(seconds: float) -> datetime:
+    """Convert a time of a file system, in seconds since 1970, to UTC.
 
-    File systems know years that datetime does not (`touch -d @253402300900`): of those, the nearest that it can tell.
+    A file system has years that datetime lacks (`touch -d @253402300900`): these become the nearest year that it has.
     """
     nearest = min(max(seconds, _EARLIEST.timestamp()), _LATEST.timestamp())
     return datetime.fromtimestamp(nearest, UTC)
 
 
-def release(version: str) -> tuple[int, int] | None:
-    """The release of CRIU that has this version: (4, 2) of 4.2.1; None if that is not known."""
+def criu_release(version: str) -> tuple[int, int] | None:
+    """Return the release of a CRIU version: (4, 2) for 4.2.1; None if the version is not known."""
     found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})(?![0-9])", version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 class Task(Struct, frozen=True):
-    """One process of a dumped tree, as the manifest remembers it."""
+    """One process of a dumped tree, as the manifest records it."""
 
     pid: Pid
     ppid: Pid
@@ -65,7 +65,7 @@ class Task(Struct, frozen=True):
 
 
 class Host(Struct, frozen=True):
-    """Where a checkpoint was made."""
+    """The host on which a checkpoint was made."""
 
     hostname: str
     kernel: str
@@ -77,11 +77,14 @@ class Host(Struct, frozen=True):
 
 
 class Statistics(Struct, frozen=True):
-    """Times in milliseconds, sizes in bytes, of one checkpoint.
+    """The statistics of one checkpoint, times in milliseconds.
 
-    `frozen_ms` is how long the tree stood still; `raw` the size of CRIU's images, `new` what the store did not hold
-    yet (uncompressed), `copied` what of it was stored again so that old packs can go (uncompressed), `stored` what both
-    became on disk, pack overhead included. Of the pages, `inherited` are those that CRIU left to the parent.
+    - `frozen_ms`: how long the tree was frozen
+    - `raw_bytes`: the size of CRIU's images
+    - `new_bytes`: what the store did not have yet, uncompressed
+    - `copied_bytes`: what was stored again so that old packs can be removed, uncompressed
+    - `stored_bytes`: the size of both on disk, with the overhead of packs
+    - `inherited_pages`: the pages that CRIU left to the parent
     """
 
     frozen_ms: Milliseconds
@@ -97,13 +100,14 @@ class Statistics(Struct, frozen=True):
     inherited_pages: Count = 0
 
 
-class Options(Struct, frozen=True):
-    """What CRIU is told at a dump beyond where and whom; the restore repeats it.
+class DumpOptions(Struct, frozen=True):
+    """CRIU's options for a dump, besides paths and PID. The restore repeats them.
 
-    `tcp` is what happens to established connections (None: there are none). `ghost_limit` is the largest deleted but
-    open file in bytes, `external` resources that stay outside (CRIU's `--external`). `network_lock` is how packets are
-    held back from a tree that has a network namespace of its own, None for one that has not. With `skip_in_flight` TCP
-    connections that wait to be accepted are left out.
+    - `tcp`: what happens to established connections; None if there are none
+    - `ghost_limit`: the size in bytes of the largest deleted file that CRIU may copy; 0 for its default
+    - `external`: resources outside the tree (`--external`)
+    - `network_lock`: how CRIU holds back packets for a tree with its own network namespace; None for any other
+    - `skip_in_flight`: leave out TCP connections that wait to be accepted
     """
 
     tcp: Literal["keep", "close"] | None = None
@@ -112,6 +116,6 @@ class Options(Struct, frozen=True):
     link_remap: bool = False
     ext_unix_sk: bool = False
     ghost_limit: Count = 0
-    external: tuple[Word, ...] = ()
+    external: tuple[Argument, ...] = ()
     network_lock: Literal["nftables", "skip"] | None = None
     skip_in_flight: bool = False

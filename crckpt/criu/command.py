@@ -1,4 +1,4 @@
-"""Options -> argv. Pure: nothing is run here."""
+"""Build the command lines of CRIU. Pure: nothing is run here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 # 3 is the lowest level that logs the id of the run, by which its network lock is found after a failure.
 LOG_LEVEL = "-v3"
@@ -24,7 +24,7 @@ def dump_command(
     criu: Path,
     pid: int,
     paths: Paths,
-    options: Options,
+    options: DumpOptions,
     *,
     leave_running: bool,
     unprivileged: bool = False,
@@ -72,7 +72,13 @@ def pre_dump_command(
 
 
 def restore_command(
-    criu: Path, paths: Paths, options: Options, *, sibling: bool, inherit: tuple[str, ...] = (), stream: bool = False
+    criu: Path,
+    paths: Paths,
+    options: DumpOptions,
+    *,
+    sibling: bool,
+    inherit: tuple[str, ...] = (),
+    stream: bool = False,
 ) -> tuple[str, ...]:
     """`criu restore --restore-detached`.
 
@@ -90,7 +96,7 @@ def restore_command(
     )
 
 
-def option_words(options: Options) -> tuple[str, ...]:
+def option_words(options: DumpOptions) -> tuple[str, ...]:
     """The words that `options` add to a dump, as a person wants to read them."""
     ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
     return (*_chosen_options(options), *ghost, *_dump_options(options))
@@ -102,7 +108,7 @@ def _place_options(paths: Paths, *, log: str) -> tuple[str, ...]:
     return ("--no-default-config", *places)
 
 
-def _common_options(paths: Paths, options: Options, *, log: str) -> tuple[str, ...]:
+def _common_options(paths: Paths, options: DumpOptions, *, log: str) -> tuple[str, ...]:
     return (
         *_place_options(paths, log=log),
         # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
@@ -112,12 +118,12 @@ def _common_options(paths: Paths, options: Options, *, log: str) -> tuple[str, .
     )
 
 
-def _dump_options(options: Options) -> tuple[str, ...]:
+def _dump_options(options: DumpOptions) -> tuple[str, ...]:
     """What a restore has no use for."""
     return ("--skip-in-flight",) if options.skip_in_flight else ()
 
 
-def _chosen_options(options: Options) -> tuple[str, ...]:
+def _chosen_options(options: DumpOptions) -> tuple[str, ...]:
     flags = {
         "--tcp-established": options.tcp == "keep",
         "--tcp-close": options.tcp == "close",

@@ -18,7 +18,7 @@ from crckpt.criu.explain import explain
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 _PROGRAM: Final = """
 import _signal, _thread, mmap, posix  # of a larger program there would be more to dump
@@ -76,7 +76,7 @@ class TrialTree(Struct, frozen=True):
         images = work / "images"
         work.mkdir(mode=0o700)
         images.mkdir(mode=0o700)
-        argv = dump_command(self.criu, self.root, Paths(images, work), Options(), leave_running=True)
+        argv = dump_command(self.criu, self.root, Paths(images, work), DumpOptions(), leave_running=True)
         outcome = run_criu(argv, work / "dump.log", meanwhile=meanwhile)
         if not outcome.ok:
             told = explain(outcome.log)

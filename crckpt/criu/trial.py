@@ -15,7 +15,7 @@ from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.explain import explain
 from crckpt.host import proc
 from crckpt.host.process import run
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the trial has one of each common kind.
 _PROGRAM = """
@@ -64,13 +64,15 @@ def _dump_and_restore(criu: Path, work: Path, python: str) -> str | None:
     try:
         if not _is_ready(work / "ready", child):
             return f"the trial's program does not start: {(work / 'program.out').read_text(errors='replace').strip()}"
-        dumped = run_criu(dump_command(criu, child.pid, paths, Options(), leave_running=False), work / "dump.log")
+        dumped = run_criu(dump_command(criu, child.pid, paths, DumpOptions(), leave_running=False), work / "dump.log")
         if not dumped.ok:
             return _reason(dumped.log, "the trial dump fails")
         if not child.ends_within(_ENDED_WITHIN_S):
             return "the trial dump did not end the program"
         child.wait()
-        restored = run_criu(restore_command(criu, paths, Options(), sibling=True), work / "restore.log", limited=True)
+        restored = run_criu(
+            restore_command(criu, paths, DumpOptions(), sibling=True), work / "restore.log", limited=True
+        )
         return None if _restored(restored, child.pid) else _reason(restored.log, "the trial restore fails")
     finally:
         _end(child)

@@ -15,7 +15,7 @@ from crckpt.images.registers import features_in_use
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.stats import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.model import JobName, Options, Task, moment
+from crckpt.model import DumpOptions, JobName, Task, utc_datetime
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
 from crckpt.store.write.image_files import read_image_file
@@ -40,7 +40,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     measured = read_dump_stats(read_image_file(stats)) if stats.name in names else None
     new = NewCheckpoint(
         job=name,
-        created=moment(inventory.stat().st_mtime),
+        created=utc_datetime(inventory.stat().st_mtime),
         host=replace(
             machine.host(_UNKNOWN, _UNKNOWN),
             hostname=_UNKNOWN,
@@ -77,11 +77,11 @@ def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
     return tuple(sorted(frozenset().union(*found)))
 
 
-def _options(tree: ImageTree, names: frozenset[str]) -> Options:
+def _options(tree: ImageTree, names: frozenset[str]) -> DumpOptions:
     """The options that a restore must repeat, as far as the images tell."""
     tcp: Literal["keep", "close"] = "close" if tree.inventory.tcp_close else "keep"
     sessions = {process.pid for process in tree.processes}
-    return Options(
+    return DumpOptions(
         tcp=tcp if tree.established else None,
         shell_job=tree.root.sid not in sessions,
         file_locks="filelocks.img" in names,

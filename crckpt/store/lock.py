@@ -15,7 +15,7 @@ from typing import Final
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
 from crckpt.host.disk.checked_files import open_checked
 from crckpt.host.disk.files import is_named, open_lock, own_name, remove
-from crckpt.model import moment
+from crckpt.model import utc_datetime
 from crckpt.store.owner import Owner, read_owner, write_owner
 
 TIMEOUT_S: Final = 10.0
@@ -152,4 +152,4 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _clock(owner: Owner) -> str:
-    return f"{moment(owner.since):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmark.commands import seconds
-from crckpt.model import Host, JobName, Options
+from crckpt.model import DumpOptions, Host, JobName
 from crckpt.store import Checkpoint, NewCheckpoint, Repository, ingest, materialise
 
 _HOST = Host("here", "", "x86_64", 4096, (), "", "")
@@ -50,7 +50,7 @@ def main() -> None:
 
 def new() -> NewCheckpoint:
     """A checkpoint of nothing in particular."""
-    return NewCheckpoint(JobName("job"), datetime.now(UTC), _HOST, Options(), (), 0.0, 0.0, b"{}")
+    return NewCheckpoint(JobName("job"), datetime.now(UTC), _HOST, DumpOptions(), (), 0.0, 0.0, b"{}")
 
 
 if __name__ == "__main__":

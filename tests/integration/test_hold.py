@@ -22,7 +22,7 @@ from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.find import find
 from crckpt.criu.hold import holds_at
 from crckpt.errors import StoreUnusable
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 PATIENCE_S: Final = 4
 DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}", "--mib", "16"), tcp="keep")
@@ -241,7 +241,7 @@ def test_an_exception_in_the_hold_comes_back_after_criu_has_resumed_the_tree(tmp
 def _dumped(paths: Paths, pid: int, in_hold: Callable[[], None]) -> CriuResult:
     with holds_at(paths.work / "hold", "post-dump") as (hold,):
         to = Paths(paths.images, paths.work, hold.script)
-        command = dump_command(find(None, None).path, pid, to, Options(), leave_running=False)
+        command = dump_command(find(None, None).path, pid, to, DumpOptions(), leave_running=False)
         return run_criu(command, paths.work / "dump.log", hold=hold, in_hold=in_hold)
 
 

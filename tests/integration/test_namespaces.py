@@ -19,7 +19,7 @@ from stopped import BY_NAME, JOB
 from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 from crckpt.tracking.preload.library import untracked_words
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -156,7 +156,7 @@ def test_a_criu_that_does_not_take_the_library_is_not_run_in_mounts_of_a_tree(cr
 def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu: Path, tmp_path: Path) -> None:
     """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
     with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
-        command = dump_command(criu, pid, Paths(tmp_path, tmp_path), Options(), leave_running=True)
+        command = dump_command(criu, pid, Paths(tmp_path, tmp_path), DumpOptions(), leave_running=True)
         done = subprocess.run(
             [*untracked_words(criu, enter=pid), *command], capture_output=True, text=True, check=False
         )

@@ -19,7 +19,7 @@ from places import TESTS
 from trees import READY_S, wait_for
 
 from crckpt.criu.command import Paths, dump_command
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import Request
@@ -280,7 +280,7 @@ def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
         script.chmod(0o700)
         (tmp_path / "images").mkdir()
         paths = Paths(tmp_path / "images", tmp_path, script)
-        words = dump_command(criu, running.pid, paths, Options(), leave_running=True)
+        words = dump_command(criu, running.pid, paths, DumpOptions(), leave_running=True)
         subprocess.run([*library.untracked_words(criu), *words], check=True)
         wait_for(lambda: running.lines()[1:] != [], READY_S, "the call to return")
         assert running.lines()[1:] == [["interrupted", "1"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import run_criu
 from crckpt.criu.hold import holds_at
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 
 def main() -> None:
@@ -23,7 +23,10 @@ def main() -> None:
 
         paths = Paths(work / "images", work, hold.script)
         run_criu(
-            dump_command(criu, pid, paths, Options(), leave_running=False), work / "dump.log", hold=hold, in_hold=die
+            dump_command(criu, pid, paths, DumpOptions(), leave_running=False),
+            work / "dump.log",
+            hold=hold,
+            in_hold=die,
         )
 
 

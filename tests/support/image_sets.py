@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
-from crckpt.model import PAGE_SIZE, Host, JobName, Options, Task
+from crckpt.model import PAGE_SIZE, DumpOptions, Host, JobName, Task
 from crckpt.store import Checkpoint, NewCheckpoint, Repository, ingest, materialise
 
 HOST = Host("here", "6.18", "x86_64", PAGE_SIZE, ("avx2", "sse4_2"), "4.2.1", "0" * 64)
@@ -83,7 +83,7 @@ def described(job: str = "job", details: bytes = b"{}", created: datetime | None
         job=JobName(job),
         created=created or datetime.now(UTC),
         host=HOST,
-        options=Options(tcp="keep", external=("pipe:[1]",)),
+        options=DumpOptions(tcp="keep", external=("pipe:[1]",)),
         tree=TREE,
         frozen_ms=1.5,
         dump_ms=2.5,

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
-from crckpt.model import moment
+from crckpt.model import utc_datetime
 
 _LOG = Path("/var/log/dpkg.log")
 _LISTS = Path("/var/lib/dpkg/info")
@@ -92,7 +92,7 @@ def _package(name: str, log: str, after: datetime) -> Package | None:
     found = first_change(log, name, after)
     if found is not None:
         return Package(plain, shown.output, found[0], found[1])
-    return Package(plain, shown.output, moment(lists.stat().st_mtime))
+    return Package(plain, shown.output, utc_datetime(lists.stat().st_mtime))
 
 
 def _of_rpm(path: str) -> Package | None:
@@ -100,4 +100,4 @@ def _of_rpm(path: str) -> Package | None:
     if not done.ok:
         return None
     name, version, since = done.output.splitlines()[0].split("\t")
-    return Package(name, version, moment(int(since)))
+    return Package(name, version, utc_datetime(int(since)))

@@ -26,7 +26,7 @@ from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
 from crckpt.images.creds import Rights, excess_rights, read_rights
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import JobName, Task, moment
+from crckpt.model import JobName, Task, utc_datetime
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import Copying, Subject, Unfit, looked_at_again, succeeded
 from crckpt.ops.dump.gate import gated
@@ -159,7 +159,7 @@ def _left_running(subject: Subject, place: Place, waiting: Started | None, runni
     written = place.work / "stats-dump"
     frozen_ms = read_dump_stats(written.read_bytes()).frozen_time / 1000
     # CRIU writes it when the tree has just gone on.
-    ended = moment(written.stat().st_mtime)
+    ended = utc_datetime(written.stat().st_mtime)
     # Any moment of the freeze names the state that was saved: nothing of the tree could write then.
     subject.check_entered(outcome.log)
     created = ended - timedelta(milliseconds=frozen_ms / 2)

@@ -17,7 +17,7 @@ from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_put_off
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 from crckpt.ops.context import Context, need_staging
 from crckpt.ops.dump.request import Request
 from crckpt.store import STAGING, Repository, staged
@@ -144,7 +144,7 @@ def begun(request: Request, root: proc.Process, context: Context, place: Place) 
         yield waiting
 
 
-def _likely(request: Request, root: proc.Process, criu: Criu) -> Options | None:
+def _likely(request: Request, root: proc.Process, criu: Criu) -> DumpOptions | None:
     """What the plan will be if nothing odd is found. Another costs no more than a CRIU that was started in vain."""
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
@@ -152,7 +152,7 @@ def _likely(request: Request, root: proc.Process, criu: Criu) -> Options | None:
     if apart & {"pid", "mnt"} or request.wants_tracker or place_of_keeper(root).exists():
         return None
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
-    return Options(
+    return DumpOptions(
         tcp=request.tcp,
         shell_job=root.sid != root.pid,
         network_lock=lock if "net" in apart else None,

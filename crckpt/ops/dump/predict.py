@@ -17,7 +17,7 @@ from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
-from crckpt.model import PAGE_SIZE, JobName, Options, Statistics
+from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import Examined
 from crckpt.ops.dump.forecast import Trial, load_of_tree, trial
@@ -175,5 +175,5 @@ def _made(directory: Path) -> Path:
 
 def _stored(repository: Repository, images: Path, job: str) -> Statistics:
     host = machine.host("", "")
-    new = NewCheckpoint(JobName(job), datetime.now(UTC), host, Options(), (), 0.0, 0.0, b"{}")
+    new = NewCheckpoint(JobName(job), datetime.now(UTC), host, DumpOptions(), (), 0.0, 0.0, b"{}")
     return ingest(repository, images, new).statistics

@@ -17,7 +17,7 @@ from crckpt.host.proc import Tree
 from crckpt.host.process.descriptor_limit import open_files, with_open_files
 from crckpt.host.process.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
-from crckpt.model import PAGE_SIZE, release
+from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import Subject, Unfit, succeeded
 from crckpt.ops.dump.forecast import left_to_freeze
@@ -151,7 +151,7 @@ def _reads(way: Way, criu: Criu) -> bool:
     The kernel's own bits say nothing of memory that was exchanged with other memory until it was copied, and back
     (mremap); write protection does.
     """
-    return way.told.tracker == UffdWp.name and (release(criu.version) or _UNKNOWN) >= _READS
+    return way.told.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
 
 
 def _pays(copied: Sequence[Copied]) -> bool:

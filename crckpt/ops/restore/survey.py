@@ -19,7 +19,7 @@ from crckpt.host.proc.locks import held_locks
 from crckpt.host.process import cgroups
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
-from crckpt.model import moment
+from crckpt.model import utc_datetime
 from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.locks import needed_locks
@@ -90,7 +90,13 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
         now = (build_id.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
     return FileState(
-        found.st_size, found.st_mode, moment(found.st_mtime), moment(found.st_ctime), now.hex(), is_linked, found.st_uid
+        found.st_size,
+        found.st_mode,
+        utc_datetime(found.st_mtime),
+        utc_datetime(found.st_ctime),
+        now.hex(),
+        is_linked,
+        found.st_uid,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.host.observe.tree import Observed
-from crckpt.model import MEBIBYTE, Options
+from crckpt.model import MEBIBYTE, DumpOptions
 from crckpt.preflight.dump.files import deleted_files, ghost_files
 from crckpt.preflight.dump.namespaces import shares_namespace
 from crckpt.preflight.dump.terminals import outside_terminals
@@ -23,11 +23,11 @@ class OptionReason(Struct, frozen=True):
 
 def pick_options(
     observed: Observed, tcp: Literal["keep", "close"] | None, *, locks_by_nftables: bool, skip_in_flight: bool
-) -> tuple[Options, tuple[OptionReason, ...]]:
+) -> tuple[DumpOptions, tuple[OptionReason, ...]]:
     """Pick the options, each with its reason."""
     reasons = tuple(_find_reasons(observed, tcp))
     picked = {reason.option for reason in reasons}
-    options = Options(
+    options = DumpOptions(
         tcp=tcp,
         shell_job="--shell-job" in picked,
         file_locks="--file-locks" in picked,

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes, sockets, tasks, terminals
 from crckpt.preflight.dump.options import OptionReason, pick_options
 from crckpt.preflight.dump.tested_kinds import find_untested
@@ -25,7 +25,7 @@ class DumpPlan(Struct, frozen=True):
     capabilities.
     """
 
-    options: Options
+    options: DumpOptions
     reasons: tuple[OptionReason, ...]
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]

@@ -18,7 +18,7 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree, Thread
-from crckpt.model import release
+from crckpt.model import criu_release
 
 _MODULES = {1: "selinux", 2: "apparmor"}
 """Of `Inventory.lsm` (images/inventory.proto)."""
@@ -125,7 +125,7 @@ def find_warnings(host: HostResources) -> Iterator[Finding]:
 
 def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
     """Find that this CRIU is of an older release than the one that dumped. Nothing if either is not known."""
-    made, ours = release(recorded), release(version)
+    made, ours = criu_release(recorded), criu_release(version)
     # The images change from release to release: CRIU before 4.2 finds no page in images of 4.2.
     if made and ours and ours < made:
         yield cause("older-criu").told(recorded=recorded, version=version)

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.model import CheckpointId, Count, Host, JobName, Options, RunId, Statistics, Task
+from crckpt.model import CheckpointId, Count, DumpOptions, Host, JobName, RunId, Statistics, Task
 from crckpt.store.format.documents import decode
 from crckpt.store.format.names import SHORT
 
@@ -72,7 +72,7 @@ class Checkpoint(Struct, frozen=True):
     created: _Time
     parent: CheckpointId | None
     host: Host
-    options: Options
+    options: DumpOptions
     tree: tuple[Task, ...]
     note: str | None
     run_id: RunId | None

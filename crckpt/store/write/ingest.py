@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.model import PAGE_SIZE, CheckpointId, Host, JobName, Options, Statistics, Task
+from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.names import check_name
 from crckpt.store.repository import Repository
@@ -31,7 +31,7 @@ class NewCheckpoint(Struct, frozen=True):
     job: JobName
     created: datetime
     host: Host
-    options: Options
+    options: DumpOptions
     tree: tuple[Task, ...]
     frozen_ms: float
     dump_ms: float

@@ -16,7 +16,7 @@ from crckpt import __version__
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.versions import version_of
-from crckpt.model import release
+from crckpt.model import criu_release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
 """Compiled from preload.c and its neighbours when the package is built."""
@@ -66,7 +66,7 @@ def _asked(criu: Path, tracker: str) -> run.Finished:
 def release_of(criu: Path) -> tuple[int, int] | None:
     """Which release of CRIU it says that it is; None if it says none."""
     with suppress(HostCannot):
-        return release(version_of(criu))
+        return criu_release(version_of(criu))
     return None
 
 

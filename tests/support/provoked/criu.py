@@ -22,7 +22,7 @@ from command import PROGRAM
 from trees import PROGRAMS, PYTHON, NamespaceInits, wait_for
 
 from crckpt.criu.command import Paths, dump_command, restore_command
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 WITHIN_S: Final = 20.0
 
@@ -121,12 +121,12 @@ def fresh_directory() -> Iterator[Path]:
 
 def dump(pid: int, images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
     """`criu dump` as crckpt calls it, with more `options`, started by `under`."""
-    return _ended(dump_command(criu(), pid, _paths(images), Options(), leave_running=False), images, options, under)
+    return _ended(dump_command(criu(), pid, _paths(images), DumpOptions(), leave_running=False), images, options, under)
 
 
 def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
     """`criu restore` as crckpt calls it, likewise."""
-    return _ended(restore_command(criu(), _paths(images), Options(), sibling=False), images, options, under)
+    return _ended(restore_command(criu(), _paths(images), DumpOptions(), sibling=False), images, options, under)
 
 
 def end_restored(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Options become words that CRIU understands."""
+"""Build CRIU's command lines from options."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu.command import LOG_LEVEL, Paths, dump_command, option_words, restore_command
-from crckpt.model import Options
+from crckpt.model import DumpOptions
 
 CRIU = Path("/opt/criu")
 PATHS = Paths(Path("/s/images"), Path("/s/work"))
-ALL = Options(
+ALL = DumpOptions(
     tcp="keep",
     shell_job=True,
     file_locks=True,
@@ -38,7 +38,7 @@ def common(log: str) -> tuple[str, ...]:
 
 
 def test_a_plain_dump() -> None:
-    assert dump_command(CRIU, 7, PATHS, Options(), leave_running=False) == (
+    assert dump_command(CRIU, 7, PATHS, DumpOptions(), leave_running=False) == (
         "/opt/criu",
         "dump",
         "--tree",
@@ -49,8 +49,8 @@ def test_a_plain_dump() -> None:
 
 def test_a_plain_restore() -> None:
     words = ("/opt/criu", "restore", *common("restore"), "--restore-detached")
-    assert restore_command(CRIU, PATHS, Options(), sibling=False) == words
-    assert restore_command(CRIU, PATHS, Options(), sibling=True) == (*words, "--restore-sibling")
+    assert restore_command(CRIU, PATHS, DumpOptions(), sibling=False) == words
+    assert restore_command(CRIU, PATHS, DumpOptions(), sibling=True) == (*words, "--restore-sibling")
 
 
 def test_everything_at_once() -> None:
@@ -75,14 +75,14 @@ def test_everything_at_once() -> None:
 @pytest.mark.parametrize(("tcp", "words"), [("close", ("--tcp-close",)), (None, ())])
 def test_connections(tcp: object, words: tuple[str, ...]) -> None:
     assert tcp in ("close", None)
-    assert option_words(Options(tcp="close" if tcp else None)) == words
+    assert option_words(DumpOptions(tcp="close" if tcp else None)) == words
 
 
 def test_a_network_of_its_own() -> None:
-    assert option_words(Options(network_lock="skip")) == ("--network-lock skip",)
-    assert option_words(Options(network_lock="nftables")) == ("--network-lock nftables",)
+    assert option_words(DumpOptions(network_lock="skip")) == ("--network-lock skip",)
+    assert option_words(DumpOptions(network_lock="nftables")) == ("--network-lock nftables",)
 
 
 def test_what_people_are_shown() -> None:
     assert option_words(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
-    assert option_words(Options()) == ()
+    assert option_words(DumpOptions()) == ()

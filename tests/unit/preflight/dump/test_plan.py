@@ -19,7 +19,7 @@ from crckpt.host.observe.tree import Observed, OutsideEnd
 from crckpt.host.observe.waits import RESTARTED, Wait
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.host.syscalls.pidfd_getfd import SocketKind
-from crckpt.model import MEBIBYTE, Options
+from crckpt.model import MEBIBYTE, DumpOptions
 from crckpt.preflight.dump.files import deleted_bytes
 from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.tasks import root_refusal
@@ -82,8 +82,8 @@ def why(found: DumpPlan, option: str) -> str:
 
 
 def test_a_plain_tree_needs_nothing() -> None:
-    assert planned(PLAIN) == DumpPlan(Options(), (), (), (), (), None)
-    assert planned(PLAIN, "keep").options == Options(), "no connection, no option"
+    assert planned(PLAIN) == DumpPlan(DumpOptions(), (), (), (), (), None)
+    assert planned(PLAIN, "keep").options == DumpOptions(), "no connection, no option"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_is_no_ghost(other: Descriptor) -> None:
 
 @pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
 def test_shared_memory_is_no_ghost(name: str) -> None:
-    assert planned(replace(PLAIN, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == Options()
+    assert planned(replace(PLAIN, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()
 
 
 def test_datagram_sockets() -> None:

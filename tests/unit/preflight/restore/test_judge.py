@@ -22,7 +22,7 @@ from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import TerminalInfo
-from crckpt.model import moment
+from crckpt.model import utc_datetime
 from crckpt.preflight.restore.files import Rewind, changed_paths, file_uses, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
@@ -538,7 +538,7 @@ def test_all_that_is_wrong_is_told_at_once(planned: PlannedRestore, host: HostSt
 
 
 def test_moment() -> None:
-    assert moment(CREATED.timestamp()) == CREATED
+    assert utc_datetime(CREATED.timestamp()) == CREATED
 
 
 def test_thousands_of_files_that_grew_are_judged_in_no_time(planned: PlannedRestore, host: HostState) -> None:

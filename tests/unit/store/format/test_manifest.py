@@ -15,7 +15,7 @@ from image_sets import HOST, TREE, ImageSet, area, described, opened, store
 from msgspec.structs import replace
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import CheckpointId, JobName, Options, Statistics
+from crckpt.model import CheckpointId, DumpOptions, JobName, Statistics
 from crckpt.store import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.manifest import seal, unseal
 
@@ -66,7 +66,7 @@ def test_what_is_sealed_is_unsealed(
         created=created,
         parent=CheckpointId("e" * 64),
         host=HOST,
-        options=Options(external=tuple(external)),
+        options=DumpOptions(external=tuple(external)),
         tree=TREE,
         note=note,
         run_id=None,
