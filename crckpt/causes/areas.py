@@ -30,7 +30,7 @@ PARTS = (
         "CRIU cannot save a file of the tree, or open it again",
         f"see that it is there, and where it is mounted; {_TRY}",
         r"Unable to statfs fd \d|Can't (?:stat path|fstat opened file|fstat exe link|find task (?:cwd|root) file"
-        r"|dup local fd \d|setup \d+ file owner pid)|mount is not found for ghost",
+        r"|dup local fd \d|setup \d+ file owner pid(?!: No such process))|mount is not found for ghost",
         "criu/files-reg.c",
         sure=False,
     ),

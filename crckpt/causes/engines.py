@@ -11,7 +11,8 @@ STARTS = (
         "install it where the engine looks for it: scripts/install-criu, then criu check",
         r'exec: "?criu"?: executable file not found|criu(?: binary)? (?:not found|isn\'t installed|is not installed)'
         r"|CRIU isn't installed|[Cc]ouldn't find (?:the )?criu|could not load .?libcriu|failed to find criu"
-        r"|can(?:not|'t) find criu|criu: (?:command )?not found|Unable to execute CRIU command",
+        r"|can(?:not|'t) find criu|criu: (?:command )?not found|exec\w{1,3}\(criu\) failed"
+        r"|Unable to execute CRIU command",
         "runc, crun, LXD",
     ),
     Cause(
@@ -163,7 +164,8 @@ OUTER = (
         "the container engine says that CRIU failed, and only CRIU's own log says why",
         "read it: crckpt explain {path|LOG} (the engine tells its path)",
         r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}[^\s\"\\:,]))?"
-        r"|CRIU (?:checkpointing|restoring) failed -?\d|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
+        r"|CRIU (?:checkpointing|restoring) failed:? -?\d|criu failed with -?\d"
+        r"|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
         r"|criu swrk failed|operation failed \(msg:|Could not (?:dump|restore) the JVM process\w{0,3}, err=-52\b"
         r"|CWWKE096[1-3]E|criu_(?:dump|restore)\(?\)? return\w{0,3} (?:-52|-?EBADE)"
         r"|(?:Checkpointing|Restoring) \S{1,100} failed\.",

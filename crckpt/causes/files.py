@@ -166,6 +166,13 @@ FILES = (
         "criu/files-reg.c",
     ),
     Cause(
+        "file-owner",
+        "a descriptor tells process {pid|(not named)} by a signal that it is ready (F_SETOWN), and there is none",
+        "let the program name a process that lives: fcntl(FD, F_SETOWN, PID); then dump again",
+        r"Can't setup (?P<pid>\d+) file owner pid: No such process",
+        "criu/files.c",
+    ),
+    Cause(
         "file-position",
         "the position in an open file cannot be set again",
         "see that the path leads to a regular file, as at the checkpoint",

@@ -112,5 +112,13 @@ SILENT = (
         "criu/sockets.c",
         sure=False,
     ),
+    Cause(
+        "tcp-unsaid",
+        "CRIU cannot save a TCP connection of the program, and does not say why; mostly it was just being closed",
+        "try again in a moment, or drop the connections: --tcp close; or take a newer CRIU: scripts/install-criu",
+        r"Turning repair on for socket [0-9a-f]{1,16}\n(?:\([\d.]{1,20}\) )?(?:-{20}|Error \()",
+        "criu/sk-tcp.c",
+        sure=False,
+    ),
 )
 """Messages that are no errors: examined only if CRIU failed without an error message."""

@@ -187,7 +187,7 @@ SOCKETS = (
         "{socket|a unix socket} is connected to a process outside the tree",
         "checkpoint the parent of both, or close the connection; of a service that writes to the journal of "
         "systemd: StandardOutput=append:/var/log/NAME.log",
-        "External socket is used|Can't dump half of stream unix connection|name-less external socket"
+        "External socket is used|Can't dump half of (?:a )?stream unix connection|name-less external socket"
         r"|Unix socket \S+ with(?:out| unreachable) peer",
         "criu/sk-unix.c",
     ),

@@ -194,13 +194,16 @@ def explain(log: str) -> Explanation:
     telling = tuple(_with_forms(log, islice(_telling(log), _MOST_LINES)))
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
+    is_silent = _FAILED in log and all(_is_consequence(line) for line in telling)
+    unsaid = _without_complaint(log, shown) if is_silent else None
     for line, found in _findings(log, telling, release):
+        if unsaid and unsaid.finding and not found.sure:
+            break
         finding = _warned_of(log, line, found)
         told = finding if finding.sure else _with_age(finding, release)
         return Explanation(told, shown, line.text, _place(log, line), _outside_end(log, line))
-    is_silent = _FAILED in log and all(_CONSEQUENCE.search(line.text) for line in telling)
-    if is_silent and (explained := _without_complaint(log, shown)).finding:
-        return explained
+    if unsaid and unsaid.finding:
+        return unsaid
     is_old = release is not None and release < OLD and bool(shown)
     return Explanation(OLD_CRIU.told(release=_written(release)) if release and is_old else None, shown)
 
