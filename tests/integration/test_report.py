@@ -124,7 +124,7 @@ def test_the_last_sentence_lists_what_is_inside(secretive: Secretive) -> None:
     last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
     assert "paths" in last
-    assert "look through it before you send it" in last
+    assert "Read it before you send it" in last
 
 
 def test_nothing_is_overwritten(crckpt: Crckpt) -> None:
