@@ -13,7 +13,7 @@ from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import Output, emit
 from crckpt.cli.progress import progress_bar
-from crckpt.ops.inspect.core import Cored
+from crckpt.ops.inspect.core import CoreFile
 from crckpt.ops.inspect.core import core as perform
 
 
@@ -40,7 +40,7 @@ def core(
     emit("core", Output(result, _lines(result)), as_json=as_json)
 
 
-def _lines(result: Cored) -> Iterator[str]:
+def _lines(result: CoreFile) -> Iterator[str]:
     yield (
         f"wrote {result.path}: process {result.pid} ({result.comm}) of {short_id(result.id)}, "
         f"{count(result.threads, 'thread')}, {size(result.held)} of memory\n"

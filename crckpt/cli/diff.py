@@ -11,7 +11,7 @@ from crckpt.cli import options
 from crckpt.cli.format import align, count, size, title
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.inspect.diff import Difference, Opened, ProcessChange
+from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
 from crckpt.ops.inspect.diff import diff as perform
 from crckpt.ops.inspect.page_changes import MapChange, PageCounts
 
@@ -42,7 +42,7 @@ def diff(
     emit("diff", Output(document, _lines(result)), as_json=as_json)
 
 
-def _lines(result: Difference) -> Iterator[str]:
+def _lines(result: CheckpointDiff) -> Iterator[str]:
     yield f"from {title(result.first)} to {title(result.second)}\n"
     for sign, processes in (("+", result.come), ("-", result.gone)):
         yield from (f"{sign} process {one.pid} {one.comm}, {_pages(one.pages)}\n" for one in processes)
@@ -71,7 +71,7 @@ def _process(change: ProcessChange) -> Iterator[str]:
         yield f"  memory: {_counts(change.pages)}\n"
 
 
-def _descriptors(sign: str, found: Opened) -> Iterator[str]:
+def _descriptors(sign: str, found: DescriptorChange) -> Iterator[str]:
     for file in found.files:
         yield f"  {sign} fd {file.fd} {file.kind} {file.path}{' (deleted)' if file.deleted else ''}\n"
     for socket in found.sockets:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from crckpt.ops.context import Context
-    from crckpt.ops.inspect.show import Detail, ProcessDetail
+    from crckpt.ops.inspect.show import CheckpointDetail, ProcessDetail
 
 
 def show(
@@ -89,7 +89,7 @@ def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str 
     emit("show", Output(document, lines(found, matches)), as_json=as_json)
 
 
-def _draw(console: Console, detail: Detail) -> None:
+def _draw(console: Console, detail: CheckpointDetail) -> None:
     checkpoint, numbers = detail.checkpoint, detail.checkpoint.statistics
     facts = (
         ("id", checkpoint.id),

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 from crckpt.cli.format import align, size, title
 
 if TYPE_CHECKING:
-    from crckpt.ops.inspect.sections import (
-        Environment,
-        FileSection,
-        MapSection,
-        ProcessSection,
-        Sections,
-        SocketSection,
-    )
+    from crckpt.ops.inspect.descriptors import FileSection, SocketSection
+    from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection, Sections
     from crckpt.ops.inspect.strings import Match
 
 

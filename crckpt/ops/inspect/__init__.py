@@ -1,1 +1,1 @@
-"""Look into a checkpoint, or at a failure: show, compare, search, write a core file, explain."""
+"""Look into a checkpoint or a log: show, compare, search memory, write a core file, explain a failure."""

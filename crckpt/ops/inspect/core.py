@@ -7,8 +7,9 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, UsageError
@@ -30,17 +31,17 @@ from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import written_to
 from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import Ids, Layout, MappedFile, Segment
-
-if TYPE_CHECKING:
-    from crckpt.ops.inspect.memory import Memory, Region
+from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.memory import Memory, Region
+from crckpt.store import read_file, reader
 
 _WHAT: Final = "core"
 _LONGEST_HOLE: Final = 1 << 30
-"""Bytes of zeros in a row that still are in the file, as a hole: some programs reserve more than a file may have."""
+"""Bytes of zeros in a row that become a hole in the file; longer runs are left out, as files have a size limit."""
 
 
-class Cored(Struct, frozen=True):
-    """What was written. `size` are the file's bytes, `held` those of them that the checkpoint holds."""
+class CoreFile(Struct, frozen=True):
+    """The core file that was written. `size` is its size, `held` how many bytes of memory the checkpoint has."""
 
     id: CheckpointId
     pid: int
@@ -52,29 +53,25 @@ class Cored(Struct, frozen=True):
     held: int
 
 
-def core(context: Context, ref: str, pid: int | None, output: Path | None, *, force: bool = False) -> Cored:
+def core(context: Context, ref: str, pid: int | None, output: Path | None, *, force: bool = False) -> CoreFile:
     """Write the process `pid` of `ref`, by default the root, into `output`, by default `core.PID` here (0600).
 
-    Takes bounded memory. Raises UsageError if there is no such process, if it has no memory or is not of x86-64, or if
-    the file cannot be made, or is there and not to be replaced (`force`); NoSuchCheckpoint, IntegrityError.
+    Takes bounded memory. Raises UsageError if there is no such process, it has no memory or is not x86-64, or if the
+    file cannot be made, or exists and `force` is not given; NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.inspect.images import read_image_tree
-    from crckpt.ops.inspect.memory import Memory
-    from crckpt.store import read_file, reader
-
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
-        process = _chosen(read_image_tree(repository, checkpoint), pid)
-        target = _free(output or Path(f"core.{process.pid}"), force=force)
-        registers = _registers(process, lambda name: read_file(repository, checkpoint, name))
+        process = _choose_process(read_image_tree(repository, checkpoint), pid)
+        target = _check_target(output or Path(f"core.{process.pid}"), force=force)
+        registers = _read_registers(process, lambda name: read_file(repository, checkpoint, name))
         with reader(repository, checkpoint) as reading:
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
             layout = elf_core.layout(segments, _notes(process, memory, registers))
             with written_to(target, "name another place: --output FILE"):
                 _write(target, segments, layout, memory, context.progress)
-    return Cored(
+    return CoreFile(
         id=checkpoint.id,
         pid=process.pid,
         comm=process.comm,
@@ -82,19 +79,17 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
         executable="" if process.exe is None else process.exe.title,
         path=target,
         size=layout.size,
-        held=_held(memory),
+        held=_bytes_held(memory),
     )
 
 
 def segments_of(region: Region) -> Iterator[Segment]:
-    """Where a region stands in the core file.
+    """Yield the segments of the core file for a region.
 
-    Zeros are holes in it. What lies in other files is left out: a debugger takes it from there, by NT_FILE.
+    Zeros become holes. What is in other files is left out: a debugger finds these files by NT_FILE.
     """
-    import numpy as np
-
     if region.vma.status & GUARD:
-        return  # No map of its own: CRIU lists it once more, behind all others (criu/mem.c, collect_madv_guards).
+        return  # no map of its own: CRIU lists guard pages again, after all maps (criu/mem.c, collect_madv_guards)
     low, high = region.vma.start // PAGE_SIZE, region.vma.end // PAGE_SIZE
     first = region.extents["first"].astype(np.int64)
     begins = np.concatenate(([low], first, [high]))
@@ -110,54 +105,60 @@ def segments_of(region: Region) -> Iterator[Segment]:
         at = end
 
 
-def _chosen(tree: ImageTree, pid: int | None) -> Process:
+def _choose_process(tree: ImageTree, pid: int | None) -> Process:
     if pid is None:
         process = tree.root
     else:
         found = [process for process in tree.processes if process.pid == pid]
         if not found:
             known = ", ".join(str(process.pid) for process in tree.processes)
-            raise UsageError(f"the checkpoint has no process {pid}", hint=f"give one of its processes: {known}")
+            raise UsageError(f"the checkpoint has no process {pid}", hint=f"choose one of: {known}")
         process = found[0]
     if process.memory is None:
-        raise UsageError(f"process {process.pid} was a zombie: it had no memory", hint="give another process")
+        raise UsageError(f"process {process.pid} was a zombie and had no memory", hint="choose another process")
     if process.core.arch != "x86_64":
-        raise UsageError(f"process {process.pid} is one of {process.core.arch}; core files are made of x86_64 only")
+        raise UsageError(f"process {process.pid} is not an x86_64 program; crckpt writes core files of these only")
     return process
 
 
-def _free(output: Path, *, force: bool) -> Path:
+def _check_target(output: Path, *, force: bool) -> Path:
     if str(output) == "-":
-        raise UsageError("a core file has holes and cannot be written to a pipe", hint="name a file: --output FILE")
+        raise UsageError(
+            "a core file has holes, so it cannot be written to stdout (-)", hint="name a file: --output FILE"
+        )
     target = output.absolute()
     if os.path.lexists(target) and not force:
-        raise UsageError(f"{output} is there already", hint="replace it with --force, or name another: --output FILE")
+        raise UsageError(
+            f"{output} exists already", hint="replace it with --force, or name another file: --output FILE"
+        )
     if os.path.lexists(target) and not target.is_file():
         raise UsageError(f"{output} is not a regular file", hint="name another: --output FILE")
     return target
 
 
-def _registers(process: Process, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
+def _read_registers(process: Process, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
     names = (f"core-{thread.tid}.img" for thread in process.threads)
     registers = tuple(read_registers(read(name), name) for name in names)
     if not registers[0].is_native:
-        raise UsageError(f"process {process.pid} is a 32-bit program; core files are made of 64-bit ones only")
+        raise UsageError(f"process {process.pid} is a 32-bit program; crckpt writes core files of 64-bit programs only")
     return registers
 
 
 def _notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
     try:
-        return b"".join(_each_note(process, memory, registers))
+        return b"".join(_make_notes(process, memory, registers))
     except struct.error as error:
-        raise IntegrityError(f"the images of process {process.pid} have a number that is too large: {error}") from error
+        raise IntegrityError(
+            f"the images of process {process.pid} contain a number that is too large: {error}"
+        ) from error
 
 
-def _each_note(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
-    """In the kernel's order: what belongs to the process stands between the leader's two notes."""
+def _make_notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
+    """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
     for thread, values in zip(process.threads, registers, strict=True):
         yield _prstatus(process, thread, values)
         if thread.tid == process.pid:
-            yield from _of_process(process, memory)
+            yield from _process_notes(process, memory)
         yield elf_core.note(elf_core.NT_FPREGSET, values.floating)
         if values.extended:
             state = elf_core.xstate(values.floating, values.extended, values.in_use)
@@ -170,7 +171,7 @@ def _prstatus(process: Process, thread: Thread, values: Registers) -> bytes:
     return elf_core.note(elf_core.NT_PRSTATUS, content)
 
 
-def _of_process(process: Process, memory: Memory) -> Iterator[bytes]:
+def _process_notes(process: Process, memory: Memory) -> Iterator[bytes]:
     space, owner = process.memory, process.core.credentials
     if space is None:
         return
@@ -188,13 +189,13 @@ def _of_process(process: Process, memory: Memory) -> Iterator[bytes]:
 
 
 def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
-    """Beside the target first; it has its name once it is whole and durable."""
-    beside = target.with_name(f".{target.name}.{own_name()}")
+    """Write a temporary file next to the target, and rename it when it is complete and durable."""
+    temporary = target.with_name(f".{target.name}.{own_name()}")
     try:
-        descriptor = open_private(beside, _WHAT)
+        descriptor = open_private(temporary, _WHAT)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another: --output FILE") from error
-    with removed_on_failure(beside, _WHAT):
+    with removed_on_failure(temporary, _WHAT):
         try:
             write_at(descriptor, layout.head, 0, _WHAT)
             _write_memory(descriptor, segments, layout, memory, progress)
@@ -202,12 +203,12 @@ def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory
             sync(descriptor, _WHAT)
         finally:
             os.close(descriptor)
-        rename(beside, target, _WHAT)
+        rename(temporary, target, _WHAT)
     sync_directory(target.parent, _WHAT)
 
 
 def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
-    total, done = _held(memory), 0
+    total, done = _bytes_held(memory), 0
     begins = [segment.address for segment in segments]
     for region in memory.regions:
         for address, content in memory.runs(region):
@@ -218,5 +219,5 @@ def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memo
     progress(total, total)
 
 
-def _held(memory: Memory) -> int:
+def _bytes_held(memory: Memory) -> int:
     return sum(region.pages for region in memory.regions) * PAGE_SIZE

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints."""
+"""Compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import InetSocket, UnixSocket
 from crckpt.images.tree import OpenDescriptor, Process
 from crckpt.ops.context import Context
-from crckpt.ops.inspect.sections import (
+from crckpt.ops.inspect.descriptors import (
     FileSection,
     Holder,
     OpenFiles,
@@ -20,30 +20,32 @@ from crckpt.ops.inspect.sections import (
     open_files,
     socket_section,
 )
+from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.memory import Memory
+from crckpt.ops.inspect.page_changes import MapChange, PageCounts, ProcessMemory, page_changes
 from crckpt.store import Checkpoint, reader
 
 if TYPE_CHECKING:
-    from crckpt.ops.inspect.page_changes import MapChange, PageCounts
     from crckpt.store.read.reading import Reader
 
 
-class Named(Struct, frozen=True):
-    """A process that only one of the checkpoints has, and how many pages that holds of its maps."""
+class UnmatchedProcess(Struct, frozen=True):
+    """A process that only one of the checkpoints has. `pages` is how many pages of it the checkpoint has."""
 
     pid: int
     comm: str
     pages: int
 
 
-class Opened(Struct, frozen=True):
-    """Files and sockets that one checkpoint has and the other lacks."""
+class DescriptorChange(Struct, frozen=True):
+    """Files and sockets that a process has open in one of the checkpoints only."""
 
     files: tuple[FileSection, ...] = ()
     sockets: tuple[SocketSection, ...] = ()
 
 
-class Facts(Struct, frozen=True):
-    """What a process may change of itself."""
+class ProcessFacts(Struct, frozen=True):
+    """What a process may change about itself."""
 
     comm: str
     state: str
@@ -52,41 +54,37 @@ class Facts(Struct, frozen=True):
 
 
 class ProcessChange(Struct, frozen=True):
-    """One process that both checkpoints have, and in which something differs."""
+    """A process that both checkpoints have, and that differs."""
 
     pid: int
     comm: str
-    before: Facts
-    after: Facts
+    before: ProcessFacts
+    after: ProcessFacts
     threads_come: tuple[int, ...]
     threads_gone: tuple[int, ...]
-    opened: Opened
-    closed: Opened
+    opened: DescriptorChange
+    closed: DescriptorChange
     maps: tuple[MapChange, ...]
     pages: PageCounts
 
 
-class Difference(Struct, frozen=True):
-    """From `first` to `second`. `pages` are those of `changed` together; shared memory counts in each process."""
+class CheckpointDiff(Struct, frozen=True):
+    """What differs from `first` to `second`. `pages` is the sum of `changed`; shared memory counts in each process."""
 
     first: Checkpoint
     second: Checkpoint
-    come: tuple[Named, ...]
-    gone: tuple[Named, ...]
+    come: tuple[UnmatchedProcess, ...]
+    gone: tuple[UnmatchedProcess, ...]
     changed: tuple[ProcessChange, ...]
     pages: PageCounts
 
 
-def diff(context: Context, first: str, second: str) -> Difference:
-    """Compare two checkpoints of a store; processes are the same that have the same PID and run the same program.
+def diff(context: Context, first: str, second: str) -> CheckpointDiff:
+    """Compare two checkpoints of a store. A process is the same in both if PID and program are the same.
 
-    Pages are read only where the two have them in different places of the store. Takes bounded memory. Raises
+    It reads only those pages that the two have in different places of the store, and takes bounded memory. Raises
     NoSuchCheckpoint, IntegrityError.
     """
-    from crckpt.ops.inspect.images import read_image_tree
-    from crckpt.ops.inspect.memory import Memory
-    from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
-
     repository = context.repository()
     with repository.shared():
         one, two = (repository.get(repository.resolve(ref)) for ref in (first, second))
@@ -97,13 +95,14 @@ def diff(context: Context, first: str, second: str) -> Difference:
         with reader(repository, one) as reading_one, reader(repository, two) as reading_two:
             both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
             for pid in both:
-                maps = page_changes(Side(one, Memory(reading_one, old[pid])), Side(two, Memory(reading_two, new[pid])))
+                was = ProcessMemory(one, Memory(reading_one, old[pid]))
+                maps = page_changes(was, ProcessMemory(two, Memory(reading_two, new[pid])))
                 change = _change(old[pid], new[pid], files, maps)
                 if change is not None:
                     changed.append(change)
-            come = tuple(_named(reading_two, process) for pid, process in new.items() if pid not in both)
-            gone = tuple(_named(reading_one, process) for pid, process in old.items() if pid not in both)
-    return Difference(
+            come = tuple(_unmatched(reading_two, process) for pid, process in new.items() if pid not in both)
+            gone = tuple(_unmatched(reading_one, process) for pid, process in old.items() if pid not in both)
+    return CheckpointDiff(
         first=one,
         second=two,
         come=come,
@@ -114,31 +113,25 @@ def diff(context: Context, first: str, second: str) -> Difference:
 
 
 def _is_same(old: Process, new: Process) -> bool:
-    """Whether a PID still means the process it meant, and the program that it ran.
-
-    The images have no start times, and a restore gives new ones. But the kernel draws the addresses of a program anew
-    at each start, and a restore brings them back.
-    """
+    """Whether a PID names the same process, running the same program, in both checkpoints."""
+    # The images have no start times, and a restore changes them. But the kernel draws new addresses for a program at
+    # each start, and a restore keeps them.
     if old.memory is None or new.memory is None:
-        return new.memory is None  # Processes become zombies, and zombies nothing else.
+        return new.memory is None  # a process may become a zombie, but not the other way round
     one, other = (
         (space.start_code, space.end_code, space.start_brk, space.start_stack) for space in (old.memory, new.memory)
     )
     return one == other
 
 
-def _named(reading: Reader, process: Process) -> Named:
-    from crckpt.ops.inspect.memory import Memory
-
-    return Named(process.pid, process.comm, sum(region.pages for region in Memory(reading, process).regions))
+def _unmatched(reading: Reader, process: Process) -> UnmatchedProcess:
+    return UnmatchedProcess(process.pid, process.comm, sum(region.pages for region in Memory(reading, process).regions))
 
 
 def _change(
     old: Process, new: Process, files: tuple[OpenFiles, OpenFiles], maps: tuple[MapChange, ...]
 ) -> ProcessChange | None:
-    """None if nothing differs."""
-    from crckpt.ops.inspect.page_changes import PageCounts
-
+    """Compare the two states of a process; None if nothing differs."""
     threads = [{thread.tid for thread in process.threads} for process in (old, new)]
     change = ProcessChange(
         pid=new.pid,
@@ -157,25 +150,25 @@ def _change(
     return change if differs or descriptors else None
 
 
-def _facts(process: Process) -> Facts:
-    return Facts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
+def _facts(process: Process) -> ProcessFacts:
+    return ProcessFacts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
 
 
-def _only(process: Process, other: Process, files: OpenFiles) -> Opened:
-    """The descriptors that a process has and the other lacks."""
+def _only(process: Process, other: Process, files: OpenFiles) -> DescriptorChange:
+    """The descriptors that `process` has and `other` lacks."""
     if process.descriptors == other.descriptors:
-        return Opened()
+        return DescriptorChange()
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
     mine = sorted((found for found in process.descriptors if _identity(found) not in lacks), key=lambda found: found.fd)
     sockets = (socket_section(found.file, (Holder(process.pid, found.fd),), files) for found in mine)
-    return Opened(
+    return DescriptorChange(
         files=tuple(file_section(process.pid, found, files) for found in mine if not is_socket(found.file)),
         sockets=tuple(socket for socket in sockets if socket is not None),
     )
 
 
 def _identity(descriptor: OpenDescriptor) -> tuple[int, str, str]:
-    """A socket stays the same when its state changes. Pipes and nameless sockets are known by their inodes."""
+    """What makes a descriptor the same: for sockets not their state; for pipes and nameless sockets their inode."""
     file = descriptor.file
     if isinstance(file, InetSocket):
         return descriptor.fd, file.kind, f"{file.protocol} {file.source} {file.destination}"

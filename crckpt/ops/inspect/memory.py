@@ -1,4 +1,4 @@
-"""A process's memory by address, out of the store. Every byte is verified before it is given."""
+"""Read a process's memory from the store by address. Every byte is verified before it is returned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOTHING: Final = np.empty(0, EXTENT)
 
 
 class Region(Struct, frozen=True):
-    """One map, the path of the file in it (empty if there is none), and the pages of it that the checkpoint holds.
+    """One map: `path` is its file, if any, and `extents` the pages of it that the checkpoint has.
 
     `extents` are as in the store's index: `first` is an address / PAGE_SIZE, in ascending order.
     """
@@ -51,69 +51,69 @@ class Region(Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """How many pages of it the checkpoint holds."""
+        """How many pages of it the checkpoint has."""
         return int(self.extents["count"].sum(dtype=np.int64))
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may have the same memory."""
+        """Whether other processes may have the same memory."""
         return bool(self.vma.flags & _MAP_SHARED)
 
     @property
     def is_zero_elsewhere(self) -> bool:
-        """Whether pages that the checkpoint does not hold are zeros; else they lie in a file, or are the kernel's."""
+        """Whether pages that the checkpoint lacks are zeros; if not, they are in a file or belong to the kernel."""
         if self.vma.status & _OF_THE_KERNEL:
             return False
         return bool(self.vma.status & _ANONYMOUS) or (self.is_shared and bool(self.vma.status & MEMFD))
 
     @property
     def dirty_pages(self) -> int:
-        """Pages that somebody wrote and that are in no file: of private and shared memory CRIU dumps these alone.
+        """Pages that were written and are in no file: CRIU dumps only these.
 
-        But the vdso it dumps whole, which nobody writes (criu/mem.c, should_dump_page and should_dump_entire_vma).
+        The exception is the vdso: CRIU dumps all of it, and nobody writes it (criu/mem.c, should_dump_entire_vma).
         """
         return 0 if self.vma.status & VDSO else self.pages
 
     @property
     def resident_pages(self) -> int | None:
-        """Pages that were in memory or swapped out; None for maps of files: CRIU leaves out those that nobody wrote."""
+        """Pages that were in memory or in swap; None for mapped files, of which CRIU dumps only written pages."""
         return self.pages if self.is_zero_elsewhere or self.vma.status & (_OF_THE_KERNEL | VDSO) else None
 
     @property
     def permissions(self) -> str:
-        """As /proc/PID/maps has them: `rw-p`."""
+        """The permissions as in /proc/PID/maps: `rw-p`."""
         bits = ((PROT_READ, "r"), (PROT_WRITE, "w"), (PROT_EXEC, "x"))
         return "".join(word if self.vma.prot & bit else "-" for bit, word in bits) + "ps"[self.is_shared]
 
     @property
     def label(self) -> str:
-        """The path, or what it is in brackets: `[heap]`."""
+        """The path, or the kind in brackets: `[heap]`."""
         return self.path or f"[{self.vma.kind}]"
 
 
 class Memory:
-    """The memory of one process of a checkpoint. Every method raises IntegrityError on any damage."""
+    """The memory of one process of a checkpoint. Every method raises IntegrityError if it is damaged."""
 
     def __init__(self, reading: Reader, process: Process) -> None:
-        """Nothing but the index is read yet. A zombie has no regions."""
+        """Read nothing but the index. A zombie has no regions."""
         self.regions = _regions(reading.files, process)
         self._reading = reading
 
     def runs(self, region: Region) -> Iterator[tuple[int, memoryview]]:
-        """(address, bytes) of what the checkpoint holds of a region, in ascending order; zeros may be left out.
+        """Yield (address, bytes) of the pages that the checkpoint has of a region, in order; zeros may be left out.
 
-        Each is good until the next is asked for. Takes bounded memory, however large the region is: see `Reader`.
+        Each is valid until the next one is read. Takes bounded memory, however large the region is: see `Reader`.
         """
         return addressed(region.extents, self._reading.parts(stored(region.extents)))
 
     def contents(self, extents: Extents) -> Iterator[memoryview]:
-        """The pages of some extents, one after the other, those of zeros left out. Each is good until the next."""
+        """Yield the pages of these extents in order, without zeros. Each is valid until the next one is read."""
         return (content for _, content in self._reading.parts(stored(extents)))
 
     def read(self, address: int, length: int) -> bytes:
-        """`length` bytes from an address on; fewer where the next one is not mapped, or not known to the checkpoint.
+        """Read `length` bytes at an address; fewer if a page is not mapped, or the checkpoint does not have it.
 
-        What is asked for must fit in memory.
+        `length` bytes must fit in memory.
         """
         content = bytearray()
         end = address + length
@@ -131,7 +131,7 @@ class Memory:
         return bytes(content)
 
     def _piece(self, region: Region, start: int, stop: int) -> bytes:
-        """What is known of a region from `start` on, up to `stop`."""
+        """The bytes of a region from `start` to `stop`, or to the first page that is not known."""
         low, high = start // PAGE_SIZE, -(-stop // PAGE_SIZE)
         if not region.is_zero_elsewhere:
             high = _first_gap(between(region.extents, low, high), low)
@@ -145,7 +145,7 @@ class Memory:
 
 
 def between(extents: Extents, low: int, high: int) -> Extents:
-    """What the extents, in ascending order, have of the pages numbered from `low` to before `high`."""
+    """Cut the extents, which are in ascending order, to the pages from `low` to before `high`."""
     first = extents["first"].astype(np.int64)
     begin = int(np.searchsorted(first + extents["count"], low, side="right"))
     found = extents[begin : max(begin, int(np.searchsorted(first, high, side="left")))].copy()
@@ -159,12 +159,12 @@ def between(extents: Extents, low: int, high: int) -> Extents:
 
 
 def stored(extents: Extents) -> StoredFile:
-    """These pages, one after the other, as a file for `Reader.parts`."""
+    """Make a file of these pages for `Reader.parts`."""
     return StoredFile("pages", PAGES, int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE, "", extents)
 
 
 def addressed(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
-    """(address, bytes) instead of (offset in the pages of the extents, bytes)."""
+    """Turn (offset in the pages of the extents, bytes) into (address, bytes)."""
     first = extents["first"].astype(np.int64)
     begin = ends_of(extents) - extents["count"]
     jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
@@ -193,14 +193,14 @@ def _regions(files: Iterable[StoredFile], process: Process) -> tuple[Region, ...
 
 
 def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
-    """The page map that has a map's pages: that of the process, or of the shared memory in it."""
+    """The page map that has the pages of a map: that of the process, or that of its shared memory."""
     if not vma.flags & _MAP_SHARED or not vma.status & (ANON_SHARED | SYSV_IPC | MEMFD):
         return f"pagemap-{pid}.img"
     return f"{_SEGMENT}{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
 
 
 def _held(extents: Extents, vma: Vma, source: str) -> Extents:
-    """Pages of shared memory are numbered from the begin of the segment on (criu/shmem.c)."""
+    """The pages of a map. Those of shared memory are numbered from the start of the segment (criu/shmem.c)."""
     shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
     found = between(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
     found["first"] = found["first"].astype(np.int64) + shift
@@ -210,7 +210,7 @@ def _held(extents: Extents, vma: Vma, source: str) -> Extents:
 def _in_order(file: StoredFile) -> Extents:
     first = file.extents["first"].astype(np.int64)
     if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
-        raise IntegrityError(f"{file.pagemap}: its pages do not stand in the order of their addresses")
+        raise IntegrityError(f"{file.pagemap}: its pages are not in the order of their addresses")
     return file.extents
 
 

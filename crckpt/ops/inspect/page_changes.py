@@ -1,7 +1,7 @@
-"""Which pages of a process differ between two checkpoints of a store.
+"""Find the pages of a process that differ between two checkpoints of a store.
 
-The store has most pages once: where both checkpoints have a page in the same place, it is the same page. In another
-place it may still be equal, as pages are copied forward: only there contents are read and compared.
+The store has most pages once: a page that both checkpoints have in the same place is the same page. Pages in different
+places may be equal too, because dumps copy pages forward: only these are read and compared.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _PackNumbers: TypeAlias = npt.NDArray[np.uint32]
 
 
 class PageCounts(Struct, frozen=True):
-    """Pages that both have and that differ, that only the second has, and that only the first has."""
+    """Numbers of pages: `changed` in both and different, `new` only in the second, `gone` only in the first."""
 
     changed: int = 0
     new: int = 0
     gone: int = 0
 
     def __add__(self, other: PageCounts) -> PageCounts:
-        """Both together."""
+        """Add the numbers."""
         return PageCounts(self.changed + other.changed, self.new + other.new, self.gone + other.gone)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether any page differs."""
         return bool(self.changed or self.new or self.gone)
 
 
 class MapChange(Struct, frozen=True):
-    """A map in which something differs: as the second checkpoint has it, or as the first had it if it is gone.
+    """A map that differs, as it is in the second checkpoint; a map that is gone, as it was in the first.
 
     `start` and `end` (not included) are addresses; `state` is `new`, `gone`, or empty if both have it.
     """
@@ -51,36 +51,37 @@ class MapChange(Struct, frozen=True):
     pages: PageCounts
 
 
-class Side(Struct, frozen=True):
-    """A process's memory in one of the checkpoints."""
+class ProcessMemory(Struct, frozen=True):
+    """The memory of a process in one of the checkpoints."""
 
     checkpoint: Checkpoint
     memory: Memory
 
 
-def page_changes(before: Side, after: Side) -> tuple[MapChange, ...]:
-    """The maps of a process that are new or gone, or have pages that are, or that changed; in the order of addresses.
+def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange, ...]:
+    """Return the maps of a process that differ, by address.
 
-    A map that grew, shrank or was cut in pieces is still the same. Takes bounded memory. Raises IntegrityError.
+    A map that grew, shrank or was split is still the same map. Takes bounded memory. Raises IntegrityError.
     """
     old, new = before.memory.regions, after.memory.regions
     overlaps = list(_overlaps(old, new))
     heirs = {left: right for left, right, _, _ in reversed(overlaps)}
-    # Of each new map, then of each old one: pages changed, new, gone. What both have is taken away from new and gone.
+    # A row for each new map, then for each old one: pages changed, new, gone. Pages in both are subtracted from the
+    # last two.
     counts = np.zeros((len(new) + len(old), 3), np.int64)
     counts[: len(new), 1] = [region.pages for region in new]
-    doubts: list[_Doubt] = []
+    unknown: list[_UnknownPages] = []
     numbers = _numbers(before.checkpoint, after.checkpoint)
     for left, right, low, high in overlaps:
         cells = _in_both(between(old[left].extents, low, high), between(new[right].extents, low, high))
         both = int(cells[0]["count"].sum(dtype=np.int64))
-        changed, doubt = _sorted_out(cells, numbers)
+        changed, pages = _compare_places(cells, numbers)
         counts[right, :2] += (changed, -both)
         counts[heirs[left], 2] -= both
-        doubts.append(_Doubt(right, *doubt))
+        unknown.append(_UnknownPages(right, *pages))
     for left, region in enumerate(old):
         counts[heirs.get(left, len(new) + left), 2] += region.pages
-    counts[: len(new), 0] += _read_and_compared(before.memory, after.memory, doubts, len(new))
+    counts[: len(new), 0] += _compare_contents(before.memory, after.memory, unknown, len(new))
     kept = {right for _, right, _, _ in overlaps}
     states = ["" if right in kept else "new" for right in range(len(new))]
     states += ["" if left in heirs else "gone" for left in range(len(old))]
@@ -92,8 +93,8 @@ def page_changes(before: Side, after: Side) -> tuple[MapChange, ...]:
     return tuple(sorted(changes, key=lambda change: (change.start, change.end)))
 
 
-class _Doubt(Struct, frozen=True):
-    """Pages of a new map, and the same ones of the old map, that may be equal although they lie in another place."""
+class _UnknownPages(Struct, frozen=True):
+    """Pages that a map has in both checkpoints, in different places of the store: they may be equal."""
 
     row: int
     before: Extents
@@ -101,7 +102,7 @@ class _Doubt(Struct, frozen=True):
 
 
 def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """Maps (their positions) of the same thing, and the pages, from one number to before another, that both have."""
+    """(position of an old map, of a new one, first page, page after the last) of each range that is in both."""
     left = right = 0
     while left < len(old) and right < len(new):
         one, two = old[left].vma, new[right].vma
@@ -115,7 +116,7 @@ def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tupl
 
 
 def _identity(region: Region) -> tuple[str, str, bool, int]:
-    """What is mapped, and which part of it is at address 0."""
+    """What is mapped, and which offset of it would be at address 0."""
     vma = region.vma
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
@@ -125,14 +126,14 @@ def _change(region: Region, state: str, pages: PageCounts) -> MapChange:
 
 
 def _numbers(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _PackNumbers]:
-    """Of each checkpoint's packs, a number that means the same pack in both."""
+    """For the packs of each checkpoint, numbers that mean the same pack in both."""
     known: dict[str, int] = {}
     one, two = ([known.setdefault(use.digest, len(known)) for use in side.packs] for side in (before, after))
     return np.array(one, np.uint32), np.array(two, np.uint32)
 
 
 def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
-    """The pages that both extents have, cut so that each extent of the one has its counterpart in the other."""
+    """The pages that both have, cut so that each extent of the one has a counterpart in the other."""
     edges = [
         edge.astype(np.int64) for side in (before, after) for edge in (side["first"], side["first"] + side["count"])
     ]
@@ -144,7 +145,7 @@ def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
 
 
 def _owners(extents: Extents, pages: Places) -> Places:
-    """Which of the extents has each page; -1 for none."""
+    """The position of the extent that has each page; -1 if there is none."""
     first = extents["first"].astype(np.int64)
     found = np.searchsorted(first, pages, side="right") - 1
     if len(extents):
@@ -159,33 +160,33 @@ def _cut(extents: Extents, low: Places, high: Places) -> Extents:
     return cut
 
 
-def _sorted_out(
+def _compare_places(
     cells: tuple[Extents, Extents], numbers: tuple[_PackNumbers, _PackNumbers]
 ) -> tuple[int, tuple[Extents, Extents]]:
-    """How many pages differ for sure, as only one of the two is zero, and those that may differ."""
+    """How many pages differ for sure, because one of the two is zero, and the pages that may differ."""
     before, after = cells
     one, two = (renumbered(side, table) for side, table in zip(cells, numbers, strict=True))
     zeros = (before["pack"] == ZERO).astype(np.int8) + (after["pack"] == ZERO)
     same = (zeros == 2) | ((one["pack"] == two["pack"]) & (one["page"] == two["page"]))
-    doubtful = (zeros == 0) & ~same
-    return int(before["count"][zeros == 1].sum(dtype=np.int64)), (before[doubtful], after[doubtful])
+    is_unknown = (zeros == 0) & ~same
+    return int(before["count"][zeros == 1].sum(dtype=np.int64)), (before[is_unknown], after[is_unknown])
 
 
-def _read_and_compared(before: Memory, after: Memory, doubts: list[_Doubt], rows: int) -> Places:
-    """How many of the doubtful pages of each row differ indeed."""
-    one = np.concatenate([np.empty(0, EXTENT), *(doubt.before for doubt in doubts)])
-    two = np.concatenate([np.empty(0, EXTENT), *(doubt.after for doubt in doubts)])
+def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Places:
+    """Read the unknown pages, and count those that differ in each row."""
+    one = np.concatenate([np.empty(0, EXTENT), *(part.before for part in unknown)])
+    two = np.concatenate([np.empty(0, EXTENT), *(part.after for part in unknown)])
     ends = ends_of(one)
-    row = np.repeat([doubt.row for doubt in doubts], [len(doubt.before) for doubt in doubts])
+    row = np.repeat([part.row for part in unknown], [len(part.before) for part in unknown])
     counts = np.zeros(rows, np.int64)
-    for first, differ in _differing(before.contents(one), after.contents(two)):
+    for first, differ in _differing_pages(before.contents(one), after.contents(two)):
         cells = np.searchsorted(ends, first + np.flatnonzero(differ), side="right")
         counts += np.bincount(row[cells].astype(np.int64), minlength=rows)
     return counts
 
 
-def _differing(before: Iterator[memoryview], after: Iterator[memoryview]) -> Iterator[tuple[int, Mask]]:
-    """(position of the first page, which pages differ) of equally many pages."""
+def _differing_pages(before: Iterator[memoryview], after: Iterator[memoryview]) -> Iterator[tuple[int, Mask]]:
+    """(position of a first page, which of the pages after it differ) for two equally long runs of pages."""
     done = 0
     one = two = memoryview(b"")
     while (one := one or next(before, one)) and (two := two or next(after, two)):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds."""
+"""Show what a checkpoint contains."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import Struct
 from crckpt.criu.command import option_words
 from crckpt.images.tree import ImageTree, Process
 from crckpt.ops.context import Context
+from crckpt.ops.inspect.descriptors import is_socket
 from crckpt.ops.inspect.images import read_image_tree
-from crckpt.ops.inspect.sections import is_socket
 from crckpt.preflight.restore.files import file_uses
 from crckpt.store import Checkpoint
 from crckpt.store.read.contents import contents_of
@@ -19,7 +19,7 @@ from crckpt.store.read.details import read_details
 
 
 class ProcessDetail(Struct, frozen=True):
-    """One process. `memory_bytes` is what it had in pages of its own."""
+    """One process. `memory_bytes` is the size of its private memory in the checkpoint."""
 
     pid: int
     ppid: int
@@ -32,7 +32,7 @@ class ProcessDetail(Struct, frozen=True):
 
 
 class FileDetail(Struct, frozen=True):
-    """A file that was open or mapped. `bytes` is None where nobody recorded it."""
+    """A file that was open or mapped. `bytes` is None if its size is not recorded."""
 
     path: str
     state: str
@@ -40,8 +40,8 @@ class FileDetail(Struct, frozen=True):
     use: str
 
 
-class Detail(Struct, frozen=True):
-    """All of it, in the order of the tree."""
+class CheckpointDetail(Struct, frozen=True):
+    """The contents of a checkpoint, in the order of the tree."""
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
@@ -51,7 +51,7 @@ class Detail(Struct, frozen=True):
     sockets: tuple[str, ...]
 
 
-def show(context: Context, ref: str) -> Detail:
+def show(context: Context, ref: str) -> CheckpointDetail:
     """Read a checkpoint's images and describe it. Raises NoSuchCheckpoint, IntegrityError."""
     repository = context.repository()
     with repository.shared():
@@ -62,7 +62,7 @@ def show(context: Context, ref: str) -> Detail:
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
     known = {entry["pid"]: entry for entry in details.get("processes", [])}
-    return Detail(
+    return CheckpointDetail(
         checkpoint=checkpoint,
         tags=tags,
         criu_options=option_words(checkpoint.options),
@@ -86,7 +86,7 @@ def _process(process: Process, known: dict[str, Any], memory: dict[str, int]) ->
 
 
 def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
-    """Each path once, with its first use; directories and devices too."""
+    """Each path once, with its first use. Directories and devices are files too."""
     used = file_uses(tree)
     found: dict[str, FileDetail] = {}
     for file in tree.regular_files:

@@ -10,16 +10,19 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 from crckpt.ops.context import Context
+from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.memory import Memory
+from crckpt.store import reader
 
 _LONGEST: Final = 1 << 16
-"""Bytes that a match may have; what is longer may be found in parts."""
+"""The most bytes of one match; longer ones may be found in parts."""
 
 _AS_LINES: Final = bytes(byte if byte == 9 or (byte >= 32 and byte != 127) else 10 for byte in range(256))
-"""What is not printable ends a line: so `.*` stays within a string. Bytes from 128 on may be letters in UTF-8."""
+"""Make bytes that are not printable end a line, so that `.*` stays in a string. Bytes from 128 on may be UTF-8."""
 
 
 class Match(Struct, frozen=True):
-    """What was found at an address, and the map (addresses; `end` is not included) that it lies in."""
+    """A match at an address, and the map that it is in (`end` is not included)."""
 
     pid: int
     comm: str
@@ -31,26 +34,22 @@ class Match(Struct, frozen=True):
 
 
 def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
-    """All matches of a regular expression over the printable strings in memory, in the order of the tree.
+    """Search the printable strings in memory for a regular expression; the matches come in the order of the tree.
 
-    Each string is a line to the pattern: `^` is its begin, `$` its end. Letters that are not ASCII are found as UTF-8.
-    Raises UsageError if the pattern is none; NoSuchCheckpoint and IntegrityError as they are met.
+    For the pattern each string is a line: `^` is its start, `$` its end. Letters that are not ASCII are found as UTF-8.
+    Raises UsageError if the pattern is invalid, and NoSuchCheckpoint and IntegrityError during the search.
     """
     try:
         compiled = re.compile(pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
-            f"{pattern!r} is no regular expression: {error}",
-            hint="put a \\ before characters that stand for themselves",
+            f"{pattern!r} is not a regular expression: {error}",
+            hint="to search for a special character itself, put a \\ before it",
         ) from error
     return _search(context, ref, compiled)
 
 
 def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[Match]:
-    from crckpt.ops.inspect.images import read_image_tree
-    from crckpt.ops.inspect.memory import Memory
-    from crckpt.store import reader
-
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
@@ -65,7 +64,7 @@ def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[
 
 
 def matches(runs: Iterable[tuple[int, memoryview]], pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(address, bytes) of what the pattern finds in runs of memory, across the seams of those that follow each other.
+    """Yield (address, bytes) of each match in runs of memory. A match may cross from a run into the next address.
 
     Takes memory for one run and twice the longest match.
     """
@@ -88,7 +87,7 @@ def matches(runs: Iterable[tuple[int, memoryview]], pattern: re.Pattern[bytes]) 
 
 
 def _within(window: bytes, base: int, at: int, end: int, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Matches that begin from `at` to before `end`; empty ones are none."""
+    """Yield the matches that begin from `at` to before `end`, without empty ones."""
     for match in pattern.finditer(window, at):
         if match.start() >= end:
             return

@@ -15,7 +15,7 @@ from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import PageCounts, Side, page_changes
+from crckpt.ops.inspect.page_changes import PageCounts, ProcessMemory, page_changes
 from crckpt.store import Checkpoint, Repository, reader
 from crckpt.store.format.index import StoredFile
 from crckpt.store.read.contents import contents_of
@@ -84,7 +84,7 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
         watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
         for checkpoint, reading in zip((one, two), watched, strict=True):
             process = recorded.process_of(read_image_tree(repository, checkpoint), PID)
-            sides.append(Side(checkpoint, Memory(reading, process)))
+            sides.append(ProcessMemory(checkpoint, Memory(reading, process)))
         changes = page_changes(*sides)
     assert all(change.state == "" for change in changes)
     return {change.start: change.pages for change in changes}, sum(reading.asked for reading in watched) // PAGE_SIZE
@@ -148,7 +148,7 @@ def test_maps_that_go_come_are_cut_and_grow(
     vmas = sorted((*rest, *pieces), key=lambda vma: vma.start)
     other = replace(process, memory=replace(space, vmas=tuple(vmas)))
     with reader(repository, before) as reading:
-        one, two = (Side(before, Memory(reading, found)) for found in (process, other))
+        one, two = (ProcessMemory(before, Memory(reading, found)) for found in (process, other))
         there, back = page_changes(one, two), page_changes(two, one)
     of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))
     assert of_stack > 0

@@ -1,0 +1,139 @@
+"""The open files and sockets of a checkpoint's processes, as `show` and `diff` show them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.images.files import OpenFile
+from crckpt.images.memfd import MemFd
+from crckpt.images.pipes import Fifo
+from crckpt.images.regfile import RegularFile
+from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
+from crckpt.images.tree import ImageTree, OpenDescriptor
+
+_ACCESS: Final = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+_FLAGS: Final = (
+    (os.O_APPEND, "append"),
+    (os.O_NONBLOCK, "nonblock"),
+    (os.O_DIRECT, "direct"),
+    (os.O_DSYNC, "sync"),
+    (os.O_DIRECTORY, "directory"),
+    (os.O_PATH, "path"),
+)
+
+
+class FileSection(Struct, frozen=True):
+    """One descriptor that is no socket.
+
+    `access` is r, w or rw. `offset` is None if the file has none. `size` is in bytes, None if it is not recorded.
+    """
+
+    pid: int
+    fd: int
+    kind: str
+    path: str
+    access: str
+    flags: tuple[str, ...]
+    offset: int | None
+    size: int | None
+    deleted: bool
+    close_on_exec: bool
+
+
+class Holder(Struct, frozen=True):
+    """A descriptor of a process."""
+
+    pid: int
+    fd: int
+
+
+class SocketSection(Struct, frozen=True):
+    """One socket, and the descriptors that have it open: none if it is only a peer, or waits to be received.
+
+    Addresses are `HOST:PORT`, a unix socket's path, `@NAME` or `#INODE`; empty where there is none.
+    """
+
+    family: str
+    type: str
+    protocol: str
+    state: str
+    local: str
+    remote: str
+    deleted: bool
+    holders: tuple[Holder, ...]
+
+
+class OpenFiles(Struct, frozen=True):
+    """The open files of a tree by id, and the names of its unix sockets by inode."""
+
+    by_id: dict[int, OpenFile]
+    unix_names: dict[int, str]
+
+
+def open_files(tree: ImageTree) -> OpenFiles:
+    """Index the open files of a tree."""
+    names = {file.inode: file.name for file in tree.files if isinstance(file, UnixSocket)}
+    return OpenFiles({file.id: file for file in tree.files}, names)
+
+
+def is_socket(file: OpenFile) -> bool:
+    """Whether an open file is a socket."""
+    return isinstance(file, InetSocket | UnixSocket | NetlinkSocket | PacketSocket)
+
+
+def file_section(pid: int, descriptor: OpenDescriptor, files: OpenFiles) -> FileSection:
+    """Describe a descriptor that is no socket."""
+    file = descriptor.file
+    # The images have the flags of a named pipe in another file, the one with its path.
+    opened = files.by_id.get(file.file_id or 0) if isinstance(file, Fifo) else file
+    flags: int = getattr(opened, "flags", 0)
+    return FileSection(
+        pid=pid,
+        fd=descriptor.fd,
+        kind=_kind(file),
+        path=file.path if isinstance(file, RegularFile) else file.title,
+        access=_ACCESS.get(flags & os.O_ACCMODE, ""),
+        flags=tuple(word for bit, word in _FLAGS if flags & bit == bit),
+        offset=file.pos if isinstance(file, RegularFile | MemFd) else None,
+        size=_size(file),
+        deleted=isinstance(file, RegularFile | UnixSocket) and _is_deleted(file),
+        close_on_exec=descriptor.close_on_exec,
+    )
+
+
+def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles) -> SocketSection | None:
+    """Describe a socket; None if the file is no socket."""
+    if isinstance(file, InetSocket):
+        family = "inet6" if file.family == INET6 else "inet"
+        remote = str(file.destination) if file.is_connected else ""
+        return SocketSection(family, file.type, file.protocol, file.state, str(file.source), remote, False, holders)
+    if isinstance(file, UnixSocket):
+        remote = (files.unix_names.get(file.peer) or f"#{file.peer}") if file.peer else ""
+        local = file.name or f"#{file.inode}"
+        return SocketSection("unix", file.type, "", file.state, local, remote, file.deleted, holders)
+    if isinstance(file, NetlinkSocket):
+        return SocketSection("netlink", "", str(file.protocol), "", str(file.port_id), "", False, holders)
+    if isinstance(file, PacketSocket):
+        return SocketSection("packet", file.type, f"{file.protocol:#06x}", "", str(file.interface), "", False, holders)
+    return None
+
+
+def _kind(file: OpenFile) -> str:
+    if not isinstance(file, RegularFile) or file.mode is None:
+        return file.kind
+    known = ((stat.S_ISDIR, "directory"), (stat.S_ISCHR, "character device"), (stat.S_ISBLK, "block device"))
+    return next((kind for holds, kind in known if holds(file.mode)), file.kind)
+
+
+def _size(file: OpenFile) -> int | None:
+    if isinstance(file, RegularFile):
+        return file.size if file.remap is None or file.remap.size is None else file.remap.size
+    return file.size if isinstance(file, MemFd) else None
+
+
+def _is_deleted(file: RegularFile | UnixSocket) -> bool:
+    return file.is_deleted if isinstance(file, RegularFile) else file.deleted
