@@ -194,10 +194,11 @@ def _store(context: Context) -> _Files:
 
 def _left_logs(context: Context) -> _Files:
     """A dump or restore that fails takes its log with it; of one that was killed it stays until gc."""
-    from crckpt.store.layout import Layout, check_access
+    from crckpt.store.backend.directory import check_access
+    from crckpt.store.layout import SCRATCH
     from crckpt.store.transaction import dead_transactions
 
-    transactions = Layout(context.store).transactions
+    transactions = context.store / SCRATCH
     if not is_directory(transactions):
         return
     # Not the whole store: its logs are wanted most where it is damaged.

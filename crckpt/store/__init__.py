@@ -92,9 +92,9 @@ manifest, is removed by gc, which refuses to remove anything as long as a manife
 manifest may be replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
 """
 
+from crckpt.store.backend.directory import is_blank
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.format.names import check_name
-from crckpt.store.layout import is_blank
+from crckpt.store.names import check_name
 from crckpt.store.pending import Pending
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
 from crckpt.store.refs import Tag

@@ -9,7 +9,6 @@ The format, in `crckpt.store`, says what this rests on.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from contextlib import suppress
 from itertools import repeat
@@ -20,13 +19,13 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.checked_files import open_checked, read_checked
-from crckpt.host.disk.files import rename, write_durably, write_new
+from crckpt.host.disk.files import write_new
 from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import Bytes, Numbers, Places
 from crckpt.store.format.pack import Pack
 from crckpt.store.format.pack_writer import Written
-from crckpt.store.layout import Layout
+from crckpt.store.layout import FINGERPRINT_KEY, fingerprints_name
 
 SIZE: Final = 16
 _KEY: Final = 32
@@ -38,17 +37,17 @@ _NONCE: Final = bytes(12)
 """The same for all pages, so that equal pages have equal fingerprints: who sees those can work out the key's point."""
 
 
-def read_key(layout: Layout) -> bytes:
+def read_key(backend: Backend) -> bytes:
     """Return the secret key of the store's fingerprints; make it if it is missing or damaged.
 
     If it cannot be written it is good for this call's caller only: what is stored then has useless fingerprints.
     """
-    if (key := _kept_key(layout)) is None:
+    if (key := _kept_key(backend)) is None:
         key = os.urandom(_KEY)
         with suppress(OSError):
-            write_durably(layout.fingerprint_key, key, "fingerprint-key")
+            backend.put(FINGERPRINT_KEY, key, "fingerprint-key")
             # Of two who make it at once both take the later one, or one of them has fingerprints that nobody believes.
-            key = _kept_key(layout) or key
+            key = _kept_key(backend) or key
     return key
 
 
@@ -66,43 +65,35 @@ def keep(key: bytes, written: Written, prints: Numbers) -> None:
         write_new(_beside(written.path), _sealed(key, written.digest, prints.tobytes()), "fingerprints")
 
 
-def remember(layout: Layout, written: Written) -> None:
+def remember(backend: Backend, written: Written) -> None:
     """Take what `keep` wrote into the cache."""
     with suppress(OSError):
-        rename(_beside(written.path), layout.fingerprints_of(written.digest), "fingerprints")
+        backend.put_derived(fingerprints_name(written.digest), _beside(written.path), "fingerprints")
 
 
-def recall(layout: Layout, key: bytes, pack: Pack) -> Numbers:
+def recall(backend: Backend, key: bytes, pack: Pack) -> Numbers:
     """The fingerprints of a pack's pages: kept or worked out again. Raises IntegrityError on damage.
 
     Those that are kept are mapped, not read: the kernel can take their memory back. Those that were made under another
     key, or by another function, as crckpt did before, have another seal.
     """
-    path = layout.fingerprints_of(pack.digest)
+    name = fingerprints_name(pack.digest)
     with suppress(OSError, ValueError, IntegrityError):
-        content = _mapped(path)
+        content = backend.map(name)
         prints, seal = content[:-_DIGEST], content[-_DIGEST:]
         if len(prints) == pack.pages * SIZE and _seal(key, pack.digest, prints) == seal:
             return _as_array(prints)
     found = b"".join(_worked_out(pack, first, key) for first in range(0, len(pack.table), _FRAMES_AT_ONCE))
     with suppress(OSError):
-        write_durably(path, _sealed(key, pack.digest, found), "fingerprints")
+        backend.put(name, _sealed(key, pack.digest, found), "fingerprints")
     return _as_array(found)
 
 
-def _kept_key(layout: Layout) -> bytes | None:
+def _kept_key(backend: Backend) -> bytes | None:
     with suppress(OSError, IntegrityError):
-        key = read_checked(layout.fingerprint_key, _MOST_KEY)
+        key = backend.read(FINGERPRINT_KEY, _MOST_KEY)
         return key if len(key) == _KEY else None
     return None
-
-
-def _mapped(path: Path) -> memoryview:
-    descriptor = open_checked(path, None)
-    try:
-        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-    finally:
-        os.close(descriptor)
 
 
 def _as_array(prints: bytes | memoryview) -> Numbers:

@@ -17,7 +17,7 @@ from crckpt.host import proc
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import open_private, write
 from crckpt.model import Count, Pid
-from crckpt.store.format.documents import decode
+from crckpt.store.documents import decode
 
 MOST_BYTES: Final = 4 << 20
 """The size of the largest record of an owner: it has the command line, which has no limit but this (execve(2))."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -15,11 +14,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from crckpt.errors import CrckptError, IntegrityError
-from crckpt.host.disk.checked_files import is_directory, read_checked
-from crckpt.host.disk.files import ensure_private_directory, own_name, remove, write_durably
+from crckpt.host.disk.files import own_name
 from crckpt.model import JobName, RunId
-from crckpt.store.format.documents import decode
-from crckpt.store.layout import Layout
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.documents import decode
+from crckpt.store.layout import PENDING
 from crckpt.store.owner import MOST_BYTES, Owner, owner_of
 
 
@@ -42,45 +41,43 @@ class _Record(Struct, frozen=True):
 
 
 @contextmanager
-def announced(layout: Layout, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
+def announced(backend: Backend, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
     """While the block stores a checkpoint, it is known as pending. A crash leaves it known as lost, until gc.
 
     So does a failure, if crckpt is `alone`: else it is said there and then.
     """
-    ensure_private_directory(layout.pending, "pending")
-    path = layout.pending / own_name()
-    facts = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(owner_of(time.time()))}
-    _write(path, facts)
+    name = f"{PENDING}/{own_name()}"
+    record = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(owner_of(time.time()))}
+    _write(backend, name, record)
     try:
         yield
     except BaseException as error:
         if alone:
-            _write(path, {**facts, "lost": error.message if isinstance(error, CrckptError) else str(error)})
+            _write(backend, name, {**record, "lost": error.message if isinstance(error, CrckptError) else str(error)})
         else:
-            _forget(path)
+            _forget(backend, name)
         raise
-    _forget(path)
+    _forget(backend, name)
 
 
-def read_pending(layout: Layout) -> tuple[Pending, ...]:
+def read_pending(backend: Backend) -> tuple[Pending, ...]:
     """All that is pending or lost, oldest first. What was stored a moment before a crash may be among them."""
-    paths = layout.pending.iterdir() if is_directory(layout.pending) else ()
-    found = (_read(path) for path in paths)
+    found = (_read(backend, f"{PENDING}/{name}") for name in backend.names_in(PENDING))
     return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
 
 
-def _write(path: Path, facts: Mapping[str, object]) -> None:
-    write_durably(path, json.dumps(facts, sort_keys=True).encode(), "pending")
+def _write(backend: Backend, name: str, record: Mapping[str, object]) -> None:
+    backend.put(name, json.dumps(record, sort_keys=True).encode(), "pending")
 
 
-def _forget(path: Path) -> None:
+def _forget(backend: Backend, name: str) -> None:
     with suppress(OSError):
-        remove(path, "pending")
+        backend.remove(name, "pending")
 
 
-def _read(path: Path) -> Pending | None:
+def _read(backend: Backend, name: str) -> Pending | None:
     try:
-        record = decode(read_checked(path, MOST_BYTES), _RECORD, str(path))
+        record = decode(backend.read(name, MOST_BYTES), _RECORD, name)
     except (OSError, IntegrityError, msgspec.ValidationError):
         return None
     lost, owner = record.lost, record.owner

@@ -6,23 +6,16 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
-from crckpt.host.disk.checked_files import check_directory, is_directory, read_checked
-from crckpt.host.disk.files import (
-    ensure_private_directory,
-    is_named,
-    losses_passed_over,
-    remove,
-    sync_directory,
-    write_durably,
-)
+from crckpt.host.disk.files import losses_passed_over
 from crckpt.model import CheckpointId, JobName
-from crckpt.store.format.names import ID, NAME, SHORT, check_name
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.layout import TAGS
+from crckpt.store.names import ID, NAME, SHORT, check_name
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
@@ -60,44 +53,41 @@ def resolve(ref: str, known: Known) -> CheckpointId:
     return _by_digits(ref, known)
 
 
-def write_tag(directory: Path, tag: Tag) -> None:
+def write_tag(backend: Backend, tag: Tag) -> None:
     """Make or move a tag, durably. Raises UsageError for a name that cannot be one, IntegrityError where links lie."""
     check_name(tag.job, "job")
     check_name(tag.name, "tag")
-    ensure_private_directory(directory / tag.job, "tag-directory")
-    check_directory(directory / tag.job)
-    write_durably(directory / tag.job / tag.name, f"{tag.id}\n".encode(), "tag")
+    backend.put(f"{TAGS}/{tag.job}/{tag.name}", f"{tag.id}\n".encode(), "tag")
 
 
-def remove_tag(directory: Path, job: str, name: str) -> None:
+def remove_tag(backend: Backend, job: str, name: str) -> None:
     """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
-    names_one = NAME.fullmatch(job) and NAME.fullmatch(name) and is_directory(directory / job)
-    if not names_one or not is_named(directory / job / name):
-        ours = (f"{tag.job}:{tag.name}" for tag in read_tags(directory))
+    names_one = NAME.fullmatch(job) and NAME.fullmatch(name)
+    if not names_one or not backend.exists(f"{TAGS}/{job}/{name}"):
+        ours = (f"{tag.job}:{tag.name}" for tag in read_tags(backend))
         raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours))
-    remove(directory / job / name, "tag")
-    sync_directory(directory / job, "tag")
+    backend.remove(f"{TAGS}/{job}/{name}", "tag")
+    backend.sync_names(f"{TAGS}/{job}", "tag")
 
 
-def read_tags(directory: Path) -> tuple[Tag, ...]:
+def read_tags(backend: Backend) -> tuple[Tag, ...]:
     """All tags, in the order of their names."""
-    jobs = (path for path in sorted(directory.iterdir()) if NAME.fullmatch(path.name) and is_directory(path))
-    return tuple(tag for path in jobs for tag in _tags_of(path))
+    jobs = (job for job in backend.names_in(TAGS) if NAME.fullmatch(job))
+    return tuple(tag for job in jobs for tag in _tags_of(backend, JobName(job)))
 
 
-def _tags_of(directory: Path) -> Iterator[Tag]:
-    for path in sorted(directory.iterdir()):
-        # Names that begin with a dot are being written, or were when their writer died.
-        if NAME.fullmatch(path.name):
-            content = _content(path)
+def _tags_of(backend: Backend, job: JobName) -> Iterator[Tag]:
+    for name in backend.names_in(f"{TAGS}/{job}"):
+        if NAME.fullmatch(name):
+            content = _content(backend, f"{TAGS}/{job}/{name}")
             if ID.fullmatch(content):
-                yield Tag(JobName(directory.name), path.name, CheckpointId(content))
+                yield Tag(job, name, CheckpointId(content))
 
 
-def _content(path: Path) -> str:
+def _content(backend: Backend, name: str) -> str:
     """What it holds; nothing if that is no text, the disk has lost it, or somebody has removed it a moment ago."""
     with suppress(FileNotFoundError, IntegrityError), losses_passed_over():
-        return read_checked(path, _MOST_BYTES).decode(errors="replace").strip()
+        return backend.read(name, _MOST_BYTES).decode(errors="replace").strip()
     return ""
 
 

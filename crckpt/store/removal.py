@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from crckpt.host.disk.files import remove_tree, rename, sync_directory
 from crckpt.model import CheckpointId
-from crckpt.store.layout import Layout
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.layout import checkpoint_directory
 from crckpt.store.refs import read_tags, remove_tag
 
 
-def remove_checkpoints(layout: Layout, ids: Iterable[CheckpointId]) -> None:
+def remove_checkpoints(backend: Backend, ids: Iterable[CheckpointId]) -> None:
     """Remove checkpoints and the tags that name them; `collect_garbage` removes their packs. Needs the lock alone."""
-    gone = tuple(dict.fromkeys(ids))
-    for tag in read_tags(layout.tags):
-        if tag.id in gone:
-            remove_tag(layout.tags, tag.job, tag.name)
-    # Nothing is created here: it must work on a full disk. What a crash leaves in tmp has no owner, and gc removes it.
-    doomed = [(layout.checkpoints / checkpoint_id, layout.transactions / checkpoint_id) for checkpoint_id in gone]
-    for path, aside in doomed:
-        rename(path, aside, "doomed")
-    # Only that they are gone from here must last: in tmp they may be lost.
-    sync_directory(layout.checkpoints, "doomed")
-    for _, aside in doomed:
-        remove_tree(aside, "doomed")
+    doomed = tuple(dict.fromkeys(ids))
+    for tag in read_tags(backend):
+        if tag.id in doomed:
+            remove_tag(backend, tag.job, tag.name)
+    backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")

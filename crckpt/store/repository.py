@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -14,24 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
-from crckpt.host.disk.checked_files import check_directory
-from crckpt.host.disk.files import (
-    LOST,
-    add_private_directory,
-    is_named,
-    losses_passed_over,
-    make_private_directory,
-    move_durably,
-    remove,
-    rename,
-    sync_directory,
-    write_new,
-)
+from crckpt.host.disk.files import LOST
 from crckpt.model import CheckpointId, JobName
-from crckpt.store.format.manifest import Checkpoint, job_named_in, next_sequence, seal, unseal
-from crckpt.store.format.names import ID, SHORT
-from crckpt.store.layout import Facts, Layout, open_layout
-from crckpt.store.lock import TIMEOUT_S, StoreLock, taking_turns
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.description import Description, open_directory
+from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
+from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
+from crckpt.store.lock import TIMEOUT_S, StoreLock
+from crckpt.store.names import ID, SHORT, check_name
 from crckpt.store.pending import Pending, announced, read_pending
 from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.removal import remove_checkpoints
@@ -53,11 +40,11 @@ class Repository:
     Methods raise StoreLocked if the lock cannot be had within the time given to `shared` or `exclusive`.
     """
 
-    def __init__(self, layout: Layout, facts: Facts) -> None:
-        """Use `open`."""
-        self.layout = layout
-        self.facts = facts
-        self._lock = StoreLock(layout.root)
+    def __init__(self, backend: Backend, description: Description) -> None:
+        """`description` is what `backend` has of the store; `open` opens one in a directory."""
+        self.backend = backend
+        self.id = description.id
+        self._lock = StoreLock(backend)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Repository:
@@ -65,12 +52,12 @@ class Repository:
 
         Raises StoreUnusable if it is none, if others may read or own it, or if its format is newer.
         """
-        return cls(*open_layout(path.absolute(), create=create))
+        return cls(*open_directory(path.absolute(), create=create))
 
     @property
     def root(self) -> Path:
-        """The store's directory."""
-        return self.layout.root
+        """The directory of a store on this host."""
+        return Path(self.backend.location)
 
     def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Nothing is removed while the block runs. Raises StoreLocked after `timeout` seconds."""
@@ -83,7 +70,7 @@ class Repository:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A private directory for what is in flight, removed when the block ends."""
-        with self.shared(), transaction(self.layout.transactions) as begun:
+        with self.shared(), transaction(self.backend.scratch) as begun:
             yield begun
 
     def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
@@ -106,9 +93,9 @@ class Repository:
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """Raises NoSuchCheckpoint, IntegrityError if its manifest is damaged or missing, StoreUnusable if newer."""
         try:
-            manifest = self.layout.read_manifest(checkpoint_id)
+            manifest = self.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
         except FileNotFoundError:
-            if is_named(self.layout.checkpoints / checkpoint_id):
+            if self.backend.exists(checkpoint_directory(checkpoint_id)):
                 # It came here with its manifest, and goes with it: something else has removed that.
                 raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} is missing") from None
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
@@ -129,7 +116,7 @@ class Repository:
         which is the newest; not with `despite_damage`.
         """
         with self.shared():
-            if ID.fullmatch(ref) and is_named(self.layout.checkpoints / ref):
+            if ID.fullmatch(ref) and self.backend.exists(checkpoint_directory(ref)):
                 return CheckpointId(ref)
             found, unreadable = self.read_all()
             jobs: dict[JobName, list[CheckpointId]] = {}
@@ -150,17 +137,17 @@ class Repository:
         """Let `JOB:name` name the checkpoint; a tag of that name moves. Raises UsageError, and what `get` raises."""
         with self.shared():
             tag = Tag(self.get(checkpoint_id).job, name, checkpoint_id)
-            write_tag(self.layout.tags, tag)
+            write_tag(self.backend, tag)
             return tag
 
     def untag(self, job: str, name: str) -> None:
         """Raises NoSuchCheckpoint if there is no such tag."""
         with self.shared():
-            remove_tag(self.layout.tags, job, name)
+            remove_tag(self.backend, job, name)
 
     def tags(self) -> tuple[Tag, ...]:
         """All tags, by name."""
-        return read_tags(self.layout.tags)
+        return read_tags(self.backend)
 
     def remove(self, ids: Iterable[CheckpointId]) -> None:
         """Remove checkpoints and their tags; no other checkpoint changes. Their packs stay until `gc`.
@@ -170,57 +157,42 @@ class Repository:
         with self.exclusive():
             doomed = tuple(ids)
             for checkpoint_id in doomed:
-                if not ID.fullmatch(checkpoint_id) or not is_named(self.layout.checkpoints / checkpoint_id):
+                if not ID.fullmatch(checkpoint_id) or not self.backend.exists(checkpoint_directory(checkpoint_id)):
                     raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}")
-            remove_checkpoints(self.layout, doomed)
+            remove_checkpoints(self.backend, doomed)
 
     def announced(
         self, job: JobName, created: datetime, run_id: str | None, *, alone: bool
     ) -> AbstractContextManager[None]:
         """While the block stores a checkpoint, `pending` names it; see `pending.announced`."""
-        return announced(self.layout, job, created, run_id, alone=alone)
+        return announced(self.backend, job, created, run_id, alone=alone)
 
-    def restoring(self, job: JobName) -> AbstractContextManager[None]:
-        """While the block restores a checkpoint of `job`, nobody else does. Raises StoreLocked; see `restoring`."""
-        from crckpt.store.restoring import restoring
+    def restoring(self, job: JobName, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
+        """While the block restores a checkpoint of `job`, nobody else does. A read-only store keeps nobody out.
 
-        return restoring(self.layout, job)
+        Raises StoreLocked if another restore has not ended after `timeout` seconds.
+        """
+        return self.backend.restores_locked(check_name(job, "job"), timeout)
 
     def pending(self) -> tuple[Pending, ...]:
         """What is being stored, and what was lost since the last gc; oldest first."""
-        return read_pending(self.layout)
+        return read_pending(self.backend)
 
     def add_packs(self, packs: Mapping[str, Path]) -> None:
         """Take in finished pack files by digest, whose content is durable; they are durable here once this returns.
 
-        The same one stays; a damaged one is mended by it.
+        The same one stays; a damaged one is replaced by it.
         """
-        for digest, path in packs.items():
-            target = self.layout.pack(digest)
-            self.layout.check_pack_directory(digest)
-            if _is_same(path, target):
-                remove(path, "pack")
-            else:
-                add_private_directory(target.parent, "pack-directory")
-                check_directory(target.parent)
-                rename(path, target, "pack")
-        # Where one was there too: whoever put it there may have died before the sync, and a manifest will rely on it.
-        for directory in sorted({self.layout.pack(digest).parent for digest in packs}):
-            sync_directory(directory, "pack")
-        sync_directory(self.layout.packs, "pack-directory")
+        self.backend.put_files({pack_name(digest): path for digest, path in packs.items()}, "pack")
 
-    def add_checkpoint(self, draft: Checkpoint, begun: Transaction) -> Checkpoint:
+    def add_checkpoint(self, draft: Checkpoint) -> Checkpoint:
         """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there.
 
         It gets the number that follows all that are there: of what is committed at the same time, in turn.
         """
-        with taking_turns(self.layout.checkpoints):
+        with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
-            directory = begun.path / "checkpoint"
-            make_private_directory(directory, "checkpoint")
-            write_new(directory / "manifest.json", manifest, "manifest")
-            sync_directory(directory, "checkpoint")
-            move_durably(directory, self.layout.checkpoints / checkpoint.id, "checkpoint")
+            self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")
         return checkpoint
 
     def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
@@ -236,22 +208,10 @@ class Repository:
                 remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
                 job = None
                 with suppress(OSError, IntegrityError):
-                    job = job_named_in(self.layout.read_manifest(checkpoint_id))
+                    job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
                 unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
 
     def _named(self) -> list[CheckpointId]:
-        # There may be very many: names alone cost a tenth of paths.
-        with os.scandir(self.layout.checkpoints) as entries:
-            names = [entry.name for entry in entries if ID.fullmatch(entry.name)]
-        return sorted(map(CheckpointId, names))
-
-
-def _is_same(path: Path, target: Path) -> bool:
-    """Whether `target` is that file already; not if it is missing, or if the disk has lost some of it."""
-    with suppress(FileNotFoundError), losses_passed_over():
-        if not stat.S_ISREG(target.lstat().st_mode):
-            return False
-        return filecmp.cmp(path, target, shallow=False)
-    return False
+        return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]

@@ -16,6 +16,7 @@ from benchmark.targets import started
 from crckpt.model import JobName
 from crckpt.store import Repository
 from crckpt.store.format.manifest import seal
+from crckpt.store.layout import manifest_name
 
 CHECKPOINTS = 10_000
 JOBS = 20
@@ -53,7 +54,7 @@ def _multiply(store: Path) -> None:
         created = model.created + timedelta(seconds=number + 1)
         job = JobName(f"job-{number % JOBS}")
         checkpoint, manifest = seal(replace(model, job=job, created=created, note=f"number {number}"))
-        path = repository.layout.manifest(checkpoint.id)
+        path = repository.root / manifest_name(checkpoint.id)
         path.parent.mkdir(mode=0o700)
         path.touch(mode=0o600)
         path.write_bytes(manifest)

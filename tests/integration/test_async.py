@@ -20,7 +20,7 @@ USAGE: Final = 2
 LOCKED: Final = 11
 REFUSED: Final = 24
 WITHIN_S: Final = 20
-BEFORE_IT_IS_SAFE: Final = "checkpoint.rename"
+BEFORE_IT_IS_SAFE: Final = "manifest-directory.rename"
 
 
 def _listed(crckpt: Crckpt) -> dict[str, Any]:

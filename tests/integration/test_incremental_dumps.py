@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from entering import merging
-from image_sets import flip
+from image_sets import flip, pack_path
 from incremental import (
     MIB,
     NO_TRACKER,
@@ -377,8 +377,8 @@ def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, ta
         target.write()
     repository = Repository.open(crckpt.store)
     use = max(repository.get(base).packs, key=lambda one: one.pages)
-    path = repository.layout.pack(use.digest)
-    flip(path, int(open_pack(path, use.digest).table["offset"][1]))
+    path = pack_path(repository, use.digest)
+    flip(path, int(open_pack(repository.backend, use.digest).table["offset"][1]))
     crckpt.run("verify", "--all", status=13)
     result = dumped(crckpt, target)
     assert "frame 1: its SHA-256 does not match" in result["tracked"]["why_full"]
@@ -488,8 +488,8 @@ def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Targ
         checkpoint = repository.get(base)
         _, _, number, page = checkpoint.index.extents[0]
         digest = checkpoint.packs[number].digest
-        path = repository.layout.pack(digest)
-        flip(path, int(open_pack(path, digest).table["offset"][page // FRAME_PAGES]))
+        path = pack_path(repository, digest)
+        flip(path, int(open_pack(repository.backend, digest).table["offset"][page // FRAME_PAGES]))
     words = ("dump", str(target.pid), "job", "--json")
     if what == "manifest":
         planned = crckpt.run(*words, "--dry-run").document["result"]

@@ -31,33 +31,40 @@ def unannounced(source: str) -> tuple[str, ...]:
 def step_names(primitives: str, sources: Iterable[str]) -> frozenset[str]:
     """The names of all steps that `sources` take by functions of the module `primitives`, or by their own.
 
-    A function of theirs that has a parameter `what` passes it on. Fails for a name that is not a literal.
+    A function of theirs that has a parameter `what` passes it on, as does a method of a backend, which are called
+    `backend.METHOD(...)`. Fails for a name that is not a literal.
     """
     trees = [ast.parse(source) for source in (primitives, *sources)]
     suffixes = _suffixes([function for tree in trees for function in _functions(tree)])
     names: set[str] = set()
     for tree in trees[1:]:
         for call in _calls(tree):
-            if _callee(call) in suffixes and not _passes_on(call):
+            if _callee(call) in suffixes and _passed_on(call) is None:
                 what = call.args[-1]
                 assert isinstance(what, ast.Constant), f"a step has no plain name: {ast.unparse(call)}"
-                names |= {f"{what.value!s}.{suffix}" for suffix in suffixes[_callee(call)]}
+                names |= {f"{what.value!s}{suffix}" for suffix in suffixes[_callee(call)]}
     return frozenset(names)
 
 
 def _suffixes(functions: list[ast.FunctionDef]) -> Mapping[str, set[str]]:
     """What each function with a parameter `what` appends to it: its own steps, and those of what it calls."""
-    found = {
-        function.name: {_suffix(call) for call in _calls(function) if _callee(call) == "step"}
-        for function in functions
-        if any(argument.arg == "what" for argument in function.args.args)
-    }
+    named = [function for function in functions if any(argument.arg == "what" for argument in function.args.args)]
+    found: dict[str, set[str]] = {_name(function): set() for function in named}
+    for function in named:
+        found[_name(function)] |= {_suffix(call) for call in _calls(function) if _callee(call) == "step"}
     for _ in found:
-        for function in functions:
+        for function in named:
             for call in _calls(function):
-                if function.name in found and _callee(call) in found and _passes_on(call):
-                    found[function.name] |= found[_callee(call)]
+                added = _passed_on(call)
+                if _callee(call) in found and added is not None:
+                    found[_name(function)] |= {added + suffix for suffix in found[_callee(call)]}
     return found
+
+
+def _name(function: ast.FunctionDef) -> str:
+    """A method's begins with a dot."""
+    is_method = bool(function.args.args) and function.args.args[0].arg == "self"
+    return f".{function.name}" if is_method else function.name
 
 
 def _suffix(call: ast.Call) -> str:
@@ -65,15 +72,26 @@ def _suffix(call: ast.Call) -> str:
     name = call.args[0]
     assert isinstance(name, ast.JoinedStr), ast.unparse(call)
     assert isinstance(name.values[-1], ast.Constant), ast.unparse(call)
-    return str(name.values[-1].value).removeprefix(".")
+    return str(name.values[-1].value)
 
 
-def _passes_on(call: ast.Call) -> bool:
-    return bool(call.args) and isinstance(call.args[-1], ast.Name) and call.args[-1].id == "what"
+def _passed_on(call: ast.Call) -> str | None:
+    """What is appended to `what` where that is passed on; None where it is not."""
+    match call.args[-1:]:
+        case [ast.Name(id="what")]:
+            return ""
+        case [ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id="what")), ast.Constant(value=str(added))])]:
+            return added
+    return None
 
 
 def _callee(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    match call.func:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=of, attr=method) if ast.unparse(of).endswith("backend"):
+            return f".{method}"
+    return ""
 
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:

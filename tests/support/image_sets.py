@@ -11,6 +11,7 @@ from pathlib import Path
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
 from crckpt.model import PAGE_SIZE, DumpOptions, Host, JobName, Task
 from crckpt.store import Checkpoint, NewCheckpoint, Repository, ingest, materialise
+from crckpt.store.layout import manifest_name, pack_name
 
 HOST = Host("here", "6.18", "x86_64", PAGE_SIZE, ("avx2", "sse4_2"), "4.2.1", "0" * 64)
 TREE = (Task(100, 1, "program", (100, 101)), Task(102, 100, "child", (102,)))
@@ -113,6 +114,16 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
     content = bytearray(path.read_bytes())
     content[offset] ^= 1 << bit
     path.write_bytes(content)
+
+
+def pack_path(repository: Repository, digest: str) -> Path:
+    """Where the pack of that digest lies."""
+    return repository.root / pack_name(digest)
+
+
+def manifest_path(repository: Repository, checkpoint_id: str) -> Path:
+    """Where the manifest of that checkpoint lies."""
+    return repository.root / manifest_name(checkpoint_id)
 
 
 def packs(repository: Repository) -> list[Path]:

@@ -29,7 +29,7 @@ MOMENTS: Final[Mapping[str, Moment]] = {
     "pages": _has("tmp/*/images/pages-*.img"),
     "inventory": _has("tmp/*/images/inventory.img"),
     "packing": _has("tmp/*/pack-*"),
-    "manifest": _has("tmp/*/checkpoint"),
+    "manifest": _has("tmp/*/manifest.json"),
 }
 """In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
 

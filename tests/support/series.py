@@ -111,7 +111,7 @@ def cost(repository: Repository, checkpoint: Checkpoint) -> Cost:
     for number, use in enumerate(checkpoint.packs):
         inside = extents[extents["pack"] == number]
         needed = np.unique(spread(inside["page"], inside["count"]) // np.uint64(FRAME_PAGES))
-        table = open_pack(repository.layout.pack(use.digest), use.digest).table[needed.astype(np.int64)]
+        table = open_pack(repository.backend, use.digest).table[needed.astype(np.int64)]
         frames += len(needed)
         stored += int(table["stored"].sum())
         raw += int(table["raw"].sum())

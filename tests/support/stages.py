@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from image_sets import ImageSet, area, described, flip, opened, store, write_set
+from image_sets import ImageSet, area, described, flip, manifest_path, opened, pack_path, store, write_set
 
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
+from crckpt.store.layout import FINGERPRINT_KEY
 
 ONE = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 TWO = ImageSet({"pagemap-100.img": [area(10, *range(1, 90), *range(200, 210))]}, {"core-100.img": b"changed" * 99})
@@ -96,7 +97,7 @@ def build(base: Path) -> Stage:
     repository.tag(first.id, "good")
     repository.remove([gone.id])
     (repository.root / "cache/fingerprints" / first.packs[0].digest).unlink()
-    repository.layout.fingerprint_key.unlink()
+    (repository.root / FINGERPRINT_KEY).unlink()
     (repository.root / "tmp/1-dead/images/below/below").mkdir(parents=True)
     (repository.root / "tmp/1-dead/images/core-1.img").touch()
     (base / "sets").mkdir()
@@ -113,10 +114,10 @@ def spoil(stage: Stage) -> None:
     shutil.copytree(stage.root, stage.base / "whole")
     repository = Repository.open(stage.root)
     solo, first, second = repository.checkpoints()
-    flip(repository.layout.manifest(first.id), 20)
+    flip(manifest_path(repository, first.id), 20)
     (damaged,) = {use.digest for use in second.packs} - {use.digest for use in first.packs}
-    flip(repository.layout.pack(damaged), 100)
-    lost = repository.layout.pack(solo.packs[0].digest)
+    flip(pack_path(repository, damaged), 100)
+    lost = pack_path(repository, solo.packs[0].digest)
     lost.unlink()
     lost.parent.rmdir()
 

@@ -23,7 +23,6 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, load, materialise, repair
-from crckpt.store.restoring import restoring
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
@@ -113,7 +112,7 @@ def _announce(repository: Repository, job: str) -> None:
 
 
 def _keep_restores_out(repository: Repository, job: str) -> None:
-    with restoring(repository.layout, JobName(job)):
+    with repository.restoring(JobName(job)):
         pass
 
 

@@ -83,7 +83,7 @@ def _place(job: JobName, context: Context) -> Iterator[_Place]:
     with ExitStack() as stack:
         # Held shortly: what it finds of the store stays open, and may be removed from then on.
         with store.shared() if store else nullcontext():
-            work = stack.enter_context(staged(store.layout.transactions if store else above))
+            work = stack.enter_context(staged(store.backend.scratch if store else above))
             own = Repository.open(work / "own", create=True)
             series = store.checkpoints(job) if store else ()
             on_trial = OnTrial(store or own, series[-1] if series else None, work, context.compress)

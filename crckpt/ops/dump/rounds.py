@@ -175,7 +175,7 @@ def _staged(context: Context, repository: Repository, way: Way) -> Path:
     """A new directory for rounds, which the keeper removes."""
     assert way.followed is not None
     keeper = way.followed.tell().pid
-    with handed_over(repository.layout.transactions, keeper) as beside:
+    with handed_over(repository.backend.scratch, keeper) as beside:
         if context.staging is None:
             way.followed.stage((beside,))
             return beside

@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import PAGE_SIZE
+from crckpt.store.documents import decode
 from crckpt.store.format.columns import decode_columns, encode_columns
-from crckpt.store.format.documents import decode
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
-from crckpt.store.format.names import IMAGE
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
+from crckpt.store.names import IMAGE
 
 FILE: Final = "file"
 PAGES: Final = "pages"

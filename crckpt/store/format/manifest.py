@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId, Count, DumpOptions, Host, JobName, RunId, Statistics, Task
-from crckpt.store.format.documents import decode
-from crckpt.store.format.names import SHORT
+from crckpt.store.documents import decode
+from crckpt.store.names import SHORT
 
 SCHEMA: Final = 1
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -17,10 +15,11 @@ import zstandard
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.checked_files import check_directory, open_checked
 from crckpt.host.disk.files import LOST
 from crckpt.model import PAGE_SIZE
-from crckpt.store.format.names import SHORT
+from crckpt.store.backend.protocol import Backend, OpenFile
+from crckpt.store.layout import pack_name
+from crckpt.store.names import SHORT
 
 MAGIC: Final = b"CRCKPAK1"
 FRAME_PAGES: Final = 64
@@ -40,7 +39,8 @@ _local = threading.local()
 class Pack(Struct, frozen=True):
     """A pack whose frame table is known to be the one that its digest names. `size` is the file's, in bytes."""
 
-    path: Path
+    backend: Backend
+    file: str
     digest: str
     size: int
     table: npt.NDArray[np.void]
@@ -54,8 +54,8 @@ class Pack(Struct, frozen=True):
         """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
         start, last = int(self.table["offset"][first]), first + count - 1
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
-        with _opened(self.path, f"{self.name}, frame {first}") as descriptor:
-            content = os.pread(descriptor, length, start)
+        with self._opened(f"{self.name}, frame {first}") as file:
+            content = file.read(length, start)
         if len(content) != length:
             raise self._cut_short(first)
         return memoryview(content)
@@ -108,24 +108,27 @@ class Pack(Struct, frozen=True):
 
     def read_ahead(self, frames: Sequence[int]) -> None:
         """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
-        with suppress(IntegrityError, OSError), _opened(self.path, self.name) as descriptor:
+        with suppress(IntegrityError, OSError), self._opened(self.name) as file:
             for first, last in _neighbours(frames):
                 start = int(self.table["offset"][first])
                 end = int(self.table["offset"][last]) + int(self.table["stored"][last])
-                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+                file.read_ahead(start, end - start)
 
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
         """The stored bytes of frames, one after the other; good until this thread reads others."""
         content = _buffer(sum(sizes))
-        with _opened(self.path, f"{self.name}, frame {frames[0]} or one after it") as descriptor:
+        with self._opened(f"{self.name}, frame {frames[0]} or one after it") as file:
             at = done = 0
             for first, last in _neighbours(frames):
                 count = last + 1 - first
                 length = sum(sizes[at : at + count])
-                if os.preadv(descriptor, [content[done : done + length]], offsets[at]) != length:
+                if file.read_into(content[done : done + length], offsets[at]) != length:
                     raise self._cut_short(first)
                 at, done = at + count, done + length
         return content
+
+    def _opened(self, name: str) -> AbstractContextManager[OpenFile]:
+        return _opened(self.backend, self.file, name)
 
     def _cut_short(self, frame: int) -> IntegrityError:
         return IntegrityError(f"{self.name}, frame {frame}: the file is cut short")
@@ -136,40 +139,36 @@ class Pack(Struct, frozen=True):
         return f"pack {self.digest[:SHORT]}"
 
 
-def open_pack(path: Path, digest: str) -> Pack:
-    """Read a pack's footer and table. Raises IntegrityError if it is missing, cut short, or not what `digest` names."""
+def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
+    """Read the footer and table of a pack: the one of the store, or `file`.
+
+    Raises IntegrityError if it is missing, cut short, or not what `digest` names.
+    """
+    file = file or pack_name(digest)
     name = f"pack {digest[:SHORT]}"
     try:
-        _check_directory(path, name)
-        with _opened(path, name) as descriptor:
-            size = os.fstat(descriptor).st_size
-            table = _table(descriptor, size, name)
+        with _opened(backend, file, name) as opened:
+            size = opened.size
+            table = _table(opened, size, name)
     except (FileNotFoundError, NotADirectoryError):
-        raise IntegrityError(f"{name} is missing ({path})") from None
+        raise IntegrityError(f"{name} is missing ({backend.location}/{file})") from None
     if hashlib.sha256(table).hexdigest() != digest:
         raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
     frames = np.frombuffer(table, FRAME)
     _check_layout(frames, size - FOOTER.size - len(table), name)
-    return Pack(path, digest, size, frames)
+    return Pack(backend, file, digest, size, frames)
 
 
-def _check_directory(path: Path, name: str) -> None:
-    try:
-        check_directory(path.parent)
-    except IntegrityError as error:
-        raise IntegrityError(f"{name}: {error.message}") from error
-
-
-def _table(descriptor: int, size: int, name: str) -> bytes:
-    if size < len(MAGIC) + FOOTER.size or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+def _table(file: OpenFile, size: int, name: str) -> bytes:
+    if size < len(MAGIC) + FOOTER.size or file.read(len(MAGIC), 0) != MAGIC:
         raise IntegrityError(f"{name}: it does not begin as packs do")
-    offset, count, page_size, magic = FOOTER.unpack(os.pread(descriptor, FOOTER.size, size - FOOTER.size))
+    offset, count, page_size, magic = FOOTER.unpack(file.read(FOOTER.size, size - FOOTER.size))
     whole = offset + count * FRAME.itemsize + FOOTER.size == size
     if count > MOST_FRAMES:
         raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
     if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
         raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
-    return os.pread(descriptor, count * FRAME.itemsize, offset)
+    return file.read(count * FRAME.itemsize, offset)
 
 
 def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
@@ -183,17 +182,15 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[int]:
-    """A descriptor to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
+def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
+    """A file to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
     try:
-        try:
-            descriptor = open_checked(path, None)
-        except IntegrityError as error:
-            raise IntegrityError(f"{name}: {error.message}") from error
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        with ExitStack() as stack:
+            try:
+                opened = stack.enter_context(backend.open(file))
+            except IntegrityError as error:
+                raise IntegrityError(f"{name}: {error.message}") from error
+            yield opened
     except OSError as error:
         if error.errno in LOST:
             raise IntegrityError(f"{name}: {error.strerror}") from error

@@ -13,11 +13,12 @@ import numpy as np
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.doubt import forget_fingerprints
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
 from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
-from crckpt.store.layout import Layout
 from crckpt.store.repository import Repository
 
 _MOST_WHOLE: Final = 1 << 30
@@ -30,10 +31,10 @@ _KEPT_FRAMES: Final = 32
 class Contents:
     """A checkpoint's files. Every method raises IntegrityError, naming checkpoint, pack and frame, on any damage."""
 
-    def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
+    def __init__(self, backend: Backend, checkpoint: Checkpoint) -> None:
         """Nothing is read yet."""
         self.checkpoint = checkpoint
-        self._layout = layout
+        self._backend = backend
         self._packs: dict[int, Pack] = {}
         self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
@@ -63,7 +64,7 @@ class Contents:
             if number >= len(self.checkpoint.packs):
                 raise IntegrityError(f"it refers to pack number {number}, and has {len(self.checkpoint.packs)}")
             digest = self.checkpoint.packs[number].digest
-            self._packs[number] = open_pack(self._layout.pack(digest), digest)
+            self._packs[number] = open_pack(self._backend, digest)
         return self._packs[number]
 
     @contextmanager
@@ -72,7 +73,7 @@ class Contents:
         try:
             yield
         except IntegrityError as error:
-            self._layout.doubt(use.digest for use in self.checkpoint.packs)
+            forget_fingerprints(self._backend, (use.digest for use in self.checkpoint.packs))
             raise IntegrityError(
                 f"checkpoint {self.checkpoint.short_id}: {error.message}",
                 hint=error.hint or "see what else is damaged: crckpt verify --all; an older checkpoint may be whole",
@@ -119,7 +120,7 @@ def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
     """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
     contents = _last.get(repository)
     if contents is None or contents.checkpoint != checkpoint:
-        contents = _last[repository] = Contents(repository.layout, checkpoint)
+        contents = _last[repository] = Contents(repository.backend, checkpoint)
     return contents
 
 

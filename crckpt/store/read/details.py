@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.model import Count, Pid
-from crckpt.store.format.documents import decode
+from crckpt.store.documents import decode
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.read.materialise import details_of
 from crckpt.store.repository import Repository

@@ -12,6 +12,7 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.host.disk.files import open_private, resize, write_at, write_unsynced
 from crckpt.images.pagemap import is_parent_image
 from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.layout import fingerprints_name
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
         contents = _contents(repository, checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
-                if not repository.layout.fingerprints_of(use.digest).exists():
-                    recall(repository.layout, read_key(repository.layout), contents.pack(number))
+                if not repository.backend.exists(fingerprints_name(use.digest)):
+                    recall(repository.backend, read_key(repository.backend), contents.pack(number))
         for file in contents.index.files:
             if file.kind == "file" and is_parent_image(file.name):
                 write_unsynced(directory / file.name, contents.read(file), "image")

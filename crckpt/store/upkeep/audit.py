@@ -11,11 +11,11 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, IntegrityError
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
+from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import ZERO, Extents, Numbers, covered
 from crckpt.store.format.index import FILE, PAGES, StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
-from crckpt.store.layout import Layout
 from crckpt.store.read.contents import Contents, index_extents
 from crckpt.store.upkeep.damage import Damage
 from crckpt.store.workers import result_of, workers
@@ -62,13 +62,13 @@ class Audit(Struct):
                 yield Damage("pack", digest, what, tuple(self.touched.get((digest, frame), ())))
 
 
-def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> Audit:
+def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> Audit:
     """Read every pack that the checkpoints name, once, and compare every frame with its SHA-256."""
     audit = Audit()
     for digest in dict.fromkeys(use.digest for checkpoint in checkpoints for use in checkpoint.packs):
         audit.count += 1
         try:
-            audit.packs[digest] = open_pack(layout.pack(digest), digest)
+            audit.packs[digest] = open_pack(backend, digest)
         except (IntegrityError, OSError) as error:
             audit.broken[digest] = str(error)
     audit.bytes = sum(pack.size for pack in audit.packs.values())
@@ -85,7 +85,7 @@ def audit_packs(layout: Layout, checkpoints: list[Checkpoint], progress: Callabl
     return audit
 
 
-def audit_contents(layout: Layout, checkpoint: Checkpoint, packs: Audit) -> list[Damage]:
+def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: Audit) -> list[Damage]:
     """Whether a checkpoint's index is whole and fits its packs, and every page map its pages."""
     place = index_extents(checkpoint)
     try:
@@ -95,7 +95,7 @@ def audit_contents(layout: Layout, checkpoint: Checkpoint, packs: Audit) -> list
     if packs.touch(checkpoint, place):
         # Without the index nobody knows what else it needs; the damage of the pack says what there is to say.
         return []
-    contents = Contents(layout, checkpoint)
+    contents = Contents(backend, checkpoint)
     try:
         files = contents.index.files
         needed = np.concatenate([place, *(file.extents for file in files)])

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.checked_files import is_directory
-from crckpt.host.disk.files import remove_tree, sync_directory
-from crckpt.store.format.names import ID
-from crckpt.store.layout import Layout
-from crckpt.store.owner import read_owner
-from crckpt.store.repository import Repository, Unreadable
+from crckpt.host.disk.files import remove_tree
+from crckpt.store.backend.local import disk_usage
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.layout import CHECKPOINTS, FINGERPRINTS, PACKS, PENDING
+from crckpt.store.names import ID
+from crckpt.store.repository import Repository
 from crckpt.store.transaction import abandoned_staging, dead_transactions
-
-_SECTOR = 512
 
 
 class Collected(Struct, frozen=True):
@@ -35,73 +34,68 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Collect
     """
     with repository.exclusive():
         found, unreadable = repository.read_all()
+        if unreadable:
+            raise IntegrityError(
+                f"nothing was removed: {unreadable[0].why}, so that nobody knows which packs it needs",
+                hint=unreadable[0].remedy,
+                causes=tuple(bad.why for bad in unreadable),
+            )
         named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
-        return _collect(repository.layout, named, unreadable, dry_run=dry_run)
+        return _collect(repository.backend, named, dry_run=dry_run)
 
 
-def pack_files(layout: Layout) -> list[Path]:
-    """Everything that is called as a pack is, in order; not what links lead to. Other names are somebody else's."""
-    with os.scandir(layout.packs) as entries:
-        directories = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    paths = (path for name in directories for path in sorted((layout.packs / name).iterdir()))
-    return [path for path in paths if path.suffix == ".pack" and ID.fullmatch(path.stem)]
+def find_packs(backend: Backend) -> list[str]:
+    """Find everything that is called as a pack is, in order. Other names are somebody else's."""
+    directories = (f"{PACKS}/{name}" for name in backend.names_in(PACKS))
+    files = (f"{directory}/{name}" for directory in directories for name in backend.names_in(directory))
+    return [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
 
 
-def _collect(layout: Layout, named: frozenset[str], unreadable: tuple[Unreadable, ...], *, dry_run: bool) -> Collected:
-    if unreadable:
-        bad = unreadable[0]
-        raise IntegrityError(
-            f"nothing was removed: {bad.why}, so that nobody knows which packs it needs",
-            hint=bad.remedy,
-            causes=tuple(found.why for found in unreadable),
-        )
-    there = pack_files(layout)
-    packs = tuple(path for path in there if path.stem not in named)
-    kept = {path.stem for path in there} - {path.stem for path in packs}
-    leftovers = _leftovers(layout, kept)
-    freed = sum(_size(path) for path in (*packs, *leftovers))
+def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Collected:
+    there = find_packs(backend)
+    packs = [name for name in there if _digest(name) not in named]
+    kept = frozenset(map(_digest, there)) - frozenset(map(_digest, packs))
+    in_flight, leftovers = _find_in_flight(backend.scratch), _find_leftovers(backend, kept)
+    freed = sum(map(disk_usage, in_flight)) + sum(map(backend.disk_usage, (*packs, *leftovers)))
     if not dry_run:
         # A removal that died before its sync could be undone by a power cut: then the packs would be needed again.
-        sync_directory(layout.checkpoints, "garbage")
-        for path in (*leftovers, *packs):
-            _remove(path)
-    shown = tuple(str(path).removeprefix(f"{layout.root}/") for path in leftovers)
-    return Collected(tuple(path.stem for path in packs), shown, freed)
+        backend.sync_names(CHECKPOINTS, "garbage")
+        for path in in_flight:
+            with _passing_over_what_is_used():
+                remove_tree(path, "garbage")
+        for name in (*leftovers, *packs):
+            with _passing_over_what_is_used():
+                backend.remove_tree(name, "garbage")
+    shown = (*(str(path).removeprefix(f"{backend.location}/") for path in in_flight), *leftovers)
+    return Collected(tuple(map(_digest, packs)), shown, freed)
 
 
-def _leftovers(layout: Layout, packs: set[str]) -> tuple[Path, ...]:
-    records = (path for path in layout.locks.iterdir() if not _is_held(path))
-    orphans = (path for path in layout.fingerprints.iterdir() if path.name not in packs)
-    dead = dead_transactions(layout.transactions)
-    return (
-        # Before the links that lead there.
-        *(path for transaction in dead for path in abandoned_staging(transaction)),
-        *dead,
-        *sorted(records),
+def _find_in_flight(scratch: Path) -> list[Path]:
+    """Find what was in flight, and now has no owner that lives."""
+    dead = dead_transactions(scratch)
+    # Before the links that lead there.
+    staging = (path for transaction in dead for path in abandoned_staging(transaction))
+    return [*staging, *dead]
+
+
+def _find_leftovers(backend: Backend, packs: frozenset[str]) -> list[str]:
+    return [
+        *backend.find_leftovers(),
         # Whoever stores a checkpoint holds the lock, too: these are lost.
-        *(sorted(layout.pending.iterdir()) if is_directory(layout.pending) else ()),
-        *sorted(orphans),
-        *sorted(layout.fingerprint_key.parent.glob(f".{layout.fingerprint_key.name}.*")),
-        *(path for job in sorted(layout.tags.iterdir()) if is_directory(job) for path in sorted(job.glob(".*"))),
-        *sorted(layout.root.glob(".store.json.*")),
-    )
+        *(f"{PENDING}/{name}" for name in backend.names_in(PENDING)),
+        *(f"{FINGERPRINTS}/{name}" for name in backend.names_in(FINGERPRINTS) if name not in packs),
+    ]
 
 
-def _is_held(record: Path) -> bool:
-    owner = read_owner(record)
-    return owner is not None and owner.is_alive
+def _digest(name: str) -> str:
+    return Path(name).stem
 
 
-def _size(path: Path) -> int:
-    if not is_directory(path):
-        return path.lstat().st_blocks * _SECTOR
-    return sum((Path(top) / name).lstat().st_blocks * _SECTOR for top, _, names in os.walk(path) for name in names)
-
-
-def _remove(path: Path) -> None:
+@contextmanager
+def _passing_over_what_is_used() -> Iterator[None]:
+    """A CRIU that outlives a killed crckpt still writes there: what it leaves is removed the next time."""
     try:
-        remove_tree(path, "garbage")
+        yield
     except OSError as error:
-        # A CRIU that outlives a killed crckpt still writes there: what it leaves is removed the next time.
         if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
             raise

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import open_private, removed_on_failure, sync, write
 from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
 
 
-def reassemble(digest: str, copies: Sequence[Path], into: Path) -> None:
+def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
     """Write the pack to `into`, a new file, durable and read back.
 
     Raises IntegrityError if no copy has its frame table, or one of the frames (then it says what is wrong with the
@@ -33,27 +35,27 @@ def reassemble(digest: str, copies: Sequence[Path], into: Path) -> None:
             sync(descriptor, "pack")
         finally:
             os.close(descriptor)
-        written = open_pack(into, digest)
+        written = open_pack(LocalBackend(into.parent), digest, into.name)
         for frame in range(len(written.table)):
             written.check(frame, written.stored(frame))
 
 
-def _opened(digest: str, copies: Sequence[Path]) -> Pack:
+def _opened(digest: str, copies: Sequence[Backend]) -> Pack:
     errors: list[Exception] = []
-    for path in copies:
+    for backend in copies:
         try:
-            return open_pack(path, digest)
+            return open_pack(backend, digest)
         except (IntegrityError, OSError) as error:
             errors.append(error)
     raise IntegrityError(str(errors[0]))
 
 
-def _whole_frame(pack: Pack, frame: int, copies: Sequence[Path]) -> memoryview:
+def _whole_frame(pack: Pack, frame: int, copies: Sequence[Backend]) -> memoryview:
     """The table is good for every copy: it is the one that the digest names."""
     errors: list[Exception] = []
-    for path in copies:
+    for backend in copies:
         try:
-            stored = replace(pack, path=path).stored(frame)
+            stored = replace(pack, backend=backend).stored(frame)
             pack.check(frame, stored)
         except (IntegrityError, OSError) as error:
             errors.append(error)

@@ -14,11 +14,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError
-from crckpt.host.disk.checked_files import check_directory
-from crckpt.host.disk.files import is_named, move_durably, write_new
+from crckpt.host.disk.files import write_new
 from crckpt.model import CheckpointId
-from crckpt.store.format.manifest import unseal
-from crckpt.store.format.names import SHORT
+from crckpt.store.format.manifest import MOST_BYTES, unseal
+from crckpt.store.layout import manifest_name, pack_name
+from crckpt.store.names import SHORT
 from crckpt.store.repository import Repository
 from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.verify import Verified, verify
@@ -52,8 +52,10 @@ def repair(
     Without `source` nothing is changed. `progress` is told (bytes done, bytes in all) of each reading. Raises
     NoSuchCheckpoint, UsageError if both stores are one, OSError if the disk is full: then less is mended.
     """
-    if source is not None and source.root.samefile(repository.root):
-        raise UsageError(f"{source.root} is the damaged store itself", hint="name another store with --from")
+    if source is not None and source.backend.is_same(repository.backend):
+        raise UsageError(
+            f"{source.backend.location} is the damaged store itself", hint="name another store with --from"
+        )
     unchanging = source.shared() if source is not None else nullcontext()
     with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
@@ -93,20 +95,20 @@ class _Mending:
         """Whether the checkpoint has its manifest again."""
         checkpoint_id = CheckpointId(damage.name)
         try:
-            content = self._source.layout.read_manifest(checkpoint_id)
+            content = self._source.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
             unseal(content, checkpoint_id)
         except FileNotFoundError:
-            return self._given_up(checkpoint_id, f"{self._source.root} has no checkpoint {checkpoint_id[:SHORT]}")
+            return self._given_up(
+                checkpoint_id, f"{self._source.backend.location} has no checkpoint {checkpoint_id[:SHORT]}"
+            )
         except (CrckptError, OSError) as error:
-            return self._given_up(checkpoint_id, f"in {self._source.root}: {error}")
-        target = self._repository.layout.manifest(checkpoint_id)
-        try:
-            check_directory(target.parent)
-        except IntegrityError as error:
-            return self._given_up(checkpoint_id, error.message)
+            return self._given_up(checkpoint_id, f"in {self._source.backend.location}: {error}")
         beside = self._directory / f"{checkpoint_id}.json"
         write_new(beside, content, "manifest")
-        move_durably(beside, target, "manifest")
+        try:
+            self._repository.backend.put_files({manifest_name(checkpoint_id): beside}, "manifest")
+        except IntegrityError as error:
+            return self._given_up(checkpoint_id, error.message)
         return True
 
     def pack(self, digest: str) -> bool:
@@ -114,14 +116,13 @@ class _Mending:
         from crckpt.store.upkeep.reassembly import reassemble
 
         beside = self._directory / f"{digest}.pack"
-        copies = (self._source.layout.pack(digest), self._repository.layout.pack(digest))
-        if not is_named(copies[0]):
-            return self._given_up(digest, f"{self._source.root} has no pack {digest[:SHORT]}")
+        if not self._source.backend.exists(pack_name(digest)):
+            return self._given_up(digest, f"{self._source.backend.location} has no pack {digest[:SHORT]}")
         try:
-            reassemble(digest, copies, beside)
+            reassemble(digest, (self._source.backend, self._repository.backend), beside)
             self._repository.add_packs({digest: beside})
         except IntegrityError as error:
-            return self._given_up(digest, f"in {self._source.root}: {error.message}")
+            return self._given_up(digest, f"in {self._source.backend.location}: {error.message}")
         return True
 
     def _given_up(self, name: str, why: str) -> bool:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
+from crckpt.store.doubt import forget_fingerprints
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 from crckpt.store.upkeep.damage import Damage
@@ -42,11 +43,11 @@ def verify(
     with repository.shared():
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         checkpoints, damages = _manifests(repository, wanted)
-        packs = audit_packs(repository.layout, checkpoints, progress)
+        packs = audit_packs(repository.backend, checkpoints, progress)
         for checkpoint in checkpoints:
-            damages += audit_contents(repository.layout, checkpoint, packs)
+            damages += audit_contents(repository.backend, checkpoint, packs)
         damages += packs.damages()
-        repository.layout.doubt([*packs.broken, *packs.frames])
+        forget_fingerprints(repository.backend, [*packs.broken, *packs.frames])
         return Verified(wanted, packs.count, packs.bytes, tuple(damages))
 
 

@@ -37,7 +37,7 @@ from crckpt.store.format.extents import (
     spread,
 )
 from crckpt.store.format.index import DETAILS, FILE, PAGES
-from crckpt.store.format.names import IMAGE
+from crckpt.store.names import IMAGE
 from crckpt.store.write.image_files import opened_image, read_image_file
 
 _NOTHING: Final = np.empty(0, EXTENT)

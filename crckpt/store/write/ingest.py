@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
 from crckpt.store.format.manifest import Checkpoint
-from crckpt.store.format.names import check_name
+from crckpt.store.names import check_name
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def ingest(
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = Target(begun.path, compress, dedup, progress)
-        packed = pack_images(repository.layout, parent, images, new.details, target, new.base)
+        packed = pack_images(repository.backend, parent, images, new.details, target, new.base)
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
-            remember(repository.layout, written)
+            remember(repository.backend, written)
         check()
-        return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000), begun)
+        return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000))
 
 
 def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:

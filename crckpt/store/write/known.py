@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import recall
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Places, different, found_in
 from crckpt.store.format.index import StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack
-from crckpt.store.layout import Layout
 from crckpt.store.read.contents import Contents
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 
@@ -33,7 +33,7 @@ class KnownPages:
     lie in mapped files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
     """
 
-    def __init__(self, layout: Layout, key: bytes, parent: Checkpoint | None) -> None:
+    def __init__(self, backend: Backend, key: bytes, parent: Checkpoint | None) -> None:
         """Read, or work out, the fingerprints under the store's key."""
         self.packs: list[Pack] = []
         self._name = parent.short_id if parent is not None else ""
@@ -41,12 +41,12 @@ class KnownPages:
         self._prints: list[Numbers] = []
         self._contents: Contents | None = None
         if parent is not None:
-            self._contents = contents = Contents(layout, parent)
+            self._contents = contents = Contents(backend, parent)
             # First of all: damage that is found there makes what it may have harmed be read whole.
             files = _files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
             for number in range(len(parent.packs)):
-                prints = self._take(contents, number, layout, key)
+                prints = self._take(contents, number, backend, key)
                 if prints is not None:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
@@ -122,10 +122,10 @@ class KnownPages:
                 table.extend(prints[start : start + _AT_ONCE])
         return table
 
-    def _take(self, contents: Contents, number: int, layout: Layout, key: bytes) -> Numbers | None:
+    def _take(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
         try:
             pack = contents.pack(number)
-            prints = recall(layout, key, pack)
+            prints = recall(backend, key, pack)
         except IntegrityError:
             return None
         self.packs.append(pack)

@@ -43,8 +43,8 @@ class OnTrial:
 
     def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
         began = time.monotonic()
-        self._key = read_key(repository.layout)
-        self._known = KnownPages(repository.layout, self._key, parent)
+        self._key = read_key(repository.backend)
+        self._known = KnownPages(repository.backend, self._key, parent)
         self._known.with_content(np.empty((0, 2), np.uint64))
         self.known_ms = (time.monotonic() - began) * 1000
         self._directory = directory

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import fingerprints, read_key
 from crckpt.store.format.extents import (
     ZERO,
@@ -38,7 +39,6 @@ from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.format.pack_writer import Written
-from crckpt.store.layout import Layout
 from crckpt.store.workers import workers
 from crckpt.store.write.copy_forward import worth_copying
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
@@ -94,7 +94,7 @@ class Target(Struct, frozen=True):
 
 
 def pack_images(
-    layout: Layout,
+    backend: Backend,
     parent: Checkpoint | None,
     images: Path,
     details: bytes,
@@ -108,8 +108,8 @@ def pack_images(
     found = sources(images, details, base)
     held = sum(source.size for source in found)
     raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
-    key = read_key(layout)
-    known = KnownPages(layout, key, parent if target.dedup or base else None)
+    key = read_key(backend)
+    known = KnownPages(backend, key, parent if target.dedup or base else None)
     left = [known.left(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:

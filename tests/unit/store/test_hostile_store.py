@@ -732,7 +732,7 @@ def test_what_is_short_of_memory_says_so(whole: Path, runner: Runner, tmp_path: 
     program = (
         "import json, resource, sys\nfrom crckpt.cli import app\n"
         "def full(*_): raise MemoryError\n"
-        "import crckpt.store.layout as layout\nlayout.Layout.read_manifest = full\n"
+        "import crckpt.store.backend.local as local\nlocal.LocalBackend.read = full\n"
         f"sys.exit(app.run({words}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

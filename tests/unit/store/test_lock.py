@@ -18,7 +18,7 @@ from places import SUPPORT
 
 from crckpt.errors import StoreLocked
 from crckpt.store import Repository, collect_garbage, verify
-from crckpt.store.lock import holders
+from crckpt.store.backend.flock import holders
 
 HOLD = """
 import sys

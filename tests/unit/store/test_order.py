@@ -12,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, opened, store
+from image_sets import ImageSet, area, described, manifest_path, opened, store
 from places import SUPPORT
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.lock import taking_turns
+from crckpt.store.backend.flock import turn_taken
 
 NOW = datetime.now(UTC)
 IN_TWO_DAYS = NOW + timedelta(days=2)
@@ -36,7 +36,7 @@ def _order(repository: Repository, job: str | None = None) -> list[CheckpointId]
 
 def _rewritten(repository: Repository, checkpoint_id: CheckpointId, **changes: object) -> CheckpointId:
     """Put a changed manifest in the place of a checkpoint's; None takes an entry away."""
-    path = repository.layout.manifest(checkpoint_id)
+    path = manifest_path(repository, checkpoint_id)
     left = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in changes}
     changed = {key: value for key, value in changes.items() if value is not None}
     manifest = json.dumps({**left, **changed}).encode()
@@ -140,7 +140,7 @@ def test_who_is_stopped_while_committing_keeps_nobody_waiting_for_ever(tmp_path:
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with taking_turns(tmp_path, timeout=0.05):
+        with turn_taken(tmp_path, timeout=0.05):
             pass
     finally:
         os.close(other)

@@ -186,7 +186,7 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
     ("act", "name"),
     [
         *((ACTS[0], name) for name in ("pack.sync", "pack.sync-directory", "pack-directory.sync-directory")),
-        *((ACTS[0], name) for name in ("manifest.sync", "checkpoint.sync-directory")),
+        *((ACTS[0], name) for name in ("manifest.sync", "manifest-directory.sync-directory")),
         *((ACTS[3], name) for name in ("tag.sync", "tag.sync-directory", "tag-directory.sync-directory")),
         (RM, "doomed.sync-directory"),
         (RM, "tag.sync-directory"),

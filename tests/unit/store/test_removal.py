@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, flip, opened, packs, restored, store, write_set
+from image_sets import ImageSet, area, described, flip, manifest_path, opened, packs, restored, store, write_set
 from msgspec.structs import replace
 from places import SUPPORT
 
@@ -174,7 +174,7 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
     repository = opened(tmp_path)
     lost = store(repository, tmp_path, _images(1))
     other = store(repository, tmp_path, _images(2), described("other"))
-    repository.layout.manifest(lost.id).unlink()
+    manifest_path(repository, lost.id).unlink()
     assert repository.checkpoints() == (other,)
     assert [(bad.id, bad.job) for bad in repository.unreadable()] == [(lost.id, None)]
     assert [(damage.kind, damage.name) for damage in verify(repository).damages] == [("manifest", lost.id)]

@@ -14,7 +14,7 @@ from places import SUPPORT
 from stages import superfluous
 
 from crckpt.store import collect_garbage, verify
-from crckpt.store.lock import holders
+from crckpt.store.backend.flock import holders
 
 PRELUDE = """
 import random, select, sys, tempfile
@@ -95,7 +95,7 @@ def _stopped(process: subprocess.Popen[str]) -> list[str]:
 def test_all_at_once(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     dumping = {job: _start(repository.root, DUMP, job) for job in ("one", "two")}
-    killed = _start(repository.root, DUMP, "three", kill_at="checkpoint.rename:5")
+    killed = _start(repository.root, DUMP, "three", kill_at="manifest-directory.rename:5")
     reading, collecting = _start(repository.root, RESTORE), _start(repository.root, COLLECT)
     assert _ended(killed)[0] == -signal.SIGKILL
     made = {}

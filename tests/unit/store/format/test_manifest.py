@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_sets import HOST, TREE, ImageSet, area, described, opened, store
+from image_sets import HOST, TREE, ImageSet, area, described, manifest_path, opened, store
 from msgspec.structs import replace
 
 from crckpt.errors import StoreUnusable
@@ -96,7 +96,7 @@ def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
 def test_what_another_version_wrote_is_refused(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
-    document = json.loads(repository.layout.manifest(checkpoint.id).read_bytes())
+    document = json.loads(manifest_path(repository, checkpoint.id).read_bytes())
     assert unseal(*_sealed(document)).tree == checkpoint.tree
     without = {key: value for key, value in document.items() if key != "index"}
     for other in (without, {**document, "tree": 5}, {**document, "packs": [{}]}, {**document, "host": {}}, {}):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import ImageSet, area, described, flip, opened, packs, restored, store
+from image_sets import ImageSet, area, described, flip, opened, pack_path, packs, restored, store
 from msgspec.structs import replace
 
 from crckpt.cli.app import run
@@ -168,8 +168,8 @@ def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     one = store(repository, tmp_path, IMAGES, described("one", details=b"1"))
     two = store(repository, tmp_path, IMAGES, described("two", details=b"2"))
-    path = repository.layout.pack(one.packs[0].digest)
-    shutil.copy(repository.layout.pack(two.packs[0].digest), path)
+    path = pack_path(repository, one.packs[0].digest)
+    shutil.copy(pack_path(repository, two.packs[0].digest), path)
     with pytest.raises(IntegrityError, match="frame table is not its name"):
         details_of(repository, one)
     assert verify(repository).lost == (one.id,)
@@ -180,7 +180,7 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     big = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 400))]}))
     few = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(300, 400))]}))
     assert big.packs[0].digest == few.packs[0].digest
-    pack = repository.layout.pack(big.packs[0].digest)
+    pack = pack_path(repository, big.packs[0].digest)
     flip(pack, 100)
     found = verify(repository)
     assert [damage.checkpoints for damage in found.damages] == [(big.id,)]

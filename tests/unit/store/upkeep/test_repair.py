@@ -15,7 +15,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import ImageSet, area, described, files_of, flip, opened, packs, restored, store
+from image_sets import (
+    ImageSet,
+    area,
+    described,
+    files_of,
+    flip,
+    manifest_path,
+    opened,
+    pack_path,
+    packs,
+    restored,
+    store,
+)
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId
@@ -45,7 +57,7 @@ def _tree(root: Path) -> dict[str, bytes]:
 
 def _spoil_everything(root: Path) -> None:
     """Each pack in another way, and the manifest of the other job's checkpoint, the only one that names its pack."""
-    manifest = Repository.open(root).layout.manifest(Repository.open(root).checkpoints("other")[0].id)
+    manifest = manifest_path(Repository.open(root), Repository.open(root).checkpoints("other")[0].id)
     first, second, third = sorted((root / "packs").glob("*/*.pack"))
     flip(first, 100)
     second.unlink()
@@ -76,7 +88,7 @@ def test_everything_that_is_damaged_is_mended(stores: tuple[Repository, Reposito
 def test_without_another_store_it_says_what_can_be_restored(stores: tuple[Repository, Repository]) -> None:
     repository, _ = stores
     _, _, other = repository.checkpoints()
-    flip(repository.layout.pack(other.packs[0].digest), 100)
+    flip(pack_path(repository, other.packs[0].digest), 100)
     before = _tree(repository.root)
     done = repair(repository)
     assert done.now == verify(repository)
@@ -89,7 +101,7 @@ def test_only_what_was_asked_for(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     first, _, other = repository.checkpoints()
     for checkpoint in (first, other):
-        flip(repository.layout.pack(checkpoint.packs[0].digest), 100)
+        flip(pack_path(repository, checkpoint.packs[0].digest), 100)
     done = repair(repository, [other.id], source=copy)
     assert [damage.name for damage in done.mended] == [other.packs[0].digest]
     assert done.restorable == (other.id,)
@@ -103,7 +115,7 @@ def test_each_frame_comes_from_the_store_that_has_it_whole(
 ) -> None:
     repository, copy = stores
     first = repository.checkpoints()[0]
-    here, there = (one.layout.pack(first.packs[0].digest) for one in stores)
+    here, there = (pack_path(one, first.packs[0].digest) for one in stores)
     whole = here.read_bytes()
     flip(here, 100)
     there.write_bytes(whole[:-1])
@@ -133,8 +145,8 @@ def test_what_is_damaged_there_too_stays_as_it_is(
     repository, copy = stores
     first = repository.checkpoints()[0]
     digest = first.packs[0].digest
-    flip(repository.layout.pack(digest), 100)
-    spoil(copy.layout.pack(digest))
+    flip(pack_path(repository, digest), 100)
+    spoil(pack_path(copy, digest))
     before = _tree(repository.root)
     done = repair(repository, source=copy)
     assert _tree(repository.root) == before
@@ -149,9 +161,9 @@ def test_a_manifest_that_is_not_there_either(stores: tuple[Repository, Repositor
     repository, copy = stores
     first, second, _ = repository.checkpoints()
     for checkpoint in (first, second):
-        flip(repository.layout.manifest(checkpoint.id), 9)
+        flip(manifest_path(repository, checkpoint.id), 9)
     copy.remove([first.id])
-    flip(copy.layout.manifest(second.id), 9)
+    flip(manifest_path(copy, second.id), 9)
     done = repair(repository, source=copy)
     assert set(done.unmended) == {
         Unmended(first.id, f"{copy.root} has no checkpoint {first.short_id}"),
@@ -273,7 +285,7 @@ def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[
     repository, copy = stores
     whole = _tree(repository.root)
     first = repository.ids()[0]
-    repository.layout.manifest(first).unlink()
+    manifest_path(repository, first).unlink()
     done = repair(repository, source=copy)
     assert (done.now.damages, [damage.name for damage in done.mended]) == ((), [first])
     assert _tree(repository.root) == whole

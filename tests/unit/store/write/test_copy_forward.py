@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_sets import ImageSet, area, described, files_of, opened, packs, restored, store
+from image_sets import ImageSet, area, described, files_of, opened, pack_path, packs, restored, store
 from series import cost, disk, series, some_pages, started
 
 from crckpt.errors import IntegrityError
@@ -113,7 +113,7 @@ def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> 
     repository = opened(tmp_path)
     program = started(tmp_path / "images", 300)
     (first,) = series(repository, program, 1, 0)
-    with (repository.layout.pack(first.packs[0].digest)).open("r+b") as file:
+    with pack_path(repository, first.packs[0].digest).open("r+b") as file:
         file.seek(100)
         file.write(b"damaged")
     for _ in range(40):

@@ -34,7 +34,7 @@ def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) ->
     repository = opened(tmp_path)
     tried = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
     assert repository.checkpoints() == ()
-    assert not list(repository.layout.packs.iterdir())
+    assert not list((repository.root / "packs").iterdir())
     stored = store(repository, tmp_path, IMAGES).statistics.stored_bytes
     assert 0.9 * stored < tried.stored <= stored
     assert tried.ms > 0

@@ -228,7 +228,7 @@ def test_nothing_new_depends_on_a_damaged_frame(
     repository = opened(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
-    flip(path, int(open_pack(path, path.stem).table["offset"][frame]))
+    flip(path, int(open_pack(repository.backend, path.stem).table["offset"][frame]))
     finds(repository, first, tmp_path)
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)

@@ -30,8 +30,8 @@ def check_name(name: str, what: str) -> str:
     )
 
 
-def checked_id(name: str) -> str:
-    """`name` itself if it is an id or digest, and so may be a part of a path. Raises IntegrityError."""
+def check_id(name: str) -> str:
+    """Return `name` if it is an id or a digest, and so may be a part of a path. Raises IntegrityError."""
     if ID.fullmatch(name):
         return name
     raise IntegrityError(f"{name[:SHORT]!r} is not a SHA-256")

@@ -1,0 +1,142 @@
+"""Whether a directory of this host may be used as a store, and how one is made."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import StoreUnusable
+from crckpt.host.disk.checked_files import check_directory
+from crckpt.host.disk.files import (
+    PRIVATE_DIRECTORY,
+    ensure_directories,
+    ensure_private_directory,
+    open_lock,
+    sync_directory,
+    write_durably,
+)
+from crckpt.host.disk.path_trust import find_intruder, open_path
+from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
+
+_MADE_LATER: Final = (PENDING,)
+_HARMLESS: Final = frozenset({"lost+found"})
+_WRITABLE_BY_OTHERS: Final = 0o022
+_OPEN_TO_OTHERS: Final = 0o077
+
+
+def prepare_directory(root: Path, description: bytes | None) -> None:
+    """Check the store at `root`, and make directories that it lacks; with `description` it is made if nothing is there.
+
+    Raises StoreUnusable if there is none, or if its owner or mode or a directory above lets others at it;
+    IntegrityError if one of its directories is a link.
+    """
+    _check_place(root)
+    if description is not None and is_blank(root):
+        _create(root, description)
+    _check_is_store(root)
+    _check_directories(root)
+    _complete(root)
+    if description is not None:
+        # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
+        sync_directory(root, "root")
+
+
+def check_access(root: Path) -> None:
+    """Raise StoreUnusable if another user can change what lies in the store at `root`, or put another in its place."""
+    _check_place(root)
+    _check_owner_and_mode(root)
+
+
+def is_blank(root: Path) -> bool:
+    """Whether nothing is there, or only what a creation that was cut short has left."""
+    if not root.exists():
+        return True
+    if not root.is_dir() or (root / DESCRIPTION).exists():
+        return False
+    ours = {LOCK, *DIRECTORIES} | _HARMLESS
+    here = {entry.name for entry in root.iterdir()}
+    stored = (entry for name in (CHECKPOINTS, PACKS) if name in here for entry in (root / name).iterdir())
+    return all(name in ours or name.startswith(f".{DESCRIPTION}.") for name in here) and not any(stored)
+
+
+def _check_place(root: Path) -> None:
+    """Raise StoreUnusable if another user can put another directory in the place of the store.
+
+    Every command uses the path of the store again and again: with another store in its place, root would write a
+    program's memory, and start CRIU, wherever that user likes.
+    """
+    above = root
+    while True:
+        try:
+            descriptor, entries = open_path(above)
+            break
+        except FileNotFoundError:
+            above = above.parent
+    os.close(descriptor)
+    # The owner and the mode of the store itself have messages of their own.
+    entries = entries[:-1] if above == root else entries
+    if intruder := find_intruder(entries, frozenset({os.geteuid()})):
+        who, where = ("root", "--store /var/lib/crckpt") if os.geteuid() == 0 else ("root or you", "--store ~/crckpt")
+        raise StoreUnusable(
+            f"another user can replace the store {root}: {intruder}",
+            hint=f"name a place where only {who} can change each directory above it: {where}",
+        )
+
+
+def _create(root: Path, description: bytes) -> None:
+    """Make the store; its description comes last and makes it one. Two who do this at once make one store."""
+    ensure_directories(root.parent, "root")
+    ensure_private_directory(root, "root")
+    status = root.stat()
+    if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
+        root.chmod(PRIVATE_DIRECTORY)
+    _check_owner_and_mode(root)
+    lock = open_lock(root / LOCK, "lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / DESCRIPTION).exists():
+            for name in DIRECTORIES:
+                ensure_private_directory(root / name, "layout")
+            write_durably(root / DESCRIPTION, description, "description")
+    finally:
+        os.close(lock)
+
+
+def _check_directories(root: Path) -> None:
+    """Raise IntegrityError if one is a link, or another's: what is written or removed there would lie elsewhere."""
+    for name in (*DIRECTORIES, *_MADE_LATER):
+        with suppress(FileNotFoundError):
+            check_directory(f"{root}/{name}")
+
+
+def _complete(root: Path) -> None:
+    """Make directories that are missing: backups leave out empty ones, and caches. Not where we may not write."""
+    for name in DIRECTORIES:
+        if not (root / name).exists():
+            with suppress(OSError):
+                ensure_private_directory(root / name, "layout")
+
+
+def _check_is_store(root: Path) -> None:
+    if not root.exists():
+        raise StoreUnusable(f"there is no store at {root}", hint="crckpt dump makes one; --store names another")
+    if not root.is_dir() or not (root / DESCRIPTION).exists():
+        raise StoreUnusable(f"{root} is not a store of crckpt", hint="name an empty or a new directory with --store")
+    _check_owner_and_mode(root)
+
+
+def _check_owner_and_mode(root: Path) -> None:
+    status = root.stat()
+    if status.st_uid != os.geteuid():
+        raise StoreUnusable(
+            f"the store {root} belongs to uid {status.st_uid}, and we are uid {os.geteuid()}",
+            hint=f"chown -R {'root' if os.geteuid() == 0 else os.geteuid()} {root}",
+        )
+    if status.st_mode & _OPEN_TO_OTHERS:
+        raise StoreUnusable(
+            f"the store {root} holds programs' memory, and its mode {status.st_mode & 0o777:o} lets other users in",
+            hint=f"chmod 700 {root}",
+        )

@@ -1,0 +1,196 @@
+"""The locks of a local store: flock(2), which the kernel frees when a holder dies, and records that name holders."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
+from crckpt.host import proc
+from crckpt.host.disk.checked_files import open_checked
+from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
+from crckpt.model import utc_datetime
+from crckpt.store import layout
+from crckpt.store.owner import Owner, read_owner, write_owner
+
+_RETRY_S: Final = 0.01
+"""Short: who wants it alone must meet a moment in which nobody of many has it."""
+
+_RESTORE_RETRY_S: Final = 0.05
+_COMMAND: Final = 100
+_PID: Final = re.compile(r"[1-9]\d{0,9}")
+
+
+@contextmanager
+def locked(root: Path, *, alone: bool, timeout: float) -> Iterator[None]:
+    """Hold the lock of the store at `root`; see `Backend.locked`."""
+    descriptor = _open_store_lock(root, alone)
+    try:
+        _acquire(descriptor, root, alone, timeout)
+        with _recorded(root):
+            yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
+    """Take turns by flock(2) on the directory itself; see `Backend.turn_taken`.
+
+    Who may not lock a directory, as on NFS, does not wait.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + timeout
+        with suppress(OSError):
+            while not _try_alone(descriptor) and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def restores_locked(path: Path, job: str, timeout: float) -> Iterator[None]:
+    """Hold the lock of the restores of `job`, a file that is gone after the block; see `Backend.restores_locked`."""
+    try:
+        lock = _acquire_restores(path, job, timeout)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        lock = -1
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            with suppress(OSError):
+                remove(path, "restore-lock")
+            os.close(lock)
+
+
+def holders(root: Path) -> tuple[Owner, ...]:
+    """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
+    owners = (read_owner(path) for path in sorted((root / layout.LOCKS).iterdir()))
+    return tuple(owner for owner in owners if owner is not None and owner.is_alive)
+
+
+def _open_store_lock(root: Path, alone: bool) -> int:
+    path = root / layout.LOCK
+    try:
+        return open_lock(path, "lock")
+    except IntegrityError as error:
+        raise StoreUnusable(error.message, hint=f"remove it: rm {path}") from error
+    except OSError as error:
+        # On a medium for reading only, a store is read all the same; there may be nobody who could lock it.
+        if error.errno != errno.EROFS or alone:
+            raise
+        return open_checked(path, None) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _acquire(descriptor: int, root: Path, alone: bool, timeout: float) -> None:
+    operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise _store_refusal(root) from None
+            time.sleep(_RETRY_S)
+        else:
+            return
+
+
+@contextmanager
+def _recorded(root: Path) -> Iterator[None]:
+    """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
+    path = root / layout.LOCKS / own_name()
+    with suppress(OSError):
+        write_owner(path, time.time(), "lock-record")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            remove(path, "lock-record")
+
+
+def _store_refusal(root: Path) -> StoreLocked:
+    owners = holders(root)
+    if not owners:
+        return StoreLocked(f"the store {root} is locked", hint=f"see which process has it open: lsof {root}/lock")
+    names = tuple(
+        f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
+    )
+    pids = " ".join(str(owner.pid) for owner in owners)
+    return StoreLocked(
+        f"the store {root} is locked by {', '.join(names)}",
+        hint=f"wait until it is done, or end it: kill {pids}",
+        causes=names,
+    )
+
+
+def _try_alone(descriptor: int) -> bool:
+    """Lock it for us alone; whether that was possible."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _acquire_restores(path: Path, job: str, timeout: float) -> int:
+    """Return a descriptor that holds the lock, and names us to those who wait."""
+    deadline = time.monotonic() + timeout
+    while True:
+        descriptor = open_lock(path, "restore-lock")
+        try:
+            if _wait_for_restores(descriptor, path, deadline):
+                # A full disk must not keep anyone from restoring: then there is no name.
+                with suppress(OSError):
+                    resize(descriptor, 0, "restore-lock")
+                    write(descriptor, str(os.getpid()).encode(), "restore-lock")
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise _restore_refusal(path, job)
+
+
+def _wait_for_restores(descriptor: int, path: Path, deadline: float) -> bool:
+    """Wait for the lock; False if its file is no longer there, or at the deadline."""
+    while True:
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who had it before us has removed it: then another may have a new one.
+            return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+        if time.monotonic() >= deadline or not path.exists():
+            return False
+        time.sleep(_RESTORE_RETRY_S)
+
+
+def _restore_refusal(path: Path, job: str) -> StoreLocked:
+    pid = ""
+    with suppress(OSError):
+        found = _PID.fullmatch(path.read_text(errors="replace"))
+        pid = found[0] if found else ""
+    if not pid:
+        return StoreLocked(f"another restore of {job} is in progress", hint="wait until it has ended, then try again")
+    command = textwrap.shorten(" ".join(proc.command_line(int(pid))), _COMMAND)
+    return StoreLocked(
+        f"another restore of {job} is in progress: PID {pid} ({command})",
+        hint=f"wait until it has ended, or end it: kill {pid}",
+    )
+
+
+def _clock(owner: Owner) -> str:
+    return f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"

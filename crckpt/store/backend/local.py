@@ -1,0 +1,269 @@
+"""A store in a directory of this host: files are written beside their place, synced and renamed; links are refused."""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.disk.checked_files import check_directory, is_directory, open_checked, open_directory, read_checked
+from crckpt.host.disk.files import (
+    add_private_directory,
+    ensure_private_directory,
+    is_named,
+    losses_passed_over,
+    make_private_directory,
+    move_durably,
+    own_name,
+    remove,
+    remove_tree,
+    rename,
+    sync_directory,
+    write_durably,
+    write_new,
+)
+from crckpt.store import layout
+from crckpt.store.backend import flock
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.owner import read_owner
+
+_SECTOR: Final = 512
+_EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
+
+_TEMPORARIES: Final = (
+    f"{layout.FINGERPRINTS}/.*",
+    "cache/.fingerprints.key.*",
+    f"{layout.PENDING}/.*",
+    f"{layout.TAGS}/*/.*",
+    f".{layout.DESCRIPTION}.*",
+)
+"""Where files lie that are being put. Other hidden files in the store's directory may be a file system's."""
+
+
+class LocalFile:
+    """A file, read through its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def size(self) -> int:
+        """See `OpenFile`."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, size: int, offset: int) -> bytes:
+        """See `OpenFile`."""
+        return os.pread(self._descriptor, size, offset)
+
+    def read_into(self, into: memoryview, offset: int) -> int:
+        """See `OpenFile`."""
+        return os.preadv(self._descriptor, [into], offset)
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        """See `OpenFile`."""
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+class LocalBackend:
+    """A directory; see `Backend`. Whether it may be used is for `directory` to check."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def location(self) -> str:
+        """The directory's path."""
+        return str(self._root)
+
+    @property
+    def scratch(self) -> Path:
+        """In the store's directory, so that to move a file into the store is to rename it."""
+        return self._root / layout.SCRATCH
+
+    def is_same(self, other: Backend) -> bool:
+        """See `Backend`."""
+        return isinstance(other, LocalBackend) and self._root.samefile(other.location)
+
+    def exists(self, name: str) -> bool:
+        """See `Backend`."""
+        return self._is_directory(_directory_of(name)) and is_named(self._root / name)
+
+    def names_in(self, directory: str) -> list[str]:
+        """See `Backend`."""
+        if not self._is_directory(directory):
+            return []
+        # There may be very many: names alone cost a tenth of paths.
+        with os.scandir(f"{self._root}/{directory}") as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
+    def read(self, name: str, most: int) -> bytes:
+        """See `Backend`."""
+        directory, file = self._open_directory(name)
+        try:
+            return read_checked(file, most, within=directory)
+        finally:
+            os.close(directory)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[LocalFile]:
+        """See `Backend`."""
+        descriptor = self._open(name)
+        try:
+            yield LocalFile(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def map(self, name: str) -> memoryview:
+        """Map a file. Raises ValueError for one without content."""
+        descriptor = self._open(name)
+        try:
+            return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+
+    def disk_usage(self, name: str) -> int:
+        """See `Backend`."""
+        return disk_usage(self._root / name)
+
+    def put(self, name: str, content: bytes, what: str) -> None:
+        """See `Backend`."""
+        directory = self._root / _directory_of(name)
+        if not self._is_standing(_directory_of(name)):
+            ensure_private_directory(directory, f"{what}-directory")
+            check_directory(directory)
+        write_durably(self._root / name, content, what)
+
+    def put_if_absent(self, name: str, content: bytes, what: str) -> None:
+        """See `Backend`. The directory is made in `scratch`: it exists if and only if the file does."""
+        beside = self.scratch / own_name()
+        make_private_directory(beside, f"{what}-directory")
+        try:
+            write_new(beside / Path(name).name, content, what)
+            sync_directory(beside, f"{what}-directory")
+            move_durably(beside, self._root / _directory_of(name), f"{what}-directory")
+        except BaseException as error:
+            with suppress(OSError):
+                remove_tree(beside, f"{what}-directory")
+            if isinstance(error, OSError) and error.errno in _EXISTS:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+            raise
+
+    def put_files(self, files: Mapping[str, Path], what: str) -> None:
+        """See `Backend`."""
+        targets = {self._root / name: path for name, path in files.items()}
+        for target, path in targets.items():
+            with suppress(FileNotFoundError):
+                check_directory(target.parent)
+            if _is_same_file(path, target):
+                remove(path, what)
+            else:
+                add_private_directory(target.parent, f"{what}-directory")
+                check_directory(target.parent)
+                rename(path, target, what)
+        # Also where a file was there before: whoever put it may have died before the sync, and a manifest needs it.
+        directories = {target.parent for target in targets}
+        for directory in sorted(directories):
+            sync_directory(directory, what)
+        for above in sorted({directory.parent for directory in directories}):
+            sync_directory(above, f"{what}-directory")
+
+    def put_derived(self, name: str, path: Path, what: str) -> None:
+        """See `Backend`."""
+        rename(path, self._root / name, what)
+
+    def remove(self, name: str, what: str) -> None:
+        """See `Backend`."""
+        if not self._is_directory(_directory_of(name)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        remove(self._root / name, what)
+
+    def remove_tree(self, name: str, what: str) -> None:
+        """See `Backend`."""
+        remove_tree(self._root / name, what)
+
+    def remove_at_once(self, directories: Iterable[str], what: str) -> None:
+        """See `Backend`."""
+        # Nothing is created: it works on a full disk. What a crash leaves in `scratch` has no owner, so gc removes it.
+        moves = [(self._root / name, self.scratch / Path(name).name) for name in directories]
+        for path, aside in moves:
+            rename(path, aside, what)
+        # Only that they are gone from here must last: in `scratch` they may be lost.
+        for above in sorted({path.parent for path, _ in moves}):
+            sync_directory(above, what)
+        for _, aside in moves:
+            remove_tree(aside, what)
+
+    def sync_names(self, directory: str, what: str) -> None:
+        """See `Backend`."""
+        sync_directory(self._root / directory, what)
+
+    def find_leftovers(self) -> list[str]:
+        """Find records of locks whose holders have ended, and files that were being put."""
+        records = (path for path in (self._root / layout.LOCKS).iterdir() if not _is_held(path))
+        hidden = (path for pattern in _TEMPORARIES for path in self._root.glob(pattern) if is_directory(path.parent))
+        return [str(path.relative_to(self._root)) for path in (*sorted(records), *sorted(hidden))]
+
+    def locked(self, *, alone: bool, timeout: float) -> AbstractContextManager[None]:
+        """See `Backend`."""
+        return flock.locked(self._root, alone=alone, timeout=timeout)
+
+    def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
+        """See `Backend`."""
+        return flock.restores_locked(self._root / layout.LOCKS / f"restore-{job}", job, timeout)
+
+    def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
+        """See `Backend`."""
+        return flock.turn_taken(self._root / directory, timeout)
+
+    def _is_standing(self, directory: str) -> bool:
+        """Whether every store has it; that none of these is a link was checked when the store was opened."""
+        return not directory or directory in layout.DIRECTORIES
+
+    def _is_directory(self, name: str) -> bool:
+        return self._is_standing(name) or is_directory(self._root / name)
+
+    def _open(self, name: str) -> int:
+        if not self._is_standing(directory := _directory_of(name)):
+            check_directory(f"{self._root}/{directory}")
+        within, file = self._open_directory(name)
+        try:
+            return open_checked(file, None, within=within)
+        finally:
+            os.close(within)
+
+    def _open_directory(self, name: str) -> tuple[int, str]:
+        """A descriptor of the directory of a file, to which no link leads, and the file's name there."""
+        directory, _, file = name.rpartition("/")
+        # The store itself may lie behind a link.
+        return open_directory(f"{self._root}/{directory or '.'}"), file
+
+
+def disk_usage(path: Path) -> int:
+    """Return how many bytes a file, or all in a directory, takes on the disk; what links lead to does not count."""
+    if not is_directory(path):
+        return path.lstat().st_blocks * _SECTOR
+    return sum((Path(top) / name).lstat().st_blocks * _SECTOR for top, _, names in os.walk(path) for name in names)
+
+
+def _directory_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_same_file(path: Path, target: Path) -> bool:
+    """Whether `target` has that content already; not if it is missing, or if the disk has lost some of it."""
+    with suppress(FileNotFoundError), losses_passed_over():
+        if not stat.S_ISREG(target.lstat().st_mode):
+            return False
+        return filecmp.cmp(path, target, shallow=False)
+    return False
+
+
+def _is_held(record: Path) -> bool:
+    owner = read_owner(record)
+    return owner is not None and owner.is_alive

@@ -1,0 +1,80 @@
+"""store.json: the format of a store and its id."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.store.backend.directory import prepare_directory
+from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.documents import decode
+from crckpt.store.layout import DESCRIPTION
+
+FORMAT: Final = 1
+
+_MOST_BYTES: Final = 64 << 10
+
+
+class Description(Struct, frozen=True):
+    """What store.json says of a store."""
+
+    id: str
+
+
+def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Description]:
+    """Open the store in the directory `root`; with `create` it is made if nothing is there.
+
+    Raises StoreUnusable if there is none, if its owner or mode or a directory above lets others at it, or if its format
+    is newer.
+    """
+    try:
+        prepare_directory(root, new_description() if create else None)
+        backend = LocalBackend(root)
+        return backend, read_description(backend)
+    except IntegrityError as error:
+        raise StoreUnusable(error.message, hint="a store has no symbolic links: restore it from a backup") from error
+    except (PermissionError, NotADirectoryError) as error:
+        raise StoreUnusable(
+            f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
+        ) from error
+
+
+def new_description() -> bytes:
+    """Return the store.json of a new store."""
+    entries = {
+        "format": FORMAT,
+        "id": str(uuid.uuid4()),
+        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
+    return json.dumps(entries, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def read_description(backend: Backend) -> Description:
+    """Read store.json. Raises StoreUnusable if it is damaged or of a newer format, IntegrityError if it is no file."""
+    content, name = backend.read(DESCRIPTION, _MOST_BYTES), f"{backend.location}/{DESCRIPTION}"
+    try:
+        found = decode(content, _FORMAT, name).format
+        if found == FORMAT:
+            return decode(content, _DESCRIPTION, name)
+    except (IntegrityError, msgspec.ValidationError) as error:
+        raise StoreUnusable(f"{name} is damaged", hint="restore it from a backup") from error
+    raise StoreUnusable(
+        f"the store {backend.location} has format {found}; this crckpt knows format {FORMAT}",
+        hint=f"use a crckpt that knows store format {found}",
+    )
+
+
+class _Format(Struct):
+    format: int
+
+
+_FORMAT: Final = msgspec.json.Decoder(_Format)
+_DESCRIPTION: Final = msgspec.json.Decoder(Description)
