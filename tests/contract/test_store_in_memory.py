@@ -1,0 +1,143 @@
+"""The whole store on a backend that is no directory: nothing that it keeps goes around the seam."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, described, files_of, inherited, opened, restored, store, write_set
+from memory_backend import MemoryBackend
+from msgspec.structs import replace
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreLocked
+from crckpt.store import (
+    Checkpoint,
+    Repository,
+    collect_garbage,
+    details_of,
+    ingest,
+    materialise_base,
+    repair,
+    verify,
+)
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.description import new_description, read_description
+from crckpt.store.layout import DESCRIPTION, FINGERPRINT_KEY, fingerprints_name, manifest_name, pack_name
+
+FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
+SECOND = ImageSet({"pagemap-1.img": [area(5, *range(1, 380), *range(900, 950))]}, {"core-1.img": b"changed" * 99})
+
+
+def _in_memory(base: Path, name: str = "scratch") -> tuple[Repository, MemoryBackend]:
+    (base / name).mkdir()
+    backend = MemoryBackend(base / name)
+    backend.put(DESCRIPTION, new_description(), "description")
+    return Repository(backend, read_description(backend)), backend
+
+
+def _names(checkpoints: tuple[Checkpoint, ...]) -> set[str]:
+    """Everything that a store with these checkpoints has."""
+    digests = {use.digest for checkpoint in checkpoints for use in checkpoint.packs}
+    return {
+        DESCRIPTION,
+        FINGERPRINT_KEY,
+        *(manifest_name(checkpoint.id) for checkpoint in checkpoints),
+        *(name(digest) for digest in digests for name in (pack_name, fingerprints_name)),
+    }
+
+
+def test_a_series_comes_back(tmp_path: Path) -> None:
+    repository, backend = _in_memory(tmp_path)
+    first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
+    assert second.parent == first.id
+    assert second.statistics.shared_pages > 300
+    for number, checkpoint in enumerate((first, second)):
+        assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / f"images-{number}")
+    assert details_of(repository, first) == b"{}"
+    assert repository.checkpoints() == (first, second)
+    assert verify(repository).damages == ()
+    assert backend.files.keys() == _names((first, second))
+    assert list(backend.scratch.iterdir()) == []
+
+
+def test_an_incremental_set_is_made_complete(tmp_path: Path) -> None:
+    repository, _ = _in_memory(tmp_path)
+    first = store(repository, tmp_path, FIRST)
+    base = tmp_path / "base"
+    base.mkdir()
+    materialise_base(repository, first, base)
+    images = ImageSet({"pagemap-1.img": [inherited(5, 300), area(305, *range(700, 790))]})
+    directory = write_set(tmp_path / "next", images, str(base))
+    second = ingest(repository, directory, replace(described(), parent=first.id, base=base))
+    pages = restored(repository, second, tmp_path)["pages-1.img"]
+    assert pages[: 300 * 4096] == files_of(tmp_path / "images-0")["pages-1.img"][: 300 * 4096]
+    assert verify(repository).damages == ()
+
+
+def test_tags_and_pending_checkpoints(tmp_path: Path) -> None:
+    repository, backend = _in_memory(tmp_path)
+    first = store(repository, tmp_path, FIRST)
+    repository.tag(first.id, "good")
+    assert repository.resolve("job:good") == repository.resolve("job") == first.id
+    repository.untag("job", "good")
+    assert repository.tags() == ()
+    with repository.announced(first.job, first.created, None, alone=True):
+        assert [pending.lost for pending in repository.pending()] == [None]
+    assert repository.pending() == ()
+    assert backend.files.keys() == _names((first,))
+
+
+def test_what_nothing_names_is_removed(tmp_path: Path) -> None:
+    repository, backend = _in_memory(tmp_path)
+    first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
+    repository.tag(first.id, "good")
+    repository.remove([first.id])
+    with pytest.raises(NoSuchCheckpoint):
+        repository.get(first.id)
+    gone = {use.digest for use in first.packs} - {use.digest for use in second.packs}
+    assert set(collect_garbage(repository).packs) == gone
+    repository.remove([second.id])
+    assert collect_garbage(repository).bytes > 0
+    assert backend.files.keys() == {DESCRIPTION, FINGERPRINT_KEY}
+
+
+def _damage(backend: MemoryBackend, name: str) -> None:
+    content = bytearray(backend.files[name])
+    content[100] ^= 1
+    backend.files[name] = bytes(content)
+
+
+@pytest.mark.parametrize("in_directory", [False, True])
+def test_damage_is_found_and_repaired_from_another_place(in_directory: bool, tmp_path: Path) -> None:
+    repository, backend = _in_memory(tmp_path)
+    first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
+    source = opened(tmp_path) if in_directory else _in_memory(tmp_path, "other")[0]
+    _copy(backend, source.backend)
+    whole = dict(backend.files)
+    damaged = (pack_name(first.packs[0].digest), manifest_name(second.id))
+    for name in damaged:
+        _damage(backend, name)
+    with pytest.raises(IntegrityError):
+        restored(repository, first, tmp_path)
+    assert {damage.kind for damage in verify(repository).damages} == {"manifest", "pack"}
+    done = repair(repository, source=source)
+    assert done.now.damages == ()
+    assert {damage.kind for damage in done.mended} == {"manifest", "pack"}
+    assert all(backend.files[name] == whole[name] for name in damaged)
+    assert list(backend.scratch.iterdir()) == []
+
+
+def _copy(here: MemoryBackend, there: Backend) -> None:
+    for name, content in here.files.items():
+        there.put(name, content, "copy")
+
+
+def test_who_is_in_the_way_is_waited_for(tmp_path: Path) -> None:
+    repository, backend = _in_memory(tmp_path)
+    other = Repository(backend, read_description(backend))
+    with repository.shared(), pytest.raises(StoreLocked), other.exclusive(timeout=0):
+        pass
+    with repository.exclusive(), repository.shared(), pytest.raises(StoreLocked), other.shared(timeout=0):
+        pass
+    with other.exclusive(timeout=0):
+        pass
