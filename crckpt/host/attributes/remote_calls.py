@@ -136,7 +136,7 @@ def _answer(order: Order) -> Answer:
         return Answer(why=f"crckpt cannot attach to PID {order.pid}: {error}")
 
 
-def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _asked(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     number = _PRCTL_32 if thread.is_compat else _PRCTL
     refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
@@ -152,12 +152,12 @@ def _asked(thread: ptrace.Stopped, pid: int) -> Iterator[tuple[str, tuple[int, .
         yield "landlock", (1,)
 
 
-def _compare(thread: ptrace.Stopped, pid: int, other: int) -> tuple[int, ...]:
+def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, ...]:
     """kcmp(2) of the memory of two processes."""
     return (349 if thread.is_compat else 312, pid, other, 1, 0, 0)
 
 
-def _locks_new_maps(thread: ptrace.Stopped, pid: int) -> int:
+def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
     """Found with a new page, for no call tells it. One that may not be locked is refused with EAGAIN.
 
     A page that is locked cannot be given up (MADV_DONTNEED). How much is locked tells nothing: other threads go on.
@@ -182,7 +182,7 @@ def _is_present(pid: int, address: int) -> bool:
         return bool(int.from_bytes(file.read(8), "little") >> 63)
 
 
-def _set(thread: ptrace.Stopped, order: Order) -> Iterator[tuple[str, str]]:
+def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]]:
     """What could not be set, and why."""
     for name, value in order.values:
         answer = _set_one(thread, name, value)
@@ -190,7 +190,7 @@ def _set(thread: ptrace.Stopped, order: Order) -> Iterator[tuple[str, str]]:
             yield name, os.strerror(-answer)
 
 
-def _set_one(thread: ptrace.Stopped, name: str, value: tuple[int, ...]) -> int:
+def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
     number = value[0] if value else 0
     match name:
         case "personality":
@@ -216,7 +216,7 @@ def _set_one(thread: ptrace.Stopped, name: str, value: tuple[int, ...]) -> int:
     return -errno.ENOSYS
 
 
-def _listen(thread: ptrace.Stopped, descriptor: int, backlog: int, user: int, group: int) -> int:
+def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
     """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
 
     In a restore's hold all tasks are root's, and become what they were later. The kernel remembers who listened last.

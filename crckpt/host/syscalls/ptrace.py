@@ -1,11 +1,11 @@
-"""One system call, made by a thread of another process while it is stopped (x86-64, and 32-bit programs on it).
+"""Make a system call in a stopped thread of another process (x86-64, and 32-bit programs on it).
 
-No byte of the program is changed: the thread executes a `syscall` instruction that lies in its vdso anyway. Then it is
-put back where it was, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
-Call this from a process of its own with nothing else to do (`crckpt.host.process.userfaultfd`): its death lets go what
-it has seized.
+No byte of the program is changed: the thread executes a `syscall` instruction of its vdso. Then its registers are
+restored, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
+Only a process that does nothing else may do this (`crckpt.host.process.userfaultfd`): if it dies, the kernel releases
+the threads that it has seized.
 
-Sources: ptrace(2); linux/ptrace.h; arch/x86/include/asm/user_64.h; kernel/seccomp.c.
+Sources: ptrace(2); linux/ptrace.h; kernel/seccomp.c.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import signal
 import struct
 import time
@@ -28,10 +27,9 @@ from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls.libc import LIBC, check
+from crckpt.host.syscalls.registers import GETREGS, SETREGS, Registers, is_supported
 from crckpt.host.syscalls.restarts import result_to_go_on
 
-_GETREGS: Final = 12
-_SETREGS: Final = 13
 _CONT: Final = 7
 _DETACH: Final = 17
 _SYSCALL: Final = 24
@@ -51,99 +49,75 @@ _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
 _SYSCALL_INFO: Final = struct.Struct("<B3xIQQ7Q")
 """What kind of stop, the architecture, instruction pointer, stack pointer, number, arguments (linux/ptrace.h)."""
-_ENTRY: Final = 1
-_ARCHITECTURES: Final = {False: 0xC000003E, True: 0x40000003}  # linux/audit.h, x86-64 and 32-bit
-_INSTRUCTION_BYTES: Final = 2
+_ENTRY: Final = 1  # PTRACE_SYSCALL_INFO_ENTRY
 
 _ALL_THREADS: Final = 0x40000000  # __WALL
-_NOWHERE: Final = 2**64 - 1
-_COMPAT_WIDEST: Final = 2**32 - 1
 _EVERY_SIGNAL: Final = 2**64 - 1
-_COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
-_ARGUMENTS: Final = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
-_COMPAT_ARGUMENTS: Final = ("rbx", "rcx", "rdx", "rsi", "rdi", "rbp")
 _RED_ZONE: Final = 512  # more than what a function may use below its stack pointer (System V ABI: 128)
 STOPS_WITHIN_S: Final = 2.0
-"""What gets to run does so within that."""
+"""A thread that gets any CPU time stops within this time."""
 _ENTERS_WITHIN_S: Final = 30.0
-_OFTEN_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class Refused(HostCannot):
-    """No system call is made in that process, and why."""
+    """No system call can be made in a process. The message names the reason."""
 
 
-class _Registers(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in (
-            *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
-            *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
-        )
-    )
-
-
-class Stopped:
+class StoppedThread:
     """A thread that is stopped for us, with every signal blocked."""
 
-    def __init__(self, pid: int, tid: int, found: _Registers) -> None:
+    def __init__(self, pid: int, tid: int, found: Registers) -> None:
         self._pid = pid
         self.tid = tid
         self._found = found
-        self.is_compat: bool = found.cs == _COMPAT_CODE
+        self.is_compat = found.is_compat
         """Whether it runs 32-bit code: system calls have other numbers there."""
-        self._instruction = _instruction(pid, b"\xcd\x80" if self.is_compat else b"\x0f\x05")
+        self._instruction = _find_instruction(pid, found.convention.instruction)
 
     def system_call(self, number: int, *arguments: int, within_s: float | None = None) -> int:
-        """Let it make this call with up to six arguments; what comes of it, or minus the errno.
+        """Make this call with up to six arguments; return its result, or minus the errno.
 
-        Raises Refused, with the call not made, if it does not get to run `within_s` seconds, or if another thread has
-        changed the instruction meanwhile: filters of system calls are suspended for our call, and for no other.
+        Raises Refused, and makes no call, if the thread gets no CPU time for `within_s` seconds, or if another thread
+        has changed the instruction.
         """
-        registers = _Registers.from_buffer_copy(self._found)
-        registers.rip = self._instruction
-        registers.rax = number
-        # Else the kernel would restart, from here, the call that it was stopped in.
-        registers.orig_rax = _NOWHERE
-        names = _COMPAT_ARGUMENTS if self.is_compat else _ARGUMENTS
-        for name, value in zip(names, arguments, strict=False):
-            setattr(registers, name, value & _NOWHERE)
-        _ask(_SETREGS, self.tid, registers)
+        registers = Registers.from_buffer_copy(self._found)
+        registers.set_call(self._instruction, number, arguments)
+        _ask(SETREGS, self.tid, registers)
         try:
-            # It may enter any call, if its code was changed; so it is given a limit, whoever asks.
+            # If its code was changed it may enter any call: so there is always a limit.
             self._go_on_to_system_call(within_s or _ENTERS_WITHIN_S)
         except TimeoutError:
             self._leave_out_system_call(registers)
             raise _not_running(self._pid) from None
         if not self._is_entering(number, arguments):
-            _ask(_SETREGS, self.tid, registers)
-            raise Refused(f"PID {self._pid} has changed the code of its vdso meanwhile")
+            _ask(SETREGS, self.tid, registers)
+            raise Refused(f"PID {self._pid} has changed the code of its vdso")
+        # Only now: no other call than ours may pass the program's filters.
         with _filters_suspended(self._pid, self.tid):
             # In the kernel it waits for nobody.
             self._go_on_to_system_call(None)
-        _ask(_GETREGS, self.tid, registers)
-        width = ctypes.c_int32 if self.is_compat else ctypes.c_int64
-        return int(width(registers.rax).value)
+        _ask(GETREGS, self.tid, registers)
+        return registers.result
 
     def _is_entering(self, number: int, arguments: tuple[int, ...]) -> bool:
-        """Whether what it is about to make is this call, by the instruction that we have chosen."""
-        told = ctypes.create_string_buffer(_SYSCALL_INFO.size)
-        with suppress(OSError):  # a kernel before 5.3 does not say
-            _ask(_GET_SYSCALL_INFO, self.tid, told, len(told))
-        kind, architecture, place, _, found, *given = _SYSCALL_INFO.unpack_from(told)
-        widest = _COMPAT_WIDEST if self.is_compat else _NOWHERE
-        is_ours = (kind, architecture, found) == (_ENTRY, _ARCHITECTURES[self.is_compat], number)
-        is_here = place == self._instruction + _INSTRUCTION_BYTES
+        """Whether it is about to make this call, by the instruction that we have chosen."""
+        info = ctypes.create_string_buffer(_SYSCALL_INFO.size)
+        with suppress(OSError):  # a kernel before 5.3 has no such request
+            _ask(_GET_SYSCALL_INFO, self.tid, info, len(info))
+        kind, architecture, address, _, entered, *given = _SYSCALL_INFO.unpack_from(info)
+        convention = self._found.convention
+        widest = convention.widest
         return (
-            is_ours
-            and is_here
+            (kind, architecture, entered) == (_ENTRY, convention.architecture, number)
+            and address == self._instruction + len(convention.instruction)
             and all(one & widest == other & widest for one, other in zip(arguments, given, strict=False))
         )
 
     @contextmanager
     def lent(self, content: bytes) -> Iterator[int]:
         """The address of `content` on the thread's stack, below all that it uses, while the block runs."""
-        address = (self._found.rsp - _RED_ZONE - len(content)) & ~0xF
+        address = (self._found.stack_pointer - _RED_ZONE - len(content)) & ~0xF
         with Path(f"/proc/{self._pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(address)
             before = memory.read(len(content))
@@ -156,23 +130,23 @@ class Stopped:
                 memory.write(before)
 
     def _go_on_to_system_call(self, within_s: float | None) -> None:
-        """To where it enters its next call, or returns from one. Raises TimeoutError: then it runs."""
-        passed_on = 0
-        while passed_on != _AT_SYSTEM_CALL:
-            _ask(_SYSCALL, self.tid, passed_on)
+        """Let it run until it enters its next call, or returns from one. Raises TimeoutError: then it still runs."""
+        delivered = 0
+        while delivered != _AT_SYSTEM_CALL:
+            _ask(_SYSCALL, self.tid, delivered)
             event, stop = _next_stop(self._pid, self.tid, within_s)
-            # SIGSTOP cannot be blocked: it gets its own, and stays stopped by it when we have gone.
-            passed_on = 0 if event else stop
+            # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
+            delivered = 0 if event else stop
 
-    def _leave_out_system_call(self, registers: _Registers) -> None:
-        """Stop it wherever it has come to: before the call, or where it enters it, which then does nothing."""
+    def _leave_out_system_call(self, registers: Registers) -> None:
+        """Stop it before the call, or where it enters the call, which then does nothing."""
         _ask(_INTERRUPT, self.tid)
         while True:
             event, stop = _next_stop(self._pid, self.tid, None)
             if event == _EVENT_STOP:
                 return
             if stop == _AT_SYSTEM_CALL:
-                _ask(_SETREGS, self.tid, registers)
+                _ask(SETREGS, self.tid, registers)
                 return
             _ask(_INTERRUPT, self.tid)
             _ask(_CONT, self.tid, stop)
@@ -184,27 +158,28 @@ def seize(pid: int, options: int = 0) -> None:
 
 
 @contextmanager
-def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stopped]:
-    """One thread of a process (any, or `tid`), stopped; afterwards as it was. Raises Refused, with it untouched.
+def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[StoppedThread]:
+    """Stop one thread of a process (any, or `tid`), and restore it afterwards.
 
-    With `start` only if the process was started then: else it is another, which was given its PID.
+    With `start` the process must have been started then: otherwise its PID was given to another. Raises Refused, and
+    leaves the thread alone.
     """
-    if platform.machine() != "x86_64":
-        raise Refused(f"a system call cannot be made in another process on {platform.machine()} yet")
-    tid = _thread(pid) if tid is None else tid
-    # SIGCHLD is how we are told of a stop; sigtimedwait needs it blocked.
+    if not is_supported():
+        raise Refused(f"a system call cannot be made in another process on {os.uname().machine} yet")
+    tid = _find_thread(pid) if tid is None else tid
+    # SIGCHLD reports a stop; sigtimedwait needs it blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     _seize(pid, tid)
     _stop(pid, tid)
-    _refuse_another(pid, tid, start)
-    with _put_back(pid, tid) as found:
-        yield Stopped(pid, tid, found)
+    _refuse_other_process(pid, tid, start)
+    with _restored(pid, tid) as found:
+        yield StoppedThread(pid, tid, found)
 
 
 @contextmanager
-def _put_back(pid: int, tid: int) -> Iterator[_Registers]:
-    found, mask = _Registers(), ctypes.c_uint64()
-    _ask(_GETREGS, tid, found)
+def _restored(pid: int, tid: int) -> Iterator[Registers]:
+    found, mask = Registers(), ctypes.c_uint64()
+    _ask(GETREGS, tid, found)
     _ask(_GETSIGMASK, tid, mask, ctypes.sizeof(mask))
     _refuse_own_dispatch(pid, tid)
     _leave_restartable_sequence(pid, tid, found)
@@ -213,18 +188,18 @@ def _put_back(pid: int, tid: int) -> Iterator[_Registers]:
         _ask(_SETSIGMASK, tid, ctypes.c_uint64(_EVERY_SIGNAL), ctypes.sizeof(mask))
         yield found
     finally:
-        # Not from where it is: only from a trap does the kernel look whether a call is to be restarted. However long it
-        # takes until it gets to run: with our registers it must not go on.
+        # The kernel restarts an interrupted call only from a trap. Without a limit: it must not run on with our
+        # registers, however long it takes until it gets CPU time.
         _ask(_INTERRUPT, tid)
         _ask(_CONT, tid)
         _trap(pid, tid, None)
-        _ask(_SETREGS, tid, found)
+        _ask(SETREGS, tid, found)
         _ask(_SETSIGMASK, tid, mask, ctypes.sizeof(mask))
         _ask(_DETACH, tid)
 
 
-def _thread(pid: int) -> int:
-    """A thread that can be stopped. Raises Refused."""
+def _find_thread(pid: int) -> int:
+    """Find a thread that can be stopped. Raises Refused."""
     process = proc.read_process(pid)
     if process is None:
         raise Refused(f"there is no process {pid}")
@@ -247,8 +222,8 @@ def _state(pid: int, tid: int) -> str:
 
 
 def _seize(pid: int, tid: int) -> None:
-    """Not with its filters suspended: it runs for some microseconds more, and could make any call."""
     try:
+        # Not with its filters suspended: it runs for some microseconds more, and could make any call.
         seize(tid, _TRACESYSGOOD)
     except ProcessLookupError:
         raise Refused(f"PID {pid} has ended") from None
@@ -261,17 +236,17 @@ def _seize(pid: int, tid: int) -> None:
 
 @contextmanager
 def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
-    """While it is stopped where it enters a call, before they are asked: else they would kill the program for it.
+    """Suspend a thread's system call filters (seccomp), which would kill the program for our call.
 
-    Raises Refused, with the call left out, where they cannot be suspended.
+    The thread enters a call, and its filters have not run yet. Raises Refused, and lets it skip the call.
     """
     try:
         _ask(_SETOPTIONS, tid, _TRACESYSGOOD | SUSPEND_SECCOMP)
     except OSError as error:
-        registers = _Registers()
-        _ask(_GETREGS, tid, registers)
-        registers.orig_rax = _NOWHERE
-        _ask(_SETREGS, tid, registers)
+        registers = Registers()
+        _ask(GETREGS, tid, registers)
+        registers.forget_call()
+        _ask(SETREGS, tid, registers)
         raise Refused(
             f"PID {pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
@@ -292,36 +267,36 @@ def _stop(pid: int, tid: int) -> None:
 
 
 def _trap(pid: int, tid: int, within_s: float | None) -> None:
-    """Wait until it is in the stop that was asked for; signals that come first go on to it."""
+    """Wait until it is in the stop that was requested; deliver signals that come first."""
     while True:
         event, stop = _next_stop(pid, tid, within_s)
         if event == _EVENT_STOP:
             return
-        # Any other stop is taken for the one that was asked for.
+        # The kernel may have merged the request with this stop: repeat it.
         _ask(_INTERRUPT, tid)
         _ask(_CONT, tid, 0 if stop == _AT_SYSTEM_CALL else stop)
 
 
 def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
-    """Its next stop, as event and signal. Raises TimeoutError, and Refused if it ends."""
+    """Wait for its next stop; return event and signal. Raises TimeoutError, and Refused if it ends."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while True:
         try:
             found, status = os.waitpid(tid, os.WNOHANG | _ALL_THREADS)
-        except ChildProcessError:  # another thread replaced the program, and this one went
-            raise Refused(f"PID {pid} ended or was replaced (exec) meanwhile", hint="try again") from None
+        except ChildProcessError:  # another thread replaced the program, which ended this one
+            raise Refused(f"PID {pid} ended or was replaced (exec)", hint="try again") from None
         if found and not os.WIFSTOPPED(status):
-            raise Refused(f"PID {pid} ended meanwhile")
+            raise Refused(f"PID {pid} ended")
         if found:
             return status >> 16, os.WSTOPSIG(status)
-        left = _OFTEN_S if deadline is None else deadline - time.monotonic()
+        left = _POLL_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"PID {pid} did not stop within {within_s:g} s")
         signal.sigtimedwait((signal.SIGCHLD,), left)
 
 
-def _instruction(pid: int, wanted: bytes) -> int:
-    """Where these bytes lie in its vdso. Raises Refused."""
+def _find_instruction(pid: int, wanted: bytes) -> int:
+    """The address of these bytes in its vdso. Raises Refused."""
     for each in read_maps(pid):
         if each.path == "[vdso]":
             with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
@@ -332,38 +307,36 @@ def _instruction(pid: int, wanted: bytes) -> int:
     raise Refused(f"PID {pid} has no vdso with a system call instruction")
 
 
-def _leave_restartable_sequence(pid: int, tid: int, registers: _Registers) -> None:
-    """Where the kernel would abort a restartable sequence, having looked at our registers it would not: we do.
-
-    Source: rseq(2), kernel/rseq.c: rseq_ip_fixup.
-    """
-    told = ctypes.create_string_buffer(24)
-    with suppress(OSError):  # a kernel before 5.13 cannot say, and is too old for all that follows
-        _ask(_GET_RSEQ, tid, told, len(told))
-    (area,) = struct.unpack_from("<Q", told)
+def _leave_restartable_sequence(pid: int, tid: int, registers: Registers) -> None:
+    """Abort a restartable sequence, as the kernel does: it would see our registers. Source: kernel/rseq.c."""
+    info = ctypes.create_string_buffer(24)
+    with suppress(OSError):  # a kernel before 5.13 has no such request, and cannot track either
+        _ask(_GET_RSEQ, tid, info, len(info))
+    (area,) = struct.unpack_from("<Q", info)
     if not area:
         return
-    # If the program is being replaced nothing is left there to be read.
+    # Nothing can be read there if the program is being replaced.
     with suppress(OSError, struct.error), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(area + 8)
         (sequence,) = struct.unpack("<Q", memory.read(8))
         if sequence:
             memory.seek(sequence + 8)
             start, length, abort = struct.unpack("<3Q", memory.read(24))
-            if start <= registers.rip < start + length:
-                registers.rip = abort
+            if start <= registers.instruction_pointer < start + length:
+                registers.instruction_pointer = abort
 
 
-def _let_call_go_on(tid: int, registers: _Registers) -> None:
-    """The call that it waits in is made again, unless a handler runs."""
-    number, result = (ctypes.c_int32(value & 0xFFFFFFFF).value for value in (registers.orig_rax, registers.rax))
-    is_compat = registers.cs == _COMPAT_CODE
-    first = registers.rbx if is_compat else registers.rdi
+def _let_call_go_on(tid: int, registers: Registers) -> None:
+    """Have the kernel make the call again that the thread waits in, unless a handler runs."""
     changed = result_to_go_on(
-        number, result, first, is_compat=is_compat, is_socket=lambda descriptor: _is_socket(tid, descriptor)
+        registers.call,
+        registers.result,
+        registers.first_argument,
+        is_compat=registers.is_compat,
+        is_socket=lambda descriptor: _is_socket(tid, descriptor),
     )
-    if changed != result:
-        registers.rax = changed & 2**64 - 1
+    if changed != registers.result:
+        registers.result = changed
 
 
 def _is_socket(tid: int, descriptor: int) -> bool:
@@ -372,22 +345,22 @@ def _is_socket(tid: int, descriptor: int) -> bool:
     return False
 
 
-def _refuse_another(pid: int, tid: int, start: int) -> None:
-    """A process that we trace keeps its PID."""
+def _refuse_other_process(pid: int, tid: int, start: int) -> None:
+    # A process that we trace keeps its PID.
     process = proc.read_process(pid) if start else None
     if process is not None and process.start != start:
         _ask(_DETACH, tid)
-        raise Refused(f"PID {pid} has ended, and is another process by now")
+        raise Refused(f"PID {pid} has ended, and another process now has its number")
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:
-    """A program that catches its own system calls (Wine does) would catch ours."""
-    told = ctypes.create_string_buffer(32)
+    """Refuse a program that catches its own system calls, as Wine does: it would catch ours."""
+    info = ctypes.create_string_buffer(32)
     try:
-        _ask(_GET_DISPATCH, tid, told, len(told))
+        _ask(_GET_DISPATCH, tid, info, len(info))
     except OSError:
         return
-    if struct.unpack_from("<Q", told)[0]:
+    if struct.unpack_from("<Q", info)[0]:
         _ask(_DETACH, tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 

@@ -114,7 +114,7 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
         assert found is not None
         orders = [Order(process.pid, process.pid, "ask", start=found.start + more) for more in (0, 1)]
         whys = [answer.why for answer in enter(orders)]
-        assert whys == ["", f"PID {process.pid} has ended, and is another process by now"]
+        assert whys == ["", f"PID {process.pid} has ended, and another process now has its number"]
         after = proc.read_process(process.pid)
         assert after is not None
         assert (after.tracer, after.start) == (0, found.start)
