@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import mmap
@@ -10,9 +11,11 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +27,7 @@ from crckpt.host.syscalls import pagemap
 
 PROGRAMS = TESTS / "programs"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")
+_OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
 _WITHIN_S = 20.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT, _WALL = 17, 0x4206, 0x4207, 0x40000000
@@ -79,11 +83,19 @@ def preload_library(into: Path, preload: str = "") -> Path:
     sources = PROGRAMS.parents[1] / "crckpt/tracking/preload"
     (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
     library = into / "libpreload.so"
-    options = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-    others = [str(path) for path in sources.glob("*.c") if path.name not in ("preload.c", *OF_RESTORES)]
-    files = [f"-I{sources}", str(into / "preload.c"), *others, "-o", str(library)]
-    subprocess.run(["cc", *options, *files], check=True)
+    files = [f"-I{sources}", str(into / "preload.c"), *_other_objects(sources), "-o", str(library)]
+    subprocess.run(["cc", *_OPTIONS, "-shared", *files], check=True)
     return library
+
+
+@cache
+def _other_objects(sources: Path) -> tuple[str, ...]:
+    """All but preload.c, compiled once for all the libraries of a run."""
+    into = Path(tempfile.mkdtemp(prefix="crckpt-objects-"))
+    atexit.register(shutil.rmtree, into, ignore_errors=True)
+    found = [path for path in sources.glob("*.c") if path.name not in ("preload.c", *OF_RESTORES)]
+    subprocess.run(["cc", *_OPTIONS, f"-I{sources}", "-c", *map(str, found)], check=True, cwd=into)
+    return tuple(str(into / f"{path.stem}.o") for path in found)
 
 
 @contextmanager

@@ -14,6 +14,10 @@ from crckpt.host.disk.log_ends import MOST
 KNOWN = (
     b"(00.01) Error (criu/new.c:1): first\n(00.02) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 )
+NOTHING_OF_NOTE = b"(00.01) nothing of note, in long lines: of as many bytes in short ones each takes its time\n" * (1 << 18)
+    1 << 18
+)
+assert len(NOTHING_OF_NOTE) > MOST
 
 
 def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
@@ -85,10 +89,10 @@ def test_a_stream_that_never_ends_is_no_log() -> None:
 
 def test_of_a_terabyte_the_begin_and_the_end_are_read(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
-    log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n")
+    log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n" + NOTHING_OF_NOTE)
     os.truncate(log, 1 << 40)
     with log.open("ab") as file:
-        file.write(b"\n" + KNOWN)
+        file.write(NOTHING_OF_NOTE + KNOWN)
     said = explained(str(log), "-v")
     assert said.startswith("a netlink socket holds messages that the program has not read\n")
     with log.open("rb") as file:
@@ -101,9 +105,7 @@ def test_of_a_terabyte_the_begin_and_the_end_are_read(tmp_path: Path) -> None:
 
 
 def test_of_a_long_stream_too() -> None:
-    filler = b"(00.01) nothing of note\n" * (1 << 20)
-    assert len(filler) > MOST
-    said = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + filler + KNOWN)
+    said = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + NOTHING_OF_NOTE + KNOWN)
     assert said.splitlines()[0] == "a netlink socket holds messages that the program has not read"
     assert "begin" in said
 

@@ -71,7 +71,7 @@ def test_that_there_is_no_room_for_it_is_one(store: Path) -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_without_anywhere_to_say_it_the_exit_code_is_the_same(store: Path, closed: str) -> None:
-    for words, code in ((("list",), 0), (("gc", "--json"), 0), (("show", "none"), 12), (("nonsense",), 2)):
+    for words, code in ((("gc", "--json"), 0), (("show", "none"), 12), (("nonsense",), 2)):
         argv = [sys.executable, "-m", "crckpt", *words, *(() if code == 2 else ("--store", str(store)))]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *argv], check=False)
         assert done.returncode == code, words

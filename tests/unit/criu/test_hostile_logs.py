@@ -50,13 +50,16 @@ HARD = {
 }
 
 
-def spent(work: Callable[[], object]) -> float:
-    """Seconds of this processor; the least of two, for others may be at work."""
+def spent(work: Callable[[], object], enough: float = 0.0) -> float:
+    """Seconds of this processor. Those of a second time, if fewer, unless the first took less than `enough`."""
     times = []
     for _ in range(2):
         before = time.process_time()
         work()
         times.append(time.process_time() - before)
+        # Others are at work, too: what takes long may take less again.
+        if times[-1] < enough:
+            break
     return min(times)
 
 
@@ -81,12 +84,12 @@ def test_no_pattern_takes_long_for_a_line(cause: Cause) -> None:
         found = re.search(pattern, line)
         for piece in pieces(found.group() or line if found else line):
             text = repeated(piece, LONGEST)
-            assert spent(partial(re.search, pattern, text)) < PATTERN_S, piece
+            assert spent(partial(re.search, pattern, text), PATTERN_S) < PATTERN_S, piece
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_no_log_takes_long(text: str) -> None:
-    assert spent(lambda: (is_log(text), explain(text))) < WHOLE_S
+    assert spent(lambda: (is_log(text), explain(text)), WHOLE_S) < WHOLE_S
 
 
 def test_pieces_of_all_that_is_known_take_no_long_time() -> None:
@@ -96,13 +99,13 @@ def test_pieces_of_all_that_is_known_take_no_long_time() -> None:
         for n, (_, line) in enumerate(LINES)
         for piece in (line[: len(line) // 2], line[-9:])
     ]
-    assert spent(lambda: explain("".join(worst))) < WHOLE_S
+    assert spent(lambda: explain("".join(worst)), WHOLE_S) < WHOLE_S
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_twice_the_log_takes_at_most_about_twice_the_time(text: str) -> None:
-    once, twice = (spent(partial(explain, text[:length])) for length in (500_000, 1_000_000))
-    assert twice < 3 * once + 0.3
+    twice = spent(partial(explain, text[:1_000_000]), 0.3)
+    assert twice < 0.3 or twice < 3 * spent(partial(explain, text[:500_000])) + 0.3
 
 
 def test_bytes_that_are_no_text_take_little_memory(tmp_path: Path) -> None:

@@ -124,17 +124,23 @@ def pages(pid: int, place: int) -> set[int]:
     return {page for page in range(64) if any(start <= place + page * PAGE < end for start, end in rows)}
 
 
-def asked(text: str, work: Path, *, is_let: bool) -> dict[str, Any]:
+def asked(library: Path, work: Path, *, is_let: bool) -> dict[str, Any]:
     """What this preload library answers, in a hold that lets it reset bits, or whose owner has died."""
     work.mkdir()
     (work / "criu.kdat").touch()
     with gate(work / "hold") as hold:
         hold.commit() if is_let else hold.release()
-        return _answers(text, work, hold)
+        return _answers(library, work, hold)
 
 
-def _answers(text: str, work: Path, hold: Hold) -> dict[str, Any]:
-    library = preload_library(work, text)
+@pytest.fixture(scope="module")
+def whole(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
+    """What the whole library answers, in a hold that lets it reset bits (True) or not."""
+    work = tmp_path_factory.mktemp("whole")
+    return {is_let: asked(library, work / str(is_let), is_let=is_let) for is_let in (True, False)}
+
+
+def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
     preloaded = ("env", f"LD_PRELOAD={library}", f"CRCKPT_TRACKER={UffdWp.name}")
     environment = os.environ | hold.environment
@@ -144,15 +150,17 @@ def _answers(text: str, work: Path, hold: Hold) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lacks", PRELOAD)
-def test_a_preload_library_that_lacks_a_guard_answers_otherwise(tmp_path: Path, lacks: str) -> None:
+def test_a_preload_library_that_lacks_a_guard_answers_otherwise(
+    tmp_path: Path, lacks: str, whole: dict[bool, dict[str, Any]]
+) -> None:
     """A library whose answers are remembered would let a CRIU without it take every page for clean."""
     old, new, question, right = PRELOAD[lacks]
     text = preload.LIBRARY.with_name("preload.c").read_text()
     assert text.count(old) == 1
     is_let = question == "of another"
-    assert asked(text, tmp_path / "whole", is_let=is_let)[question] in right
-    text = text.replace(old, new)
-    assert asked(text, tmp_path / "changed", is_let=is_let)[question] not in right
+    assert whole[is_let][question] in right
+    changed = preload_library(tmp_path, text.replace(old, new))
+    assert asked(changed, tmp_path / "changed", is_let=is_let)[question] not in right
 
 
 def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) -> None:
