@@ -14,9 +14,7 @@ from crckpt.host.disk.log_ends import MOST
 KNOWN = (
     b"(00.01) Error (criu/new.c:1): first\n(00.02) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 )
-NOTHING_OF_NOTE = b"(00.01) nothing of note, in long lines: of as many bytes in short ones each takes its time\n" * (1 << 18)
-    1 << 18
-)
+NOTHING_OF_NOTE = (b"(00.01) nothing of note" + b" in a long line" * 4 + b"\n") * (1 << 18)
 assert len(NOTHING_OF_NOTE) > MOST
 
 
