@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+WITHIN_S = 120
 PROGRAM = Path(sys.executable).with_name("crckpt")
 AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
 """Words before a command that is to run without any rights."""
@@ -38,10 +39,14 @@ class Said:
 
 @dataclass(frozen=True)
 class Crckpt:
-    """The installed command with the store `store`; `before` are words before it."""
+    """The installed command with the store `store`; `before` are words before it.
+
+    `pids` are those of all that it has started.
+    """
 
     store: Path
     before: tuple[str, ...] = ()
+    pids: set[int] = field(default_factory=set, compare=False)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,29 +55,33 @@ class Crckpt:
 
     def run(self, *words: str, status: int = 0, **environment: str) -> Said:
         """Run it to its end, which must be `status`."""
-        done = subprocess.run(
-            [*self.before, str(PROGRAM), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self.environment | environment,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == status, f"crckpt {words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        return Said(done.returncode, done.stdout, done.stderr)
+        with self._started([*self.before, str(PROGRAM), *words], environment) as process:
+            try:
+                out, err = process.communicate(timeout=WITHIN_S)
+            except BaseException:
+                process.kill()
+                raise
+        assert process.returncode == status, f"crckpt {words} ended with {process.returncode}:\n{out}{err}"
+        return Said(process.returncode, out, err)
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Start it in a session of its own; the test waits for it."""
-        return subprocess.Popen(
-            [str(PROGRAM), *words],
+        return self._started([str(PROGRAM), *words], environment, start_new_session=True)
+
+    def _started(
+        self, command: list[str], environment: dict[str, str], *, start_new_session: bool = False
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=self.environment | environment,
-            start_new_session=True,
+            start_new_session=start_new_session,
         )
+        self.pids.add(process.pid)
+        return process
 
 
 def network_locks() -> frozenset[str]:
