@@ -12,7 +12,7 @@ from crckpt.cli import options
 from crckpt.cli.format import count, draw_table, duration, escape, note_lines, on_one_line, size
 from crckpt.cli.output import Output, discard, emit
 from crckpt.errors import HostCannot, PreflightRefused, UsageError
-from crckpt.ops.doctor import Diagnosis, Fix, mend
+from crckpt.ops.doctor import Diagnosis, Fix, fix_host
 from crckpt.ops.doctor import doctor as perform
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def doctor(
         return
     result = perform(context)
     if fix and _is_agreed(result.fixes, yes=yes):
-        result = mend(context, result)
+        result = fix_host(context, result)
         _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
     document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
     emit("doctor", Output(document, lambda console: _draw(console, result)), as_json=as_json)

@@ -43,7 +43,7 @@ def list_checkpoints(
 
 def _lines(listing: Listing) -> Iterator[str]:
     for bad in listing.unreadable:
-        yield f"damaged {bad.why}: {bad.remedy}\n"
+        yield f"{bad.why}: {bad.remedy}\n"
     rows = (*map(_row, listing.entries), *map(_pending_row, listing.pending))
     if rows:
         yield from align(_COLUMNS, rows, right=_NUMBERS)

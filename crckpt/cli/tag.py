@@ -22,5 +22,6 @@ def tag(
 ) -> None:
     """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
     result = perform(options.context(store, config=config), ref, name, remove=remove)
-    said = "removed" if remove else f"now names {short_id(result.id)}"
-    emit("tag", Output(result, iter([f"{result.job}:{result.tag} {said}\n"])), as_json=as_json)
+    name = f"{result.job}:{result.tag}"
+    text = f"removed {name}\n" if remove else f"{name} now names {short_id(result.id)}\n"
+    emit("tag", Output(result, iter([text])), as_json=as_json)

@@ -66,7 +66,7 @@ def _document(found: Verified, repaired: Repaired | None) -> dict[str, object]:
 
 def _lines(found: Verified, repaired: Repaired | None) -> Iterator[str]:
     if repaired is not None:
-        yield from (f"repaired {_damage(damage)}\n" for damage in repaired.mended)
+        yield from (f"repaired {damage.kind} {short_id(damage.name)}\n" for damage in repaired.mended)
     yield from (f"damaged {_damage(damage)}\n" for damage in found.damages)
     if repaired is not None:
         yield from (f"not repaired: {failure.why}\n" for failure in repaired.unmended)

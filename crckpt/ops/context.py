@@ -1,4 +1,4 @@
-"""What every operation on live trees works with: the store, the CRIU that works, and the way into namespaces."""
+"""What operations work with: the store, the CRIU that works here, the progress; and commands that enter namespaces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Report progress to nobody."""
 
 
 class Context(Struct, frozen=True):
-    """Where things are. `criu_option`, `criu_configured` and `staging` are paths that the user named.
+    """The paths that the user named, and settings that several operations share.
 
-    `compress` is a zstd level, None for what suits.
+    `compress` is a zstd level; None: chosen by the data.
     """
 
     store: Path
@@ -39,45 +39,43 @@ class Context(Struct, frozen=True):
     progress: Progress = silent
 
     def repository(self, *, create: bool = False) -> Repository:
-        """The store. Raises StoreUnusable."""
+        """Open the store. Raises StoreUnusable."""
         from crckpt.store import Repository
 
         return Repository.open(self.store, create=create)
 
     def criu(self) -> Criu:
-        """The CRIU that works here. Raises HostCannot."""
+        """Find a CRIU that works here. Raises HostCannot."""
         from crckpt.criu.find import find
 
         return find(self.criu_option, self.criu_configured)
 
 
 def need_root(doing: str) -> None:
-    """Raises HostCannot unless we are root."""
+    """Check that crckpt runs as root; `doing` begins with `to`. Raises HostCannot."""
     if os.geteuid() != 0:
-        raise HostCannot(f"{doing} needs root", hint="run it again with sudo")
+        raise HostCannot(f"root is needed {doing}", hint="run it again with sudo")
 
 
 def need_staging(context: Context) -> None:
-    """Raises UsageError unless the directory for images that the user named, if any, is there, and is safe to use.
-
-    Whoever could exchange it would have root write a program's memory wherever they like.
-    """
+    """Check that the user's directory for images, if any, exists and is safe to use. Raises UsageError."""
+    # A user who can replace it could make root write a program's memory anywhere.
     if context.staging is None:
         return
     if not context.staging.is_dir():
-        raise UsageError(f"--staging: {context.staging} is no directory", hint="make it, or name another")
+        raise UsageError(f"--staging: {context.staging} is not a directory", hint="create it, or name another")
     if intruder := find_intruder_on(context.staging, frozenset({os.geteuid()})):
         raise UsageError(
-            f"--staging: others can replace {context.staging}, which holds a program's memory: {intruder}",
-            hint="name a directory that belongs to root, like all directories above it",
+            f"--staging: other users can replace {context.staging}, which will contain a program's memory: {intruder}",
+            hint="name a directory that belongs to root, as do all directories above it",
         )
 
 
 def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The words before a command that is to run in the namespaces of process `pid`; none for no kinds.
+    """Return the words before a command that runs it in the namespaces of process `pid`; none for no kinds.
 
-    Only for namespaces that crckpt made and in which nobody else has run yet: the command, and all it loads, is what
-    is mounted there.
+    Only for namespaces that crckpt made and in which no other program has run: the command, and all it loads, comes
+    from the mounts there.
     """
     if not kinds:
         return ()
@@ -86,15 +84,15 @@ def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def in_pids_of(pid: int) -> tuple[str, ...]:
-    """Return the words before a command that is to run in the PID namespace of process `pid`, with the host's files.
+    """Return the words before a command that runs it in the PID namespace of process `pid`, with the host's files.
 
-    It sees a /proc of that namespace, in a mount namespace of its own: nothing of the process's own mounts.
+    The command gets its own mount namespace with a /proc of that PID namespace. It sees no mounts of the process.
     """
     return ("nsenter", "--target", str(pid), "--pid", "unshare", "--mount", "--mount-proc")
 
 
 def as_user(user: tuple[int, int] | None, capabilities: frozenset[int]) -> tuple[str, ...]:
-    """The words before a command that is to run as (uid, gid) with these capabilities; none for no user."""
+    """Return the words before a command that runs it as (uid, gid) with these capabilities; none for no user."""
     if user is None:
         return ()
     kept = ",".join(("-all", *(f"+cap_{number}" for number in sorted(capabilities))))

@@ -1,4 +1,4 @@
-"""What this host can do, and what is missing."""
+"""Check what this host can do, and what is missing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from crckpt.ops.context import Context
 from crckpt.tracking.tracker import on_this_host
 
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
-"""Without one of these nothing can be checkpointed; without the others, some trees or options."""
+"""Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used."""
 
 _INSTALL = "scripts/install-criu"
 
 
 class Fix(Struct, frozen=True):
-    """A safe command that mends the fact `key`. `done`: it was run and worked; `said`: what it printed."""
+    """A safe command that fixes the fact `key`. `done`: it was run and worked. `said`: its output."""
 
     key: str
     command: str
@@ -33,7 +33,7 @@ class Fix(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """All facts, and the fixes that are safe, or were tried."""
+    """All facts about this host, and the safe fixes, before or after they were tried."""
 
     facts: tuple[Fact, ...]
     fixes: tuple[Fix, ...]
@@ -50,13 +50,13 @@ def doctor(context: Context) -> Diagnosis:
     return Diagnosis(facts, tuple(Fix(told.key, told.fix) for told in facts if told.safe))
 
 
-def mend(context: Context, diagnosis: Diagnosis) -> Diagnosis:
-    """Run the fixes, each whatever becomes of the others, and probe again."""
-    tried = tuple(_tried(fix) for fix in diagnosis.fixes)
+def fix_host(context: Context, diagnosis: Diagnosis) -> Diagnosis:
+    """Run all fixes, even if some fail, and probe this host again."""
+    tried = tuple(_try_fix(fix) for fix in diagnosis.fixes)
     return Diagnosis(_facts(context), tried)
 
 
-def _tried(fix: Fix) -> Fix:
+def _try_fix(fix: Fix) -> Fix:
     try:
         ran = run.run(shlex.split(fix.command))
     except HostCannot as error:
@@ -82,10 +82,11 @@ def _tracker(criu: Outcome, found: Search | None) -> Outcome:
 
 
 def _criu(context: Context) -> tuple[Outcome, Search | None]:
-    """Not in a child of its own: what worked is remembered, and the trial cleans up behind itself."""
+    """Look for a CRIU that works."""
+    # Not in a child: the result of the trial is remembered, and the trial cleans up after itself.
     if os.geteuid() != 0:
         named = _first_candidate(context)
-        found = f"{named} is the first that would be tried" if named else "none is there"
+        found = f"{named} would be tried first" if named else "there is none"
         return Outcome(
             "limited", found, "whether it works is not known: a trial needs root", "sudo crckpt doctor"
         ), None
@@ -102,12 +103,12 @@ def _verdict(found: Search) -> Outcome:
         for candidate, why in found.rejected
         if why != "not there" or candidate.origin != "private prefix"
     )
-    passed_over = "; ".join(("", *tried))
+    skipped = "; ".join(("", *tried))
     if found.criu is None:
-        return Outcome("missing", f"none works on this kernel{passed_over}", "nothing can be checkpointed", _INSTALL)
+        return Outcome("missing", f"none works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL)
     criu = found.criu
     why = f"{criu.version}, {criu.path} ({criu.origin}), the first with which a trial dump and restore worked"
-    return Outcome("ok", f"{why}{passed_over}")
+    return Outcome("ok", f"{why}{skipped}")
 
 
 def _first_candidate(context: Context) -> Path | None:

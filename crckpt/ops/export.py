@@ -20,60 +20,60 @@ from crckpt.ops.context import Context
 from crckpt.ops.failures import written_to
 from crckpt.ops.inspect.images import unpack_images
 
-_EMPTY: Final = "give a directory that is empty or does not exist"
+_EMPTY: Final = "name a directory that is empty or does not exist"
 
 
-class Exported(Struct, frozen=True):
-    """Where the images are, and the command that restores them without crckpt."""
+class ExportResult(Struct, frozen=True):
+    """The directory with the images, and the command that restores them without crckpt."""
 
     id: CheckpointId
     directory: Path
     command: str
 
 
-def export(context: Context, ref: str, directory: Path) -> Exported:
-    """Write the images of `ref` into `directory` (0700), which is made, or empty. They are durable once this returns.
+def export(context: Context, ref: str, directory: Path) -> ExportResult:
+    """Write the images of `ref` into `directory` (0700), which must be empty or new. They are durable after this.
 
-    An existing one must be ours alone. It is opened once: what its name leads to later makes no difference. Raises
-    UsageError, also if the disk is full, IntegrityError, OSError; then nothing is left.
+    Nobody else may be able to change an existing directory. It is opened once, so that renaming it later has no effect.
+    Raises UsageError (also if the disk is full), IntegrityError, OSError; then nothing is left in it.
     """
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         target = directory.absolute()
-        made = _prepared(target)
+        made = _make_directory(target)
         with _opened(target) as place:
             try:
-                with written_to(target, "give a directory on a larger disk"):
+                with written_to(target, "name a directory on a larger disk"):
                     unpack_images(repository, checkpoint, place, context.progress)
-                    # The checkpoint may be removed as soon as we have said that it is here.
+                    # The user may remove the checkpoint as soon as crckpt says that it was exported.
                     sync_content(place, "exported")
             except BaseException:
-                _emptied(place)
+                _empty(place)
                 if made:
                     target.rmdir()
                 raise
-        with suppress(PermissionError):  # we may write to where we may not look
+        with suppress(PermissionError):  # a directory that can be written but not read
             sync_directory(target.parent, "exported")
     words = restore_command(Path("criu"), Paths(target, target), checkpoint.options, sibling=False)
-    return Exported(checkpoint.id, target, spelled(words))
+    return ExportResult(checkpoint.id, target, spelled(words))
 
 
-def _prepared(directory: Path) -> bool:
-    """Whether the directory had to be made."""
+def _make_directory(directory: Path) -> bool:
+    """Make the directory, and return whether it was made; False if it exists."""
     try:
         ensure_directories(directory.parent, "exported")
         directory.mkdir(mode=0o700)
     except FileExistsError:
         return False
     except OSError as error:
-        raise UsageError(f"cannot make {directory}: {error.strerror}", hint="give another directory") from error
+        raise UsageError(f"cannot make {directory}: {error.strerror}", hint="name another directory") from error
     return True
 
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[Path]:
-    """The empty directory by a descriptor. Raises UsageError if it is not empty, or others can change it."""
+    """Open the empty directory. Raises UsageError if it is not empty, or if others can change it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -96,6 +96,6 @@ def _opened(directory: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _emptied(directory: Path) -> None:
+def _empty(directory: Path) -> None:
     for file in directory.iterdir():
         file.unlink()

@@ -1,4 +1,4 @@
-"""Remove what no checkpoint needs any more."""
+"""Remove what no checkpoint uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from crckpt.store import Collected, collect_garbage
 
 
 def gc(context: Context, *, dry_run: bool = False) -> Collected:
-    """Collect garbage. Raises StoreLocked, IntegrityError if a manifest cannot be read (nothing is removed then)."""
+    """Collect garbage. Raises StoreLocked; IntegrityError if a manifest cannot be read, and then removes nothing."""
     repository = context.repository()
     with repository.exclusive():
         return collect_garbage(repository, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""Take plain CRIU images into the store."""
+"""Store plain CRIU images as a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _UNKNOWN = "unknown"
 
 
 def import_images(context: Context, directory: Path, job: str, note: str | None = None) -> Checkpoint:
-    """Ingest the images in `directory`, which is left as it is. Raises UsageError, IntegrityError, StoreUnusable.
+    """Store the images in `directory`, which is not changed. Raises UsageError, IntegrityError, StoreUnusable.
 
-    What only the dump knew (its host, its options) is read from the images as far as it stands there.
+    The host and the options of the dump are read from the images, as far as the images have them.
     """
     name = JobName(check_name(job, "job"))
     inventory = directory / "inventory.img"
     if not os.path.lexists(inventory):
         raise UsageError(
-            f"{directory} holds no CRIU images (no inventory.img)", hint="give the directory that `criu dump -D` wrote"
+            f"{directory} has no CRIU images (no inventory.img)",
+            hint="name the directory that `criu dump -D` wrote",
         )
     names = frozenset(path.name for path in directory.iterdir())
     tree = read_tree(lambda image: read_image_file(directory / image), names)
@@ -63,7 +64,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
 
 
 def tasks(tree: ImageTree) -> tuple[Task, ...]:
-    """The processes of a tree as a manifest remembers them."""
+    """The processes of a tree as a manifest records them."""
     return tuple(
         Task(process.pid, process.ppid, process.comm, tuple(thread.tid for thread in process.threads))
         for process in tree.processes
@@ -71,14 +72,14 @@ def tasks(tree: ImageTree) -> tuple[Task, ...]:
 
 
 def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
-    """All that the images tell of their CPU: the registers that were in use."""
+    """The CPU features that the images show: the registers that were in use."""
     names = (f"core-{thread.tid}.img" for process in tree.processes for thread in process.threads)
     found = (features_in_use(read_image_file(directory / name), name) for name in names)
     return tuple(sorted(frozenset().union(*found)))
 
 
 def _options(tree: ImageTree, names: frozenset[str]) -> DumpOptions:
-    """The options that a restore must repeat, as far as the images tell."""
+    """The options that a restore must repeat, as far as the images show them."""
     tcp: Literal["keep", "close"] = "close" if tree.inventory.tcp_close else "keep"
     sessions = {process.pid for process in tree.processes}
     return DumpOptions(

@@ -1,4 +1,4 @@
-"""The checkpoints of a store."""
+"""List the checkpoints of a store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from crckpt.store import Checkpoint, Pending, Unreadable
 
 
 class Entry(Struct, frozen=True):
-    """A checkpoint and the tags that point at it."""
+    """A checkpoint and its tags."""
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
 
 
 class Listing(Struct, frozen=True):
-    """Oldest first; checkpoints that are not durable yet, or were lost; and those whose manifest cannot be read."""
+    """The checkpoints, oldest first; those not durable yet, or lost; and those whose manifest cannot be read."""
 
     entries: tuple[Entry, ...]
     pending: tuple[Pending, ...]
@@ -26,11 +26,11 @@ class Listing(Struct, frozen=True):
 
 
 def list_checkpoints(context: Context, job: str | None) -> Listing:
-    """All checkpoints, or those of one job. Raises NoSuchCheckpoint for a job that has none, StoreUnusable."""
+    """List all checkpoints, or those of one job. Raises NoSuchCheckpoint if the job has none, StoreUnusable."""
     repository = context.repository()
     everything, unreadable = repository.read_all()
     found = [checkpoint for checkpoint in everything if job in (None, checkpoint.job)]
-    # One that was stored a moment before its crckpt was killed is not lost.
+    # If crckpt was killed right after it stored a checkpoint, that one is not lost.
     stored = {checkpoint.run_id for checkpoint in everything}
     pending = tuple(
         one
@@ -38,8 +38,8 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
         if job in (None, one.job) and not (one.lost and one.run_id and one.run_id in stored)
     )
     if job is not None and not found and not pending:
-        repository.resolve(job)  # says which names are near
-        raise NoSuchCheckpoint(f"{job} is no job", hint="crckpt list shows all")
+        repository.resolve(job)  # its error suggests similar names
+        raise NoSuchCheckpoint(f"there is no job {job}", hint="see all jobs: crckpt list")
     tags: dict[CheckpointId, tuple[str, ...]] = {}
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)

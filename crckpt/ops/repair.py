@@ -1,4 +1,4 @@
-"""Verify checkpoints, and mend what is damaged from another store."""
+"""Verify checkpoints, and repair what is damaged from another store."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from crckpt.store import repair as repair_store
 
 
 def repair(context: Context, ref: str | None, source: Path | None) -> Repaired:
-    """Verify and mend one checkpoint, or all (None), from the store at `source` (None: only say what there is).
+    """Verify and repair one checkpoint, or all (None), from the store at `source`; without it, only verify.
 
-    Raises NoSuchCheckpoint, StoreUnusable, UsageError if both stores are one.
+    Raises NoSuchCheckpoint, StoreUnusable, UsageError if both are the same store.
     """
     repository = context.repository()
     other = Repository.open(source) if source is not None else None

@@ -1,4 +1,4 @@
-"""Remove checkpoints, and lift the network lock of a stopped tree that is thereby given up."""
+"""Remove checkpoints, and lift the network locks of stopped trees that can no longer be restored."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ from crckpt.store import Repository
 
 
 class Removed(Struct, frozen=True):
-    """Ids that are gone, and tables of nftables that were network locks and are lifted."""
+    """The ids that were removed, and the nftables tables of the network locks that were lifted."""
 
     removed: tuple[CheckpointId, ...]
     lifted_locks: tuple[str, ...]
 
 
 def rm(context: Context, refs: tuple[str, ...]) -> Removed:
-    """Remove all of them or, if one does not exist, none. Raises NoSuchCheckpoint, StoreLocked."""
+    """Remove all of these checkpoints; if one does not exist, none of them. Raises NoSuchCheckpoint, StoreLocked."""
     repository = context.repository()
     with repository.exclusive():
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
-        locks = [lock for identity in found for lock in _locks_of(repository, identity)]
+        locks = [lock for identity in found for lock in _find_locks(repository, identity)]
         repository.remove(tuple(found))
     lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
     return Removed(tuple(found), tuple(table for table in lifted if table))
 
 
-def _locks_of(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:
-    """The run of CRIU whose network lock may wait for a restore, and the network namespaces that may have it.
-
-    A damaged manifest tells nothing, and can go too.
-    """
+def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:
+    """Yield the id of the CRIU run whose network lock may still exist, and the network namespaces that may have it."""
+    # A damaged checkpoint can be removed too; its locks are not known.
     with suppress(CrckptError, OSError):
         checkpoint = repository.get(identity)
         if checkpoint.stopped and checkpoint.run_id:
-            # A tree with a network of its own: that goes with it, unless it has a name.
+            # A network namespace of the tree ends with the tree, unless it has a name.
             named = network_locks.named_networks() if checkpoint.options.network_lock == "nftables" else ()
             yield checkpoint.run_id, (None, *named)

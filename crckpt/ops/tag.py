@@ -1,4 +1,4 @@
-"""Give a checkpoint a name within its job, or take it away."""
+"""Give a checkpoint a tag, or remove the tag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.store import check_name
 
 
 class Tagged(Struct, frozen=True):
-    """Which checkpoint a tag was given to, or taken from."""
+    """The tag, and the checkpoint that got it, or lost it."""
 
     job: JobName
     tag: str
@@ -18,7 +18,7 @@ class Tagged(Struct, frozen=True):
 
 
 def tag(context: Context, ref: str, name: str, *, remove: bool = False) -> Tagged:
-    """Tag the checkpoint that `ref` names. Raises UsageError for a name that cannot be one, NoSuchCheckpoint."""
+    """Tag the checkpoint that `ref` names. Raises UsageError if `name` is not valid, NoSuchCheckpoint."""
     check_name(name, "tag")
     repository = context.repository()
     with repository.shared():

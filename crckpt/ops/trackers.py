@@ -1,4 +1,4 @@
-"""The processes that follow trees from one dump to the next: list them, end them."""
+"""List the keepers, which track trees for incremental dumps, or end them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crckpt.tracking.keeper.server import Keeper
 
 
 class Trackers(Struct, frozen=True):
-    """Those that there are, or (`ended`) were; of those that do not answer what can be done about each."""
+    """The keepers; with `ended`, those that were ended. `unanswered`: for each that does not answer, what to do."""
 
     keepers: tuple[Keeper, ...]
     ended: bool = False
@@ -20,12 +20,11 @@ class Trackers(Struct, frozen=True):
 
 
 def trackers(end: str | None = None) -> Trackers:
-    """List them; or end that of the tree that `end` names, a target or `all`.
+    """List the keepers; or end that of the tree that `end` names (a target), or all of them (`all`).
 
-    Raises UsageError if that tree is not tracked, HostCannot if one to be ended does not answer, and what
-    `targets.resolve` raises.
+    Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
-    need_root("to see what is tracked")
+    need_root("to list the trees that are tracked")
     root = resolve.resolve(end) if end not in (None, "all") else None
     found: list[Keeper] = []
     late: list[Unanswered] = []
@@ -40,8 +39,8 @@ def trackers(end: str | None = None) -> Trackers:
         session.close()
     if end is not None and late:
         raise late[0]
-    # One that was killed would be started again by the next dump.
+    # If a keeper was killed, the next dump would start it again.
     forgotten = end is not None and forget(root)
     if root is not None and not found and not forgotten:
-        raise UsageError(f"nobody tracks the tree of PID {root}", hint="crckpt trackers lists those that are tracked")
+        raise UsageError(f"the tree of PID {root} is not tracked", hint="see which trees are tracked: crckpt trackers")
     return Trackers(tuple(found), end is not None, tuple(f"{one.message}; {one.hint}" for one in late))

@@ -1,4 +1,4 @@
-"""Check every digest of checkpoints, down to the last byte."""
+"""Verify checkpoints: check every byte against its digest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from crckpt.store import verify as verify_store
 
 
 def verify(context: Context, ref: str | None) -> Verified:
-    """Verify one checkpoint, or all (None). Damage is in the result; raises NoSuchCheckpoint, StoreUnusable."""
+    """Verify one checkpoint, or all (None). The result has the damage. Raises NoSuchCheckpoint, StoreUnusable."""
     repository = context.repository()
     with repository.shared():
         wanted = None if ref is None else (repository.resolve(ref),)

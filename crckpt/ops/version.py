@@ -1,4 +1,4 @@
-"""Which crckpt and which CRIU."""
+"""Say the versions of crckpt and CRIU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from crckpt.errors import HostCannot
 
 
 def version() -> str:
-    """Two lines: crckpt's version, and the version and path of the CRIU that it would use, as far as that is known.
+    """Return two lines: crckpt's version, and version and path of the CRIU that crckpt would use, as far as known.
 
-    No trial is made for this: a CRIU that never worked here is named as not tried yet.
+    It tries no CRIU out: one that has not been tried here is marked as `not tried yet`.
     """
     lines = [f"crckpt {__version__}"]
     present = [candidate for candidate in candidates(None, None) if os.access(candidate.path, os.X_OK)]
@@ -20,7 +20,7 @@ def version() -> str:
     for path, facts in known:
         if facts:
             return "\n".join([*lines, f"CRIU {facts.version} ({path})"])
-    # Only where none is remembered: what starts programs takes its time to load.
+    # Only if none is remembered: what starts programs is slow to load.
     from crckpt.host.versions import version_of
 
     for candidate in present:
@@ -28,4 +28,4 @@ def version() -> str:
             return "\n".join([*lines, f"CRIU {version_of(candidate.path)} ({candidate.path}, not tried yet)"])
         except HostCannot:
             continue
-    return "\n".join([*lines, "CRIU not found (scripts/install-criu gets one)"])
+    return "\n".join([*lines, "CRIU not found (install one: scripts/install-criu)"])

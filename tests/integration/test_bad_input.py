@@ -268,7 +268,7 @@ def test_who_is_not_root(crckpt: Crckpt) -> None:
                 done = _run(crckpt.environment, *nobody, *words, *option)
                 assert done.returncode == HOST, done.stderr
                 said = _one_failure(done, as_json=bool(option))
-                assert "needs root" in said["message"]
+                assert "root is needed" in said["message"]
                 assert "sudo" in said["hint"]
         assert_runs_on(tree, frozenset())
     home = crckpt.store.parent / "home"

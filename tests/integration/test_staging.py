@@ -97,7 +97,7 @@ def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tr
 def test_it_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     for path in (elsewhere / "missing", elsewhere / "somebody's"):
         said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
-        assert f"{path} is no directory" in said.err
+        assert f"{path} is not a directory" in said.err
 
 
 def test_it_must_be_a_place_that_nobody_else_can_exchange(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:

@@ -1,4 +1,4 @@
-"""What this host says of everything that a checkpoint needs: the facts for the preflight of a restore."""
+"""Survey this host: the state of everything that a checkpoint needs, for the preflight of a restore."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _WRITTEN_BY_CRIU = 1 << 20
 
 
 def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostState:
-    """Look at PIDs, files, addresses and the host. Waits some seconds for PIDs of ended processes to be given back.
+    """Observe PIDs, files, addresses, locks and resources. Waits some seconds for ended processes to be reaped.
 
-    `images` are the checkpoint's files. No program is started unless a file changed: then its package is asked for.
+    `images` are the checkpoint's files. Starts no program, unless a file changed: then it looks for its package.
     """
     tree = wanted.tree
     now = HostState(
-        owners=() if wanted.new_pid_namespace else _owners(tree),
+        owners=() if wanted.new_pid_namespace else _find_id_users(tree),
         files={
             path: _file(path, file, may_cut=wanted.grown == "rewind")
             for file in needed_files(tree)
@@ -71,7 +71,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     )
 
 
-def _owners(tree: ImageTree) -> tuple[proc.IdUser, ...]:
+def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     wanted = needed_ids(tree)
     owners = proc.find_id_users(wanted)
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
@@ -86,7 +86,7 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
     if found is None:
         return None
     now = b""
-    with suppress(OSError):  # it has gone, or somebody has a lease on it
+    with suppress(OSError):  # the file has gone, or another program has a lease on it
         now = (build_id.build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
     return FileState(
@@ -103,14 +103,14 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
 def _resources(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostResources:
     tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
     asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections)
-    ghosts = tuple(_ghosts(tree, sizes))
-    # Streams need no room; files do, until the tree runs.
+    ghosts = tuple(_deleted_files(tree, sizes))
+    # Streams take no space; files do, until the tree runs.
     unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
     memory, free = _memory(images, (*ghosts, *unpacked))
     return HostResources(
         arch=kernel.arch(),
         cpu_features=frozenset(kernel.cpu_features()),
-        missing=tuple(need for need in asked if not _met(need)),
+        missing=tuple(need for need in asked if not _is_met(need)),
         pid_limit=kernel.pid_limit(),
         tasks=cgroups.tasks_left(),
         memory=memory,
@@ -122,7 +122,7 @@ def _resources(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Pa
     )
 
 
-def _met(need: Need) -> bool:
+def _is_met(need: Need) -> bool:
     match need.key:
         case "no-address-family":
             return kernel.has_family(need.number)
@@ -134,7 +134,7 @@ def _met(need: Need) -> bool:
             return kernel.has_security_module(need.name)
         case "clocks-jump":
             return kernel.has_clocks()
-    # Of few trees, and dear to load.
+    # Rarely needed and slow to import.
     from crckpt.host.probes import network as tried
 
     trial = {"no-tcp-repair": tried.tcp_repair, "no-tun": tried.tun}[need.key]
@@ -142,19 +142,19 @@ def _met(need: Need) -> bool:
 
 
 def _memory(images: tuple[StoredFile, ...], written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
-    """What the tree will take, with what is written beside, and what is free."""
+    """The memory that the tree needs, with files that are written to memory, and the memory that is free."""
     pages = tuple(file for file in images if file.pagemap)
     beside = sum(size for directory, size in written if space.is_in_memory(directory))
     needed, free = sum(file.bytes for file in pages) + beside, space.free_memory()
     if needed > free:
-        needed, free = _bytes_apart(pages) + beside, space.free_memory(swap=True)
+        needed, free = _count_bytes(pages) + beside, space.free_memory(swap=True)
     return needed, free
 
 
-def _bytes_apart(pages: tuple[StoredFile, ...]) -> int:
-    """Bytes of memory in these images, without what processes share.
+def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
+    """Bytes of memory in these images; pages that processes share count once.
 
-    A parent and a child have a page in common if both have the same one at the same address: so does CRIU see it.
+    As in CRIU, parent and child share a page if both have the same page at the same address.
     """
     import numpy as np
 
@@ -174,15 +174,15 @@ def _bytes_apart(pages: tuple[StoredFile, ...]) -> int:
     return len(np.unique(np.concatenate(found))) * PAGE_SIZE if found else 0
 
 
-def _ghosts(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
-    """Where deleted files come back, and how large they are: each once, whoever has it open."""
+def _deleted_files(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
+    """Yield the directory and size of each deleted file that a restore makes again."""
     found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
     for target, path in found.items():
         yield space.existing(Path(path).parent), sizes.get(ghost_image(target), 0)
 
 
 def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[DiskSpace]:
-    """One for each file system."""
+    """Yield what is written to each file system, and its free space."""
     found: dict[int, tuple[Path, int]] = {}
     for directory, size in written:
         device = directory.stat().st_dev

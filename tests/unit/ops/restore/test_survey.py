@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crckpt.ops.restore.survey import _bytes_apart
+from crckpt.ops.restore.survey import _count_bytes
 from crckpt.store.format.extents import EXTENT, ZERO
 from crckpt.store.format.index import PAGES, StoredFile
 
@@ -20,21 +20,21 @@ def pages(name: str, *extents: tuple[int, int, int, int]) -> StoredFile:
 
 def test_one_process_has_all_its_pages() -> None:
     """Equal pages at different addresses are stored once, and take memory twice."""
-    assert _bytes_apart((pages("a", (10, 4, 0, 7), (20, 4, 0, 7), (30, 2, ZERO, 0)),)) == 10 * PAGE
-    assert _bytes_apart(()) == 0
+    assert _count_bytes((pages("a", (10, 4, 0, 7), (20, 4, 0, 7), (30, 2, ZERO, 0)),)) == 10 * PAGE
+    assert _count_bytes(()) == 0
 
 
 def test_a_child_shares_what_it_has_not_written() -> None:
     parent = pages("a", (10, 4, 0, 100), (30, 2, ZERO, 0))
     child = pages("b", (10, 1, 0, 100), (11, 1, 1, 0), (12, 2, 0, 102), (30, 2, ZERO, 0))
-    assert _bytes_apart((parent, child)) == 7 * PAGE
+    assert _count_bytes((parent, child)) == 7 * PAGE
 
 
 def test_extents_that_begin_elsewhere_are_the_same_pages() -> None:
     parent = pages("a", (10, 4, 0, 100), (20, 4, ZERO, 0))
     child = pages("b", (12, 2, 0, 102), (22, 2, ZERO, 0))
-    assert _bytes_apart((parent, child)) == 8 * PAGE
+    assert _count_bytes((parent, child)) == 8 * PAGE
 
 
 def test_the_same_page_at_another_address_is_no_shared_one() -> None:
-    assert _bytes_apart((pages("a", (10, 1, 0, 5)), pages("b", (11, 1, 0, 5)))) == 2 * PAGE
+    assert _count_bytes((pages("a", (10, 1, 0, 5)), pages("b", (11, 1, 0, 5)))) == 2 * PAGE
