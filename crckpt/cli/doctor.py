@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from crckpt.host.probes.fact import Fact
     from crckpt.ops.context import Context
-    from crckpt.ops.dump.examine import Examined
-    from crckpt.ops.dump.predict import Foreseen
+    from crckpt.ops.dump.examine import Examination
+    from crckpt.ops.dump.predict import DumpPrediction
 
 _STATES: Final = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
@@ -69,11 +69,11 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     # Not needed to diagnose the host, and slow to load.
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.predict import predict
-    from crckpt.ops.dump.request import Request
+    from crckpt.ops.dump.request import DumpRequest
 
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
-    result = examine(Request(target), context)
+    result = examine(DumpRequest(target), context)
     foreseen = predict(result, context)
     document = {
         "pid": result.pid,
@@ -92,7 +92,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         raise typer.Exit(PreflightRefused.exit_code)
 
 
-def _lines(result: Examined, foreseen: Foreseen) -> Iterator[str]:
+def _lines(result: Examination, foreseen: DumpPrediction) -> Iterator[str]:
     yield from (f"blocker {finding}\n" for finding in result.blockers)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
@@ -104,7 +104,7 @@ def _lines(result: Examined, foreseen: Foreseen) -> Iterator[str]:
         yield f"PID {result.pid} can be checkpointed\n"
 
 
-def _estimate(foreseen: Foreseen) -> str:
+def _estimate(foreseen: DumpPrediction) -> str:
     cost = foreseen.prediction
     if cost is None:
         return f"no estimate of what a dump would cost: {foreseen.why_not}\n"

@@ -18,12 +18,10 @@ from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.background import continued_in_background
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.dump.request import PreCopy, Request
+from crckpt.ops.dump.request import DumpRequest, PreCopy
 
 if TYPE_CHECKING:
-    from crckpt.ops.dump.commit import Dumped
-    from crckpt.ops.dump.examine import Copying
-    from crckpt.ops.dump.lineage import Tracked
+    from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
     from crckpt.store import Checkpoint
 
 _MOST_ROUNDS: Final = 8
@@ -123,7 +121,7 @@ def dump(
 
     from crckpt.ops.dump.dump import dump as perform
 
-    request = Request(
+    request = DumpRequest(
         target=target,
         job=job,
         stop=stop,
@@ -139,7 +137,7 @@ def dump(
         force=force,
     )
 
-    def print_result(result: Dumped) -> None:
+    def print_result(result: DumpResult) -> None:
         emit("dump", Output(_document(result), _lines(result, verbose=verbose)), as_json=as_json)
 
     context = options.context(store, criu=criu, config=config, staging=staging)
@@ -147,7 +145,7 @@ def dump(
         context = replace(context, compress=compress)
     if release is not None:
 
-        def on_running(result: Dumped) -> None:
+        def on_running(result: DumpResult) -> None:
             # The work in the background goes on even if this cannot be printed.
             with suppress(CrckptError):
                 print_result(result)
@@ -173,7 +171,7 @@ def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abor
     return PreCopy(max_rounds or _MOST_ROUNDS, limit, abort_over)
 
 
-def _document(result: Dumped) -> dict[str, object]:
+def _document(result: DumpResult) -> dict[str, object]:
     checkpoint = result.checkpoint
     return {
         "job": result.job,
@@ -188,27 +186,27 @@ def _document(result: Dumped) -> dict[str, object]:
         "reasons": result.plan.reasons,
         "warnings": [str(finding) for finding in result.plan.warnings],
         "unreaped": result.unreaped,
-        "tracked": result.tracked,
-        "copying": result.copying,
+        "tracked": result.lineage,
+        "copying": result.pre_copy,
         "checkpoint": None if checkpoint is None else checkpoint_document(checkpoint),
     }
 
 
-def _is_dry_run(result: Dumped) -> bool:
+def _is_dry_run(result: DumpResult) -> bool:
     return result.checkpoint is None and not result.pending
 
 
-def _lines(result: Dumped, *, verbose: bool) -> Iterator[str]:
+def _lines(result: DumpResult, *, verbose: bool) -> Iterator[str]:
     planned = _is_dry_run(result)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     if verbose or planned:
         yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
         yield f"{shlex.join(result.command)}\n"
-    if result.copying is not None:
-        yield from _copying(result.copying, planned=planned, stop=result.stop)
-    if result.tracked is not None:
-        yield from _tracked(result.tracked, planned=planned, after_rounds=planned and result.copying is not None)
+    if result.pre_copy is not None:
+        yield from _copying(result.pre_copy, planned=planned, stop=result.stop)
+    if result.lineage is not None:
+        yield from _tracked(result.lineage, planned=planned, after_rounds=planned and result.pre_copy is not None)
     if planned:
         yield f"PID {result.pid} can be checkpointed as {result.job}\n"
     elif result.checkpoint is None:
@@ -218,7 +216,7 @@ def _lines(result: Dumped, *, verbose: bool) -> Iterator[str]:
         yield from _stored(result, result.checkpoint)
 
 
-def _stored(result: Dumped, checkpoint: Checkpoint) -> Iterator[str]:
+def _stored(result: DumpResult, checkpoint: Checkpoint) -> Iterator[str]:
     numbers = checkpoint.statistics
     yield (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
@@ -232,11 +230,11 @@ def _stored(result: Dumped, checkpoint: Checkpoint) -> Iterator[str]:
         yield f"these PIDs are not free yet, because their parent has not reaped them: {pids}\n"
 
 
-def _tree_state(result: Dumped) -> str:
+def _tree_state(result: DumpResult) -> str:
     return f"its root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
 
 
-def _tracked(tracked: Tracked, *, planned: bool, after_rounds: bool) -> Iterator[str]:
+def _tracked(tracked: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:
     """What was incremental, or would be; with `after_rounds` rounds come first."""
     if tracked.why:
         yield f"{tracked.why}\n"
@@ -253,7 +251,7 @@ def _tracked(tracked: Tracked, *, planned: bool, after_rounds: bool) -> Iterator
     yield from (f"dumped in full: {why}\n" for why in tracked.whole)
 
 
-def _copying(copying: Copying, *, planned: bool, stop: bool) -> Iterator[str]:
+def _copying(copying: PreCopyResult, *, planned: bool, stop: bool) -> Iterator[str]:
     if planned:
         yield "memory is copied in rounds first; the dump then copies what is written after the last round\n"
     yield from map(round_line, copying.rounds)

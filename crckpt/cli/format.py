@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from crckpt.causes import Finding
-    from crckpt.ops.dump.lineage import Copied
+    from crckpt.ops.dump.result import RoundResult
     from crckpt.store import Checkpoint
 
 _NEVER_FOLDED: Final = ("id", "created", "frozen", "raw", "new", "stored", "size")
@@ -73,7 +73,7 @@ def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
     return (f"note {finding}\n" for finding in findings)
 
 
-def round_line(copied: Copied) -> str:
+def round_line(copied: RoundResult) -> str:
     """One round of a pre-copy, as a line."""
     pages = f"{count(copied.pages, 'page')}, {size(copied.bytes)}"
     return f"round {copied.number}: {pages} in {duration(copied.ms)}, frozen {duration(copied.frozen_ms)}\n"

@@ -9,9 +9,9 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import note_lines, round_line
 from crckpt.cli.output import Output, emit
-from crckpt.ops.dump.pre_dump import PreDumped
 from crckpt.ops.dump.pre_dump import pre_dump as perform
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.request import DumpRequest
+from crckpt.ops.dump.result import PreDumpResult
 
 
 def pre_dump(
@@ -33,23 +33,27 @@ def pre_dump(
     `crckpt pre-dump 812 trainer` · `crckpt dump 812 trainer` · in one step: `crckpt dump 812 trainer --pre-copy`
     """
     # A round copies memory only; what happens to TCP connections is up to the dump.
-    request = Request(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
+    request = DumpRequest(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
     result = perform(request, options.context(store, criu=criu, config=config, staging=staging))
     emit("pre-dump", Output(_document(result), _lines(result)), as_json=as_json)
 
 
-def _document(result: PreDumped) -> dict[str, object]:
-    document = asdict(result)
-    document |= {"criu": result.criu.path, "criu_passed_over": result.criu.passed_over}
-    # The counts of pages are known for a dump only.
-    document["tracked"] = {name: value for name, value in asdict(result.tracked).items() if not name.endswith("_pages")}
-    document["copied"] = asdict(result.copied)
-    return document
+def _document(result: PreDumpResult) -> dict[str, object]:
+    lineage = asdict(result.lineage)
+    return {
+        "job": result.job,
+        "pid": result.pid,
+        "criu": result.criu.path,
+        # The counts of pages are known for a dump only.
+        "tracked": {name: value for name, value in lineage.items() if not name.endswith("_pages")},
+        "copied": asdict(result.round),
+        "criu_passed_over": result.criu.passed_over,
+    }
 
 
-def _lines(result: PreDumped) -> Iterator[str]:
+def _lines(result: PreDumpResult) -> Iterator[str]:
     yield from note_lines(result.criu.passed_over)
-    yield f"{result.tracked.why}\n"
-    yield from (f"copied in full: {why}\n" for why in result.tracked.whole)
-    yield round_line(result.copied)
+    yield f"{result.lineage.why}\n"
+    yield from (f"copied in full: {why}\n" for why in result.lineage.whole)
+    yield round_line(result.round)
     yield f"the tree runs on; dump what it writes from now on: crckpt dump {result.pid} {result.job}\n"

@@ -1,4 +1,4 @@
-"""How quickly CRIU dumps here: it dumps a small tree of ours, one of whose two processes has more of everything."""
+"""Measure how quickly CRIU dumps here, by a small tree of ours: one of its two processes has more of everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import run_criu
-from crckpt.criu.explain import explain
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.images.stats import read_dump_stats
@@ -54,7 +53,7 @@ _LOOK_S: Final = 0.003
 
 
 class TrialDump(Struct, frozen=True):
-    """One dump of the trial's tree: where its images are, and milliseconds, of the freeze and of memory within it."""
+    """One dump of the trial's tree: its images, and milliseconds: of the dump, of the freeze, and in it of memory."""
 
     images: Path
     dump_ms: float
@@ -79,11 +78,14 @@ class TrialTree(Struct, frozen=True):
         argv = dump_command(self.criu, self.root, Paths(images, work), DumpOptions(), leave_running=True)
         outcome = run_criu(argv, work / "dump.log", meanwhile=meanwhile)
         if not outcome.ok:
-            told = explain(outcome.log)
-            raise HostCannot(f"a trial dump fails: {told.finding.what if told.finding else outcome.status}")
+            # Rarely needed and slow to import.
+            from crckpt.criu.explain import explain
+
+            finding = explain(outcome.log).finding
+            raise HostCannot(f"a trial dump fails: {finding.what if finding else outcome.status}")
         stats = read_dump_stats((work / "stats-dump").read_bytes())
         dump_ms = (outcome.ended - outcome.started) * 1000
-        # To write them alone: to find the pages takes as long for each process and map, however many there are.
+        # Writing pages alone: finding them takes as long for each process and map, however many pages there are.
         return TrialDump(images, dump_ms, stats.frozen_time / 1000, stats.memwrite_time / 1000)
 
 

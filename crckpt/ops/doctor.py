@@ -15,7 +15,7 @@ from crckpt.host.probes.fact import Fact, Outcome, fact
 from crckpt.host.probes.probe import Subject, probe
 from crckpt.host.process import run
 from crckpt.ops.context import Context
-from crckpt.tracking.tracker import on_this_host
+from crckpt.tracking.tracker import find_method
 
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
 """Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used."""
@@ -75,7 +75,7 @@ def _facts(context: Context) -> tuple[Fact, ...]:
 def _tracker(criu: Outcome, found: Search | None) -> Outcome:
     if not found or not found.criu:
         return Outcome(criu.state, "not known without a CRIU that works", "whether dumps can be incremental", criu.fix)
-    name, why = on_this_host(found.criu.path)
+    name, why = find_method(found.criu.path)
     if name:
         return Outcome("ok", f"{name}: {why}")
     return Outcome("missing", why, "every dump is full: nothing tells what was written (--incremental, --pre-copy)")

@@ -7,8 +7,8 @@ from msgspec import Struct
 from crckpt.errors import UsageError
 from crckpt.host.target import resolve
 from crckpt.ops.context import need_root
-from crckpt.tracking.keeper.client import Unanswered, forget, keepers
-from crckpt.tracking.keeper.server import Keeper
+from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers
+from crckpt.tracking.keeper.protocol import Keeper
 
 
 class Trackers(Struct, frozen=True):
@@ -40,7 +40,7 @@ def trackers(end: str | None = None) -> Trackers:
     if end is not None and late:
         raise late[0]
     # If a keeper was killed, the next dump would start it again.
-    forgotten = end is not None and forget(root)
+    forgotten = end is not None and forget_killed(root)
     if root is not None and not found and not forgotten:
         raise UsageError(f"the tree of PID {root} is not tracked", hint="see which trees are tracked: crckpt trackers")
     return Trackers(tuple(found), end is not None, tuple(f"{one.message}; {one.hint}" for one in late))

@@ -26,46 +26,46 @@ _HUGE: Final = "it has huge pages that were set aside (hugetlb), of which a CRIU
 class SoftDirty:
     """The method for kernels with CONFIG_MEM_SOFT_DIRTY.
 
-    Of hugetlb pages they lose the bits. `misses_huge`: the CRIU that reads them does not know, and would leave out what
+    The kernel loses the bits of hugetlb pages. `misses_huge`: this CRIU does not know that, and would leave out what
     was written there.
     """
 
     name = NAME
 
     def __init__(self, *, misses_huge: bool = False) -> None:
-        """Nothing is done yet."""
+        """Do nothing yet."""
         self._misses_huge = misses_huge
 
     def attach(self, pids: Iterable[int]) -> dict[int, Watched | str]:
-        """What each process is held by, or why it is not."""
-        return {pid: self._attached(pid) for pid in pids}
+        """Open each process's page map. The attachment, or why there is none."""
+        return {pid: self._attach_to(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """CRIU gets our preload library, which stops it before its first reset, and sees what has no bit (frames.c)."""
+        """Load our preload library. It stops CRIU before its first reset, and finds writes without a bit (frames.c)."""
         joined = {} if pagemap.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
         return {**library.environment(criu, NAME), **joined}
 
     def is_left_in(self, _pid: int) -> bool:
-        """Nothing of ours is in any process."""
+        """Never: nothing of ours is in any process."""
         return False
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.soft_dirty`."""
         return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))
 
-    def _attached(self, pid: int) -> Watched | str:
+    def _attach_to(self, pid: int) -> Watched | str:
         try:
-            held = Watched(pid, misses_huge=self._misses_huge)
+            attachment = Watched(pid, misses_huge=self._misses_huge)
         except (OSError, IndexError):
             return "it has ended"
-        why = held.follow()
+        why = attachment.catch_up()
         if why:
-            held.close()
-        return why or held
+            attachment.close()
+        return why or attachment
 
 
 class Watched:
-    """A process, and the memory that it had when we came."""
+    """The attachment to a process: the page map of the memory that it has now."""
 
     def __init__(self, pid: int, *, misses_huge: bool = False) -> None:
         """Raises OSError if it has ended. `misses_huge` as of `SoftDirty`."""
@@ -74,16 +74,16 @@ class Watched:
         self._pagemap = Path(f"/proc/{pid}/pagemap").open("rb", buffering=0)  # noqa: SIM115
         self._pagemap.seek(place // mmap.PAGESIZE * 8)
 
-    def follow(self) -> str:
-        """Why the process can be followed no longer, or nothing."""
+    def catch_up(self) -> str:
+        """Why the process can be tracked no longer, or nothing."""
         here = self._pagemap.tell()
-        told = self._pagemap.read(8)
+        entry = self._pagemap.read(8)
         self._pagemap.seek(here)
-        # Of memory that has gone there is nothing to read.
-        if not told:
+        # After an exec the page map of the old memory is empty.
+        if not entry:
             return _REPLACED
         return _HUGE if self._misses_huge and proc.huge_pages(self._pid) else ""
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the page map."""
         self._pagemap.close()

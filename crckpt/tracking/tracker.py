@@ -1,7 +1,7 @@
-"""Follow a tree from one dump to the next: what the bits count from, and when the next dump must be full.
+"""Track a tree from one dump to the next: what its bits count from, and when the next dump must be full.
 
-A round: `begin`, CRIU freezes the tree and dumps, `frozen` before it resets the bits, then `committed` once the
-checkpoint is there. Bits that were reset for a dump that came to nothing are lost: the next dump is full.
+A dump or round: `begin`; CRIU freezes the tree; `check_freeze` before it resets the bits; `commit` once the checkpoint
+or round is kept. Bits that were reset for a dump that failed are lost: the next dump is full.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from crckpt.host import proc
 from crckpt.host.syscalls import pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.tracking import unseen
+from crckpt.tracking.base import Base, DumpBasis, WholeProcess
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.preload import library
 from crckpt.tracking.soft_dirty import SoftDirty
@@ -35,14 +36,14 @@ _COPIES_HUGE: Final = (3, 18)
 _CLAIMED: Final = "it is tracked by another crckpt"
 
 
-class Hold(Protocol):
-    """What a method keeps of a process."""
+class Attachment(Protocol):
+    """What a method holds of one process, to track it."""
 
-    def follow(self) -> str:
-        """Catch up with what it mapped; why it can be followed no longer, or nothing."""
+    def catch_up(self) -> str:
+        """Track what the process has mapped since. Why it can be tracked no longer, or nothing."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Let the process go."""
 
 
 class Method(Protocol):
@@ -50,40 +51,19 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is said to people: soft-dirty or uffd-wp."""
+        """The name that users see: soft-dirty or uffd-wp."""
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """What to add to CRIU's environment for a dump that tracks."""
 
-    def attach(self, pids: Iterable[int]) -> Mapping[int, Hold | str]:
-        """What each process is held by, or why it is not."""
+    def attach(self, pids: Iterable[int]) -> Mapping[int, Attachment | str]:
+        """Attach to each process. The attachment, or why there is none."""
 
     def is_left_in(self, pid: int) -> bool:
-        """Whether a process that is not attached to holds something of ours that it is to be rid of: by attaching."""
+        """Whether a process without attachment inherited something of ours, which attaching removes."""
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
-
-
-class Whole(Struct, frozen=True):
-    """A process all of whose pages count as written, and a clause that names it and says why."""
-
-    pid: int
-    why: str
-
-
-class Round(Struct, frozen=True):
-    """How the dump that begins now is to be made.
-
-    `base` names the dump that the bits count from: its page maps are CRIU's parent. Empty: the dump is full, and
-    `why` says so in one clause. `tracks`: CRIU is to reset the bits, so that the next dump can count from this one.
-    `whole` are processes that have no part in the base.
-    """
-
-    base: str
-    why: str
-    tracks: bool
-    whole: tuple[Whole, ...]
 
 
 class Choice(Struct, frozen=True):
@@ -94,96 +74,98 @@ class Choice(Struct, frozen=True):
 
 
 class _Member:
-    """A process of the tree, and its hold, or why it has none."""
+    """A process of the tree, and its attachment, or why it has none."""
 
-    def __init__(self, process: proc.Process, hold: Hold | str) -> None:
+    def __init__(self, process: proc.Process, attachment: Attachment | str) -> None:
         self.start = process.start
-        self.hold = hold
+        self.attachment = attachment
 
-    def follow(self) -> str:
-        """Catch up; why it is not followed, or nothing."""
-        if isinstance(self.hold, str):
-            return self.hold
-        why = self.hold.follow()
+    def catch_up(self) -> str:
+        """Track what it has mapped since. Why it is not tracked, or nothing."""
+        if isinstance(self.attachment, str):
+            return self.attachment
+        why = self.attachment.catch_up()
         if why:
-            self.hold.close()
-            self.hold = why
+            self.attachment.close()
+            self.attachment = why
         return why
 
     def let_go(self) -> None:
-        if not isinstance(self.hold, str):
-            self.hold.close()
+        if not isinstance(self.attachment, str):
+            self.attachment.close()
 
 
 class Tracker:
-    """A tree that is followed, until `close`. For one thread."""
+    """The tracker of one tree, until `close`. For one thread."""
 
     def __init__(self, root: proc.Process, method: Method, claims: Claims) -> None:
-        """Takes `claims` over; attaches to nothing yet."""
+        """Attach to nothing yet. `close` closes `claims`."""
         self.name = method.name
         self._root = root
         self._method = method
         self._claims = claims
         self._members: dict[int, _Member] = {}
-        self._base = ""
+        self._base: Base | None = None
         self._why_full = "no dump of this tree has been tracked yet"
-        self._spoilt = ""
+        self._spoiler = ""
         self._whole: dict[int, str] = {}
-        self._to_be_kept: frozenset[int] = frozenset()
-        # What the kernel calls the flags of the tree's maps, as CRIU's preload library learns it (smaps.c).
+        self._in_dump: frozenset[int] = frozenset()
+        # CRIU's preload library remembers here the flags of the tree's maps (smaps.c),
         self._flags = os.memfd_create("flags")
-        # And in which frames its pages were when their soft-dirty bits were reset (frames.c).
+        # and in which frames its pages were when their soft-dirty bits were reset (frames.c).
         self._frames = os.memfd_create("frames")
 
     def look(self) -> None:
-        """List the tree again, attach to what is new, register what was mapped: at any time, and in each `begin`.
+        """List the tree again, attach to new processes, track new maps. Allowed at any time; `begin` does it, too.
 
         Raises HostCannot if the tree has ended.
         """
         living = {process.pid: process for process in self._living()}
         for pid in [pid for pid, member in self._members.items() if not _is(member, living.get(pid))]:
             self._forget(pid)
-        lost = {pid: why for pid, member in self._members.items() if (why := member.follow())}
+        lost = {pid: why for pid, member in self._members.items() if (why := member.catch_up())}
         self._whole |= lost
         wanted = [one for pid, one in living.items() if pid in lost or pid not in self._members]
         while wanted:
             self._whole |= dict.fromkeys((one.pid for one in wanted if one.pid not in lost), "the process is new")
             self._whole |= self._attach(wanted)
-            # Who was forked while its parent was attached to may hold what that was held by: CRIU would refuse it.
+            # A child that was forked during the attach may have inherited our userfaultfd: CRIU would refuse it.
             came = (one for one in self._living() if one.pid not in self._members)
             wanted = [one for one in came if self._method.is_left_in(one.pid)]
 
-    def begin(self) -> Round:
-        """Before CRIU is started. From now on the bits are lost unless `committed` follows. Raises HostCannot."""
+    def begin(self) -> DumpBasis:
+        """Begin a dump, before CRIU starts. Unless `commit` follows, the bits are lost. Raises HostCannot."""
         self.look()
-        self._to_be_kept = frozenset(self._members)
-        # One that ended a moment ago could not be entered for that.
+        self._in_dump = frozenset(self._members)
+        # A process that has just ended could not be attached to, and needs no mention.
         there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
-        whole = tuple(Whole(pid, _clause(pid, why)) for pid, why in there.items())
+        whole = tuple(WholeProcess(pid, _clause(pid, why)) for pid, why in there.items())
         base, why = self._base, self._why_full
-        self._base, self._why_full = "", "the tracker did not see the end of the last dump or round"
-        self._spoilt = self._spoiler()
-        if self._spoilt:
-            self._why_full = self._spoilt
-            return Round("", self._spoilt, tracks=False, whole=())
-        if base and len(whole) == len(self._members):
-            return Round("", whole[0].why, tracks=True, whole=())
-        return Round(base, why, tracks=True, whole=whole if base else ())
+        self._base, self._why_full = None, "the tracker did not see the end of the last dump or round"
+        self._spoiler = self._find_spoiler()
+        if self._spoiler:
+            self._why_full = self._spoiler
+            return DumpBasis(None, self._spoiler, tracks=False, whole=())
+        if base is not None and len(whole) == len(self._members):
+            return DumpBasis(None, whole[0].why, tracks=True, whole=())
+        return DumpBasis(base, why, tracks=True, whole=whole if base is not None else ())
 
-    def frozen(self) -> None:
-        """While CRIU holds the tree frozen: see whether anything came up since that writes unseen."""
-        self._spoilt = self._spoilt or self._spoiler()
+    def check_freeze(self) -> None:
+        """Look, while CRIU holds the tree frozen, for anything new that writes memory unseen."""
+        self._spoiler = self._spoiler or self._find_spoiler()
 
-    def committed(self, name: str) -> None:
-        """The dump of this round is kept, as `name`: from now on the bits count from it."""
-        self._base, self._why_full = ("", self._spoilt) if self._spoilt else (name, "")
-        # Who came after `begin`, or is not held, has no part in it.
-        parts = {pid for pid in self._to_be_kept & self._members.keys() if not isinstance(self._members[pid].hold, str)}
+    def commit(self, base: Base) -> None:
+        """Count from `base`, the dump or round that began last and is kept."""
+        self._base, self._why_full = (None, self._spoiler) if self._spoiler else (base, "")
+        # A process that came after `begin`, or has no attachment, has no part in it.
+        parts = {
+            pid for pid in self._in_dump & self._members.keys() if not isinstance(self._members[pid].attachment, str)
+        }
         self._whole = {pid: why for pid, why in self._whole.items() if pid not in parts}
 
     @property
-    def base(self) -> str:
-        """The dump that the bits count from; empty if the next one is to be full."""
+    def base(self) -> Base | None:
+        """What the bits count from; None if the next dump is to be full."""
         return self._base
 
     @property
@@ -192,10 +174,10 @@ class Tracker:
         return self._why_full
 
     def refusal(self, *, all_of_it: bool = False) -> str:
-        """Why the root is not held, or who of `all_of_it`; or nothing."""
+        """Why the root, or any process of `all_of_it`, has no attachment; or nothing."""
         pids = self._members if all_of_it else (self._root.pid,)
-        holds = ((pid, self._members[pid].hold) for pid in pids)
-        return next((_clause(pid, hold) for pid, hold in holds if isinstance(hold, str)), "")
+        attachments = ((pid, self._members[pid].attachment) for pid in pids)
+        return next((_clause(pid, why) for pid, why in attachments if isinstance(why, str)), "")
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """What to add to this CRIU's environment for a dump that `tracks`."""
@@ -204,7 +186,7 @@ class Tracker:
         return {**self._method.environment(criu), **kept}
 
     def written(self) -> dict[int, NDArray[np.uint64]]:
-        """Of each process what it has written since the base; of one that has ended nothing. Resets nothing."""
+        """What each process that still runs has written since the base. Resets nothing."""
         found = {}
         for pid in self._members:
             try:
@@ -214,7 +196,7 @@ class Tracker:
         return found
 
     def close(self) -> None:
-        """Let the tree go; nothing is left in it."""
+        """Let the tree go. Nothing is left in it."""
         for pid in tuple(self._members):
             self._forget(pid)
         self._claims.close()
@@ -228,12 +210,12 @@ class Tracker:
         return tuple(one for one in proc.read_tree(root).processes if one.state not in ("zombie", "dead"))
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
-        """Attach to these; why not, of those that it failed for."""
+        """Attach to these. Why it failed, by PID of those it failed for."""
         refused = {one.pid: _CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
         ours = [one.pid for one in processes if one.pid not in refused]
-        held: dict[int, Hold | str] = {**refused, **(self._method.attach(ours) if ours else {})}
-        self._members |= {one.pid: _Member(one, held[one.pid]) for one in processes}
-        return {pid: hold for pid, hold in held.items() if isinstance(hold, str)}
+        made: dict[int, Attachment | str] = {**refused, **(self._method.attach(ours) if ours else {})}
+        self._members |= {one.pid: _Member(one, made[one.pid]) for one in processes}
+        return {pid: why for pid, why in made.items() if isinstance(why, str)}
 
     def _forget(self, pid: int) -> None:
         member = self._members.pop(pid)
@@ -241,29 +223,29 @@ class Tracker:
         self._whole.pop(pid, None)
         self._claims.give_up(pid, member.start)
 
-    def _spoiler(self) -> str:
-        """What makes a reset of the bits wrong, for us or for who else counts on them."""
+    def _find_spoiler(self) -> str:
+        """Why the bits must not be reset: another tracker needs them, or something writes memory unseen. Or nothing."""
         for pid, member in self._members.items():
-            if member.hold in (_CLAIMED, unseen.OWN_USERFAULTFD, unseen.FOREIGN_USERFAULTFD):
-                return _clause(pid, str(member.hold))
+            if member.attachment in (_CLAIMED, unseen.OWN_USERFAULTFD, unseen.FOREIGN_USERFAULTFD):
+                return _clause(pid, str(member.attachment))
         return unseen.writes_unseen(self._members)
 
 
-def choose(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
-    """The tracker for the tree below `root` that works here, found by trying. It is attached, and has no base yet.
+def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
+    """Try the methods of this host on the tree below `root`. The tracker is attached, and has no base yet.
 
-    `claims` is the file of what is tracked on this host, unless it is to be the host's own.
+    `claims` is the file of claims, if not the host's own.
     """
     refusal = ""
     for method, why, is_last in _methods(criu):
-        tracker, refusal = _followed(root, method, claims, all_of_it=not is_last) if method else (None, why)
+        tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
             return Choice(tracker, f"tracker: {tracker.name} ({why})")
     return Choice(None, f"tracker: none ({refusal})")
 
 
-def on_this_host(criu: Path) -> tuple[str, str]:
-    """The name of the tracker that works here with this CRIU, and why it; or nothing, and why none does."""
+def find_method(criu: Path) -> tuple[str, str]:
+    """The name of the method that works here with this CRIU, and why it; or an empty name, and why none works."""
     refusal = ""
     for method, why, _ in _methods(criu):
         if method is not None:
@@ -272,20 +254,20 @@ def on_this_host(criu: Path) -> tuple[str, str]:
     return "", refusal
 
 
-def written(name: str, pid: int) -> int:
-    """How many pages that are tracked a process has written, by the method of that name. Raises OSError."""
+def count_written(name: str, pid: int) -> int:
+    """How many tracked pages a process has written, by the method of that name. Raises OSError."""
     method = SoftDirty() if name == SoftDirty.name else UffdWp()
     rows = method.written(pid)
     return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
 
 
-def untracked(name: str, pid: int) -> int:
-    """How many private pages of a process count as written whatever it does. Raises OSError."""
+def count_untracked(name: str, pid: int) -> int:
+    """How many private pages of a process always count as written. Raises OSError."""
     return 0 if name == SoftDirty.name else pagemap.changed_of_files(pid)
 
 
 def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
-    """What works here, why it is taken, and whether it is the last; the better first. None if it does not, and why."""
+    """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
     if not pagemap.tracks_by_soft_dirty():
         yield *_write_protection(criu, "this kernel has no soft-dirty"), True
         return
@@ -298,7 +280,7 @@ def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
 
 
 def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
-    """It, and `why` it is taken; or none, and why not."""
+    """The method, and `why` it is taken; or none, and why it does not work."""
     try:
         works = pagemap.tracks_by_write_protection()
     except HostCannot as error:
@@ -309,10 +291,10 @@ def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
     return (None, refusal) if refusal else (UffdWp(), why)
 
 
-def _followed(
+def _attach_to(
     root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
 ) -> tuple[Tracker | None, str]:
-    """A tracker that is attached to the tree's root, or to `all_of_it`; or none, and why not."""
+    """A tracker attached to the tree's root, or to `all_of_it`; or none, and why not."""
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:

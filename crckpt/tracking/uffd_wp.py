@@ -1,7 +1,7 @@
 """Tracking by asynchronous write protection: a userfaultfd of each process, made in it and held by us.
 
-CRIU, which asks for soft-dirty, gets its answers through `preload.c`, and only CRIU resets bits, while the tree is
-frozen. What we have not registered reads as written: whatever is missed here costs bytes, never a page.
+CRIU asks for soft-dirty bits and gets its answers from the preload library (scan.c). Only CRIU resets bits, while the
+tree is frozen. What is not registered reads as written: a map that is missed here costs bytes, never a page.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ class UffdWp:
         self._made: list[pagemap.WriteProtection] = []
 
     def attach(self, pids: Iterable[int]) -> dict[int, Protected | str]:
-        """What each process is held by, or why it is not."""
+        """Make a userfaultfd in each process, and take it. The attachment, or why there is none."""
         wanted = tuple(pids)
         self._close_inherited(wanted)
-        held: dict[int, Protected | str] = {
+        refused: dict[int, Protected | str] = {
             pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
         }
-        others = [pid for pid in wanted if pid not in held]
-        return held | {taken.pid: self._attached(taken) for taken in userfaultfds(others)}
+        others = [pid for pid in wanted if pid not in refused]
+        return refused | {taken.pid: self._attach_to(taken) for taken in userfaultfds(others)}
 
     def _close_inherited(self, pids: Iterable[int]) -> None:
-        """A child that was forked by another thread at the moment when its parent held ours has it too."""
+        """Close what a child inherited that another thread forked just when its parent held ours."""
         close_in({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:
-        """Whether it is such a child."""
+        """Whether a process without attachment inherited a userfaultfd of ours."""
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:
         found = unseen.userfaultfds_of(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
-    def _attached(self, taken: Taken) -> Protected | str:
+    def _attach_to(self, taken: Taken) -> Protected | str:
         if taken.descriptor < 0:
             why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
             return f"{why} ({taken.hint})" if taken.hint else why
@@ -66,12 +66,12 @@ class UffdWp:
             protection = pagemap.WriteProtection(taken.descriptor)
         except HostCannot as error:
             return error.message
-        held = Protected(taken.pid, protection)
+        attachment = Protected(taken.pid, protection)
         self._made = [one for one in self._made if one.is_open] + [protection]
-        why, _ = held.caught_up()
+        why, _ = attachment.register_new()
         if why:
-            held.close()
-        return why or held
+            attachment.close()
+        return why or attachment
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """CRIU gets our preload library."""
@@ -83,23 +83,23 @@ class UffdWp:
 
 
 class Protected:
-    """A process whose maps are registered with its userfaultfd, which we hold."""
+    """The attachment to a process: its userfaultfd, with which its maps are registered."""
 
     def __init__(self, pid: int, protection: pagemap.WriteProtection) -> None:
         """Nothing is registered yet."""
         self._pid = pid
         self._protection = protection
 
-    def follow(self) -> str:
-        """Register what was mapped since; why the process can be followed no longer, or nothing."""
+    def catch_up(self) -> str:
+        """Register what was mapped since. Why the process can be tracked no longer, or nothing."""
         if unseen.userfaultfds_of(self._pid):
             return unseen.OWN_USERFAULTFD
-        why, old = self.caught_up()
+        why, old = self.register_new()
         # Its stack at least is a map that it keeps.
         return why or ("" if old else _REPLACED)
 
-    def caught_up(self) -> tuple[str, int]:
-        """Register what is not; why the process cannot be followed, or nothing, and how many maps were registered."""
+    def register_new(self) -> tuple[str, int]:
+        """Register new maps. Why the process cannot be tracked, or nothing, and how many were registered before."""
         try:
             return "", self.register()
         except OSError as error:
@@ -109,43 +109,43 @@ class Protected:
             return unseen.OWN_USERFAULTFD if own else unseen.FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
-        """Register every map that is not; how many were. Raises OSError: EBUSY if one is somebody else's."""
+        """Register every map that is not. How many were before. Raises OSError: EBUSY if another process owns one."""
         old = 0
         with Path(f"/proc/{self._pid}/pagemap").open("rb", buffering=0) as file:
-            # With its room: one that has grown since it was listed would be split where it ended. The program could
-            # not move or grow it as a whole (mremap) any more.
+            # With the room to grow: a map that has grown since it was listed would be split where it ended, and the
+            # program could not move or grow it as a whole (mremap) any more.
             for one in pagemap.private_anonymous(self._pid, with_room=True):
                 is_old = pagemap.is_registered(file.fileno(), one)
                 old += is_old
-                # Of an old one a page tells whether the protection is somebody else's. Not all of it: what was moved to
-                # its end a moment ago would come with its bits.
+                # One page of an old map shows whether the protection is another process's. Registering all of it would
+                # keep the bits of what was moved to its end a moment ago.
                 self._register(
                     pagemap.AddressRange(one.start, one.start + mmap.PAGESIZE) if is_old else one, is_new=not is_old
                 )
-            # Where a file was mapped after the maps were listed, what is written and dropped would leave its mark.
+            # A file may have been mapped in place of a listed map: pages dropped there would keep their mark.
             for one in pagemap.others(self._pid):
                 if pagemap.is_registered(file.fileno(), one):
-                    self._register(one, is_new=False)  # or it is somebody else's
+                    self._register(one, is_new=False)  # fails if it is another process's
                     self._unregister(one)
         return old
 
     def close(self) -> None:
-        """Track it no longer."""
+        """Stop tracking the process."""
         self._protection.close()
 
     def _register(self, one: pagemap.AddressRange, *, is_new: bool) -> None:
-        # If it cannot be tracked all of it counts as written.
-        with _gone_or_refused():
+        # Where this fails, all of the map counts as written.
+        with _failure_ignored():
             self._protection.register(one, is_new=is_new)
 
     def _unregister(self, one: pagemap.AddressRange) -> None:
-        with _gone_or_refused():
+        with _failure_ignored():
             self._protection.unregister(one)
 
 
 @contextmanager
-def _gone_or_refused() -> Iterator[None]:
-    """What is not there any more, or cannot be tracked, is left as it is."""
+def _failure_ignored() -> Iterator[None]:
+    """Ignore a map that is gone or cannot be registered."""
     try:
         yield
     except OSError as error:

@@ -11,7 +11,7 @@ from trees import CASES, PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.request import DumpRequest
 
 REFUSED = 24
 
@@ -30,7 +30,7 @@ def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
     """But for what the user must choose: what becomes of TCP connections."""
     with started(case) as tree:
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
-        found = examine(Request(str(tree.pid)), Context(crckpt.store))
+        found = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
         assert {blocker.key for blocker in found.blockers} == ({"tcp"} if case.tcp else set())
 
 

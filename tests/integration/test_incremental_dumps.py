@@ -39,7 +39,7 @@ from crckpt.criu.find import find
 from crckpt.host import proc
 from crckpt.store import Repository, verify
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
-from crckpt.tracking.keeper.client import ENDED, session
+from crckpt.tracking.keeper.client import ENDED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "no dump of this tree has been tracked yet"
@@ -427,7 +427,7 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     dumped(crckpt, target)
     root = proc.read_process(target.pid)
     assert root is not None
-    first = session(root, find(None, None).path, start=False)
+    first = open_session(root, find(None, None).path, start=False)
     assert first is not None
     first.begin()
     assert keeper(crckpt, target)["dumping"] == os.getpid()
@@ -441,13 +441,13 @@ def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> 
     """It is the one that is let go when crckpt was exchanged meanwhile, not whoever started it."""
     root = proc.read_process(target.pid)
     assert root is not None
-    followed = session(root, find(None, None).path, start=True)
-    assert followed is not None
+    session = open_session(root, find(None, None).path, start=True)
+    assert session is not None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
-        with closing(followed):
-            kept = followed.tell().pid
-            followed.retire()
+        with closing(session):
+            kept = session.describe().pid
+            session.retire()
             wait_ended((kept,))
         assert not signal.sigpending()
     finally:

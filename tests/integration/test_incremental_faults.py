@@ -270,7 +270,7 @@ def test_huge_pages_of_which_the_bits_are_lost(program: Path, tmp_path: Path) ->
         others = (held[os.getpid()], *SoftDirty().attach((target.pid,)).values())
         for other in others:
             assert isinstance(other, Watched)
-            assert other.follow() == ""
+            assert other.catch_up() == ""
             other.close()
 
 

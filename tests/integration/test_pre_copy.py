@@ -30,9 +30,10 @@ from crckpt.errors import PreflightRefused
 from crckpt.host.proc import read_process
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
-from crckpt.ops.dump.request import PreCopy, Request
-from crckpt.tracking.keeper.client import ENDED, running
-from crckpt.tracking.keeper.places import place_of_keeper
+from crckpt.ops.dump.request import DumpRequest, PreCopy
+from crckpt.tracking.base import RoundBase
+from crckpt.tracking.keeper.client import ENDED, find_session
+from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
@@ -181,7 +182,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was copied is lost when the rounds are over and their freeze was foreseen."""
-    dumping = importlib.import_module("crckpt.ops.dump.commit")
+    dumping = importlib.import_module("crckpt.ops.dump.checkpoint")
     copies = dumping.pre_copy
 
     def lost_after(*subject_and_places: Any) -> Any:
@@ -192,8 +193,8 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     monkeypatch.setattr(dumping, "pre_copy", lost_after)
     asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)
-    with pytest.raises(PreflightRefused, match="what was copied beforehand does not count any more") as refused:
-        dump(Request(str(target.pid), "job", pre_copy=asked), context)
+    with pytest.raises(PreflightRefused, match="the rounds that were copied do not count any more") as refused:
+        dump(DumpRequest(str(target.pid), "job", pre_copy=asked), context)
     assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
     assert ENDED in refused.value.message
     target.look()
@@ -209,7 +210,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
         (("--max-rounds", "3"), "--max-rounds, --max-freeze and --abort-over need --pre-copy"),
         (("--pre-copy", "--abort-over"), "--abort-over needs --max-freeze"),
         (("--pre-copy", "--max-freeze", "soon"), "--max-freeze soon is not a time"),
-        (("--pre-copy", "--no-incremental"), "--pre-copy leaves to the freeze what was written since"),
+        (("--pre-copy", "--no-incremental"), "--pre-copy cannot be combined with --no-incremental"),
     ],
 )
 def test_what_cannot_be_meant(crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str) -> None:
@@ -255,25 +256,27 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
     copied(crckpt, target)
     root = read_process(target.pid)
     assert root is not None
-    dump = running(root)
+    dump = find_session(root)
     assert dump is not None
-    keeping = dump.tell().pid
+    keeping = dump.describe().pid
     with closing(dump), socket.socket(socket.AF_UNIX) as other:
-        assert dump.begin().base.endswith("/1")
+        base = dump.begin().base
+        assert isinstance(base, RoundBase)
+        assert base.number == 1
         if what == "the tree ends":
             os.kill(target.pid, signal.SIGKILL)
             os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
         elif what == "it is terminated":
             os.kill(keeping, signal.SIGTERM)
         else:
-            other.connect(str(place_of_keeper(root)))
+            other.connect(str(keeper_socket(root)))
             other.sendall(b'{"do": "end"}\n')
         # What comes at the same time as the first question may be heard after it.
-        assert dump.tell().dumping == dump.tell().dumping == os.getpid()
+        assert dump.describe().dumping == dump.describe().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
     wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the dump")
     wait_ended([keeping])
-    assert place_of_keeper(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
+    assert keeper_socket(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
 
 def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -314,7 +317,7 @@ def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -
     assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
     words = ("dump", str(target.pid), "job", "--pre-copy", "--json")
     error = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", status=24).document["error"]
-    assert "; nothing was copied beforehand: PID" in error["message"]
+    assert "; nothing was copied before the freeze: PID" in error["message"]
     assert "rounds that were copied" not in error["hint"]
     result = crckpt.run(*words).document["result"]
     assert result["copying"]["rounds"] == []

@@ -13,14 +13,15 @@ from rounds import FEW, PAGE, PAGES, Target
 
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
+from crckpt.tracking.base import DumpBasis, RoundBase
 from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.tracker import Round, Tracker, choose
+from crckpt.tracking.tracker import Tracker, choose_tracker
 
 
 def chosen(target: Target, tmp_path: Path) -> Tracker:
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose(root, found_criu(), tmp_path / "tracked")
+    choice = choose_tracker(root, found_criu(), tmp_path / "tracked")
     if choice.tracker is None:
         pytest.skip(choice.why)
     return choice.tracker
@@ -38,7 +39,7 @@ def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: i
 
 def dumped(
     target: Target, tracker: Tracker, images: Path, *words: str, parent: Path | None = None, name: str | None = None
-) -> Round:
+) -> DumpBasis:
     """One round of the tracker with CRIU."""
     images.mkdir()
     began = tracker.begin()
@@ -48,8 +49,8 @@ def dumped(
     if name is not None:
         more[name] = more.pop("CRCKPT_CRIU_PRELOAD")
     ran((*words, "--tree", str(target.pid), *tracking, *after), images, more)
-    tracker.frozen()
-    tracker.committed(images.name)
+    tracker.check_freeze()
+    tracker.commit(RoundBase(images))
     return began
 
 
@@ -84,10 +85,10 @@ def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Pat
         tracker.close()
         pytest.skip("this CRIU gets the library by LD_PRELOAD anyway")
     first, second = tmp_path / "first", tmp_path / "second"
-    assert dumped(target, tracker, first, "pre-dump", name=way).base == ""
+    assert dumped(target, tracker, first, "pre-dump", name=way).base is None
     assert pages(first, target.pid, PRESENT, target.area) == set(range(PAGES))
     checksum = target.write()
-    assert dumped(target, tracker, second, "dump", "--leave-running", parent=first, name=way).base == "first"
+    assert dumped(target, tracker, second, "dump", "--leave-running", parent=first, name=way).base == RoundBase(first)
     assert pages(second, target.pid, PRESENT, target.area) == target.written()
     assert pages(second, target.pid, IN_PARENT, target.area) == set(range(PAGES)) - target.written()
     assert pagemap(second, target.pid).present <= len(target.written()) + FEW
@@ -103,7 +104,7 @@ def test_a_chain_of_rounds_is_whole(target: Target, tmp_path: Path) -> None:
         images = tmp_path / f"round-{number}"
         words = ("dump", "--leave-running") if number > 3 else ("pre-dump",)
         began = dumped(target, tracker, images, *words, parent=parent)
-        assert began.base == (parent.name if parent else "")
+        assert began.base == (RoundBase(parent) if parent else None)
         if parent:
             assert pages(images, target.pid, PRESENT, target.area) == target.written()
             touched = set(range(0, 64, 7))
@@ -158,7 +159,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     script.write_text('#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]\n')
     script.chmod(0o755)
     failed.mkdir()
-    assert tracker.begin().base == "first"
+    assert tracker.begin().base == RoundBase(tmp_path / "first")
     words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
     ran((*words, "--action-script", str(script)), failed, tracker.environment(found_criu()), status=255)
     assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
@@ -167,7 +168,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
         "and are lost"
     )
     began = dumped(target, tracker, third, "dump", "--leave-running")
-    assert (began.base, began.why) == ("", "the tracker did not see the end of the last dump or round")
+    assert (began.base, began.why) == (None, "the tracker did not see the end of the last dump or round")
     assert pages(third, target.pid, PRESENT, target.area) == set(range(PAGES))
     checksum = target.told()[0]
     tracker.close()

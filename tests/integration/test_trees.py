@@ -9,7 +9,7 @@ from trees import CASES, TRAINING, Case, Tree, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.request import DumpRequest
 from crckpt.preflight.dump.tested_kinds import TESTED, find_kinds
 from crckpt.store import Repository
 
@@ -80,7 +80,7 @@ def _stop_and_restore(tree: Tree, crckpt: Crckpt, job: str = "job") -> None:
 
 
 def _kinds(tree: Tree) -> set[str]:
-    return set(find_kinds(examine(Request(str(tree.pid)), Context(Path("/nowhere"))).seen))
+    return set(find_kinds(examine(DumpRequest(str(tree.pid)), Context(Path("/nowhere"))).observed))
 
 
 def _tcp(case: Case) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.model import DumpOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.request import DumpRequest
 from crckpt.tracking.preload import library
 
 PROGRAMS: Final = TESTS / "programs"
@@ -383,7 +383,7 @@ def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
     """As where crckpt was installed without a C compiler."""
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
-        done = dump(Request(target=str(running.pid), job="job"), Context(store=crckpt.store))
+        done = dump(DumpRequest(target=str(running.pid), job="job"), Context(store=crckpt.store))
         threads = {name: tid for name, (tid, _) in running.calls().items()}
         wait_for(lambda: "poll" in running.results(), READY_S, "poll to return")
     assert done.checkpoint is not None

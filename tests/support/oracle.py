@@ -23,7 +23,8 @@ from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
-from crckpt.tracking.tracker import Round, Tracker, choose
+from crckpt.tracking.base import DumpBasis, RoundBase
+from crckpt.tracking.tracker import Tracker, choose_tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
@@ -126,7 +127,7 @@ def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
     """The tracker that works here; skips if none does."""
     root = proc.read_process(pid)
     assert root is not None
-    choice = choose(root, criu, claims)
+    choice = choose_tracker(root, criu, claims)
     if choice.tracker is None:
         pytest.skip(choice.why)
     assert choice.tracker.name == os.environ.get("CRCKPT_EXPECTED_TRACKER", choice.tracker.name), choice.why
@@ -190,13 +191,13 @@ class Oracle:
             self.began_anew += 1
             return self.dumped()
         assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
-        asked.frozen()
-        asked.committed(images.name)
+        asked.check_freeze()
+        asked.commit(RoundBase(images))
         wrong = wrong_pages(images, seen)
         shutil.rmtree(seen)
         assert not wrong, f"{images.name}: {len(wrong)} wrong pages, the first of {wrong[0]}"
         assert bool(pages_in_parent(images)) == bool(began.base), "there is something to get wrong"
-        return began.base
+        return began.base.directory.name if isinstance(began.base, RoundBase) else ""
 
     def copied(self) -> None:
         """A round while the tree runs, for the next one to count from: what it holds shows in that."""
@@ -212,8 +213,8 @@ class Oracle:
             self.began_anew += 1
             return
         assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
-        self.tracker.frozen()
-        self.tracker.committed(images.name)
+        self.tracker.check_freeze()
+        self.tracker.commit(RoundBase(images))
 
     def _next(self) -> Path:
         self._number += 1
@@ -221,12 +222,13 @@ class Oracle:
         images.mkdir()
         return images
 
-    def _base(self, began: Round) -> Path:
+    def _base(self, began: DumpBasis) -> Path:
         """As crckpt makes it: without the page maps of processes that have no part in it."""
         base = self._work / f"base-{self._number}"
         base.mkdir()
         left_out = {f"pagemap-{one.pid}.img" for one in began.whole}
-        for path in (self._work / began.base).iterdir():
+        assert isinstance(began.base, RoundBase)
+        for path in began.base.directory.iterdir():
             if path.name not in left_out:
                 (base / path.name).symlink_to(path)
         return base

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("verb", ["dump.dump", "dump.commit", "restore.restore", "list", "restore.rehearse"])
+@pytest.mark.parametrize("verb", ["dump.dump", "dump.checkpoint", "restore.restore", "list", "restore.rehearse"])
 def test_what_takes_long_to_load_is_loaded_only_where_it_is_used(verb: str) -> None:
     said = f"import crckpt.ops.{verb}, sys; print(*{{'cryptography', 'numpy', 'rich', 'zstandard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)

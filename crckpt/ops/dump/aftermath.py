@@ -1,4 +1,4 @@
-"""After a failure on a live tree: undo what CRIU left, establish the state of the tree, and say it. Never guess."""
+"""After a failure on a live tree: explain it, undo what CRIU left, and report the state of the tree. Never guess."""
 
 from __future__ import annotations
 
@@ -10,19 +10,70 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.criu.engine import run_id
+from crckpt.criu.engine import CriuResult, run_id
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import proc
 from crckpt.host.disk.log_ends import read_file_ends
 from crckpt.host.namespaces import network_locks
-from crckpt.host.process.signals import interrupts_put_off
-from crckpt.ops.failures import as_ours
+from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.failures import as_ours, explained
 from crckpt.store import Repository
 
+_ENDING_S = 0.5
 _STANDING = ("stopped", "traced")
+_OF_THE_BASE = ("parent-pages", "parent-directory", "parent-untracked")
+"""Causes by which the base is not what CRIU was told, or not what the tree was."""
 
-# What it counted from may be damaged; since it came to nothing, nothing counts from there any more.
+# The base may be damaged. Since this dump failed, the next one does not count from it.
 _AGAIN = "try again: the next dump of this tree is full"
+
+
+class BaseMismatch(DumpFailed):
+    """The tree does not match what the dump or round counts from: a full one can be made. `reason` is a clause."""
+
+    def __init__(self, message: str, *, hint: str, causes: tuple[str, ...], reason: str) -> None:
+        """As DumpFailed, with the reason."""
+        super().__init__(message, hint=hint, causes=causes)
+        self.reason = reason
+
+
+def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
+    """The result of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed; BaseMismatch."""
+    if result.ok:
+        return result
+    if target.root is not None and target.root.is_replaced:
+        target.root.check()
+    # A killed CRIU leaves sockets in repair mode, which no other process can end.
+    dead = result.status < 0 and target.plan.options.tcp == "keep"
+    if result.status < 0:
+        # A process that was inside a call of CRIU's does not survive that; its end takes a moment.
+        proc.wait_until_gone(target.observed.tree.pids, _ENDING_S)
+    # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
+    with interrupts_let_in():
+        # Rarely needed and slow to import: CRIU's log is explained after a failure only.
+        from crckpt.ops.resources import in_live_tree
+
+        resolved = in_live_tree(target.observed, inside="pid" in target.plan.enter)
+        state = "; TCP connections may be dead" if dead else ""
+        failure = explained(result, DumpFailed, "the dump", resolved, state, target.plan.blockers)
+        reason = _find_mismatch(result) if target.parent else ""
+        if not reason:
+            raise failure
+        raise BaseMismatch(failure.message, hint=failure.hint, causes=failure.causes, reason=reason)
+
+
+def _find_mismatch(result: CriuResult) -> str:
+    """How the tree does not match the base, if that is why a CRIU failed that was not killed."""
+    # As above.
+    from crckpt.criu.explain import explain
+
+    explanation = explain(result.log)
+    finding = explanation.finding
+    if result.status < 0 or finding is None or finding.key not in _OF_THE_BASE:
+        return ""
+    what = f"of {explanation.place} " if explanation.place else ""
+    return f"what CRIU found {what}did not fit what was copied before: {finding.what}"
 
 
 class TreeState(Struct, frozen=True):
@@ -57,26 +108,26 @@ class TreeState(Struct, frozen=True):
 
 
 @contextmanager
-def tree_state_said(tree: proc.Tree, log: Path, repository: Repository) -> Iterator[None]:
-    """If the block fails: lift the network lock that CRIU left, and end the error's message with what became of it.
+def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> Iterator[None]:
+    """If the block fails, lift the network lock that CRIU left, and end the error's message with the tree's state.
 
-    A full disk becomes StoreUnusable; whatever it was becomes TreeStopped if the tree does not run any more.
+    A full disk becomes StoreUnusable. Every error becomes TreeStopped if the tree does not run any more.
     """
     try:
         yield
     except (CrckptError, OSError) as error:
         with interrupts_put_off():
             state = state_of(tree)
-            name, made = _left_by(log, repository)
-            said = as_ours(error, DumpFailed, "the dump")
-            # An ended tree whose checkpoint is there, or may be, needs the lock until its restore.
+            name, made = _find_remains(log, repository)
+            failure = as_ours(error, DumpFailed, "the dump")
+            # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
             if name and (state.kind != "lost" or made == ""):
-                said = _lifted(name, said, tree)
-            raise _with_state(said, made, state) from error
+                failure = _lift_lock(name, failure, tree)
+            raise _with_state(failure, made, state) from error
 
 
 def state_of(tree: proc.Tree) -> TreeState:
-    """What the processes of a tree that was seen before do now. One that was stopped before may still be."""
+    """The state of a tree that was read before. A process that was stopped then may still be."""
     now = {process.pid: proc.read_process(process.pid) for process in tree.processes}
     stopped, gone, holders = [], [], []
     for before in tree.processes:
@@ -87,7 +138,7 @@ def state_of(tree: proc.Tree) -> TreeState:
             holders.append(process.tracer)
         elif process.state in _STANDING and before.state not in _STANDING:
             stopped.append(before.pid)
-    # A tree's processes come and go by themselves; the root is what must be there.
+    # Other processes of a tree may come and go; the root must be there.
     if tree.root.pid in gone:
         return TreeState("lost", tuple(gone))
     if stopped:
@@ -95,10 +146,10 @@ def state_of(tree: proc.Tree) -> TreeState:
     return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
 
 
-def _left_by(log: Path, repository: Repository) -> tuple[str | None, str | None]:
-    """The id of CRIU's run, and what a failure after the commit leaves: the checkpoint that this run made.
+def _find_remains(log: Path, repository: Repository) -> tuple[str | None, str | None]:
+    """The id of CRIU's run, and the checkpoint that it made if the failure came after the commit.
 
-    That is empty if it made none, and None where nobody can tell: the disk that has them may be what failed.
+    The checkpoint is empty if there is none, and None if that cannot be read: the store's disk may be what failed.
     """
     name = None
     try:
@@ -108,8 +159,8 @@ def _left_by(log: Path, repository: Repository) -> tuple[str | None, str | None]
         return name, None
 
 
-def _lifted(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
-    """The error, with what became of the lock if it cannot be lifted."""
+def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
+    """Lift the network lock. The error, which says so if that fails."""
     own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
     try:
         if its is None or its == own:

@@ -15,33 +15,32 @@ import msgspec
 from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes import sockets, tasks
+from crckpt.host.attributes.remote_calls import Order, enter
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.proc.status import read_status
 from crckpt.host.process import cgroups
 from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 
-Asked = dict[int, dict[str, AttributeValue]]
-"""By PID what processes said when they were asked."""
+Answers = dict[int, dict[str, AttributeValue]]
+"""By PID, what processes answered."""
 
 Members = tuple[tuple[str, str], ...]
-"""Of each hierarchy of control groups its controllers and the path of a group."""
+"""The control groups of a process: for each hierarchy, its controllers and the path of the group."""
 
 _LABELS = ("exec", "fscreate", "keycreate")
 
 
-def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]:
-    """Read from inside each process what only it can know; unless `everyone`, only where there is a hint.
+def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...]]:
+    """Read from inside each process what only it knows; unless `everyone`, only where there is a hint.
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
-    # Of these no hint is an answer, too; of who comes later nothing is known.
-    asked: Asked = {each.pid: {} for each in tree.processes}
+    # No hint is an answer, too. A process that comes later has none.
+    asked: Answers = {each.pid: {} for each in tree.processes}
     if not living:
         return asked, ()
-    from crckpt.host.attributes.remote_calls import Order, enter
-
     findings: dict[str, Finding] = {}
     answers = enter([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
     for process, answer in zip(living, answers, strict=True):
@@ -51,29 +50,29 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Asked, tuple[Finding, ...]]
         elif answer.values.get("landlock"):
             findings.setdefault("landlock", cause("needs-allow-weaker").told(what="Landlock", **named))
         asked[process.pid] = answer.values
-        # It may have seen to it that it cannot be asked, to be restored without what confines it.
+        # The process may have prevented the question, to be restored without what confines it.
         if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
             asked[process.pid] = {UNASKED: (1,)}
     return asked, tuple(findings.values())
 
 
-def record(root: proc.Process, asked: Asked) -> object:
+def record(root: proc.Process, asked: Answers) -> object:
     """The attributes of the tree below `root` as it is now, for the details of its checkpoint, as JSON knows them."""
     groups: dict[Members, int] = {}
     processes = []
-    held: list[sockets.SocketRecord] = []
+    read_sockets: list[sockets.SocketRecord] = []
     were_asked: list[int] = []
     known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
             read = _process(process, asked.get(process.pid, {}), groups)
             numbers = set(known)
-            its = tuple(sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
-            # Else another process may have got its PID, and this may be of that.
+            own_sockets = tuple(sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
+            # Else this may be of another process that has got its PID.
             if proc.is_current(process):
                 processes.append(read)
                 were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
-                held.extend(its)
+                read_sockets.extend(own_sockets)
                 known = numbers
     found = AttributeRecord(
         cpus=tuple(sorted(tasks.cpus())),
@@ -82,7 +81,7 @@ def record(root: proc.Process, asked: Asked) -> object:
             tuple(ControlGroup(*place, cgroups.restrictions(*place)) for place in members) for members in groups
         ),
         asked=tuple(were_asked),
-        sockets=tuple(held),
+        sockets=tuple(read_sockets),
     )
     return msgspec.to_builtins(found, str_keys=True)
 
@@ -108,7 +107,7 @@ def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, AttributeVa
 
 
 def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, AttributeValue]]:
-    """What a kernel does not know is left out."""
+    """Read each value that this kernel has."""
     for name, reader in readers:
         with suppress(OSError, ValueError):
             yield name, reader(number)

@@ -1,4 +1,4 @@
-"""Checkpoint a tree. It goes on running, or (`stop`) is ended once its checkpoint is safe."""
+"""Checkpoint a tree. It runs on, or (`stop`) is ended once its checkpoint is safe."""
 
 from __future__ import annotations
 
@@ -6,67 +6,60 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from crckpt.errors import Interrupted, UsageError
+from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.host.target.hold import held
 from crckpt.ops.context import Context, need_root
-from crckpt.ops.dump.launch import begun, placed
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.launch import criu_started_early, opened_workspace
+from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import limited_waits_of_dump, untouched_said
 from crckpt.store import is_blank
 
 if TYPE_CHECKING:
-    from crckpt.ops.dump.commit import Dumped
+    from crckpt.ops.dump.result import DumpResult
 
 
-def dump(request: Request, context: Context, running: Callable[[Dumped], None] = lambda _: None) -> Dumped:
-    """Checkpoint the tree that `request.target` names. `running` is called once it runs again, and before it is stored.
+def dump(
+    request: DumpRequest, context: Context, on_resumed: Callable[[DumpResult], None] = lambda _: None
+) -> DumpResult:
+    """Checkpoint the tree that `request.target` names.
 
-    If `request` is asynchronous nobody hears of what fails after that: it is remembered as lost.
+    `on_resumed` is called once the tree runs again, before its checkpoint is stored. If the request is asynchronous,
+    later failures are recorded as lost.
 
     Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on),
-    TreeStopped or Interrupted; what comes when the checkpoint is made interrupts nothing.
+    TreeStopped or Interrupted; not Interrupted once the checkpoint is made.
     """
-    done: Dumped | None = None
+    result: DumpResult | None = None
     try:
         with ExitStack() as stack:
             with untouched_said():
-                _check(request)
+                request.check()
                 need_root("to checkpoint a process")
-                target = stack.enter_context(held(request.target))
-                stack.enter_context(limited_waits_of_dump(target.pid))
-                root = proc.read_process(target.pid)
-                place = waiting = None
-                # Where there is no store yet, a dump that is refused makes none.
-                if root is not None and not request.dry_run and not is_blank(context.store):
-                    place = stack.enter_context(placed(context))
-                    waiting = stack.enter_context(begun(request, root, context, place))
+                root = stack.enter_context(held(request.target))
+                stack.enter_context(limited_waits_of_dump(root.pid))
+                process = proc.read_process(root.pid)
+                workspace = waiting = None
+                # A dump that is refused makes no store.
+                if process is not None and not request.dry_run and not is_blank(context.store):
+                    workspace = stack.enter_context(opened_workspace(context))
+                    waiting = stack.enter_context(criu_started_early(request, process, context, workspace))
                 with interrupts_put_off():
-                    # Loaded while CRIU starts.
-                    from crckpt.ops.dump.aftermath import tree_state_said
-                    from crckpt.ops.dump.commit import dry_run, dumped
-                    from crckpt.ops.dump.examine import subject_of
-                subject = subject_of(request, context, target)
+                    # The other steps take as long to import as CRIU to start: import them meanwhile.
+                    from crckpt.ops.dump.aftermath import tree_state_reported
+                    from crckpt.ops.dump.checkpoint import make_checkpoint, plan_checkpoint
+                    from crckpt.ops.dump.examine import examine_target
+                target = examine_target(request, context, root)
                 if request.dry_run:
-                    return dry_run(subject)
-                if place is None:
-                    place = stack.enter_context(placed(context))
-                # Between the two, an interruption would end in half a sentence.
+                    return plan_checkpoint(target)
+                if workspace is None:
+                    workspace = stack.enter_context(opened_workspace(context))
+                # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_put_off())
-            with tree_state_said(subject.seen.tree, place.log, place.repository):
-                done = dumped(subject, place, waiting, running)
+            with tree_state_reported(target.observed.tree, workspace.log, workspace.repository):
+                result = make_checkpoint(target, workspace, waiting, on_resumed)
     except Interrupted:
-        if done is None:
+        if result is None:
             raise
-    return done
-
-
-def _check(request: Request) -> None:
-    """What cannot be meant together. Raises UsageError."""
-    if request.stop and request.asynchronous:
-        hint = "leave one of them out"
-        raise UsageError("--stop ends the tree once its checkpoint is safe: --async cannot wait for that", hint=hint)
-    if request.pre_copy is not None and request.incremental is False:
-        hint = "leave one of them out"
-        raise UsageError("--pre-copy leaves to the freeze what was written since: that is incremental", hint=hint)
+    return result

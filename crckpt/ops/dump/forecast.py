@@ -1,29 +1,31 @@
-"""How long a dump would keep a tree frozen: foreseen from trials on this host and from the rounds before it."""
+"""How long a dump would keep a tree frozen, estimated from trials on this host and from the rounds before it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
 
+from crckpt.criu.speed import running_trial_tree
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc.maps import count_maps
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.dump.lineage import Copied
+from crckpt.ops.dump.result import RoundResult
 from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
 from crckpt.preflight.dump.files import ghost_files
-from crckpt.tracking.tracker import written
+from crckpt.tracking.tracker import count_written
 
 _ROUNDS: Final = ("first", "second")
-"""What is measured is measured so often; the second dump shows what changes in an idle tree."""
+"""One dump each. The second shows what changes in an idle tree."""
 
 
-class Trial(Struct, frozen=True):
-    """What a small tree's dumps came to: how quick they were, the tree, its root's PID, and where their images are."""
+class SpeedTrial(Struct, frozen=True):
+    """Dumps of a small tree: how quick they were, the tree's load and its root's PID, and where their images are."""
 
     speed: DumpSpeed
     load: Load
@@ -31,13 +33,8 @@ class Trial(Struct, frozen=True):
     images: tuple[Path, ...]
 
 
-def trial(criu: Path, staging: Path) -> Trial:
+def try_speed(criu: Path, staging: Path) -> SpeedTrial:
     """Dump a small tree of ours with this CRIU into the private directory `staging`. Raises HostCannot."""
-    # Loaded only for a trial: most dumps need none.
-    from statistics import fmean
-
-    from crckpt.criu.speed import running_trial_tree
-
     loads: list[Load] = []
     with running_trial_tree(criu, staging) as tried:
 
@@ -51,45 +48,45 @@ def trial(criu: Path, staging: Path) -> Trial:
         frozen_ms=fmean(dump.frozen_ms for dump in dumps),
         dump_ms=fmean(dump.dump_ms for dump in dumps),
     )
-    return Trial(quick, loads[0], tried.root, tuple(dump.images for dump in dumps))
+    return SpeedTrial(quick, loads[0], tried.root, tuple(dump.images for dump in dumps))
 
 
-def load_of_tree(seen: Observed) -> Load:
-    """What a dump of the tree's time grows with."""
-    live = [process for process in seen.tree.processes if process.state != "zombie"]
+def load_of_tree(observed: Observed) -> Load:
+    """The sizes with which the time of a dump grows."""
+    live = [process for process in observed.tree.processes if process.state != "zombie"]
     return Load(
-        memory=seen.memory + _ghosts(seen),
+        memory=observed.memory + _ghost_bytes(observed),
         maps=sum(count_maps(process.pid) for process in live),
-        descriptors=len(seen.descriptors),
+        descriptors=len(observed.descriptors),
         threads=sum(len(process.threads) for process in live),
         processes=len(live),
     )
 
 
 class Forecast(Struct, frozen=True):
-    """What a dump of a tree of this load, at this speed, would take; its processes are those below `root`."""
+    """Estimates of the freeze of a dump of this load at this speed. The tree's processes are those below `root`."""
 
     speed: DumpSpeed
     load: Load
     root: proc.Process
 
     def full_ms(self) -> float:
-        """Milliseconds of the freeze of a full dump."""
+        """The freeze of a full dump, in milliseconds."""
         return self.speed.byte_ms * self.load.memory + self._else_ms()
 
-    def after_ms(self, last: Copied, tracker: str) -> float:
-        """Milliseconds of the freeze of a dump now, the `last` round before it; `tracker` by its name.
+    def after_ms(self, last: RoundResult, tracker: str) -> float:
+        """The freeze of a dump now, after the `last` round, in milliseconds; `tracker` is its name.
 
-        CRIU is to do again all that it did in the freeze of the round, where it was looked at as well, and beyond that
-        it writes what is not memory, and the pages, of which some more are written until it has started.
+        CRIU does again what it did in the freeze of the round. In addition it writes what is not memory, and pages, of
+        which the tree writes some more until CRIU has started.
         """
-        return self.ms_of(last, *left_to_freeze(self.root, tracker))
+        return self.ms_of(last, *bytes_left(self.root, tracker))
 
-    def ms_of(self, last: Copied, tracked: int, whole: int) -> float:
-        """The same, with so many bytes left to the freeze as `left_to_freeze` gives."""
-        # Nearly all of the round came after its reset of the bits.
+    def ms_of(self, last: RoundResult, tracked: int, whole: int) -> float:
+        """The same, if so many bytes are left as `bytes_left` returns."""
+        # The round reset the bits at its begin, so what is written now took about as long as the round.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
-        # Not more than all of it, which may have grown since it was looked at.
+        # At most all of the tree's memory, which may have grown since it was measured.
         most = max(self.load.memory, tracked + last.fixed_bytes + whole)
         memory = min(tracked * growth + last.fixed_bytes + whole, most)
         return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
@@ -98,13 +95,13 @@ class Forecast(Struct, frozen=True):
         return self.speed.slowness * usual_ms(self.load)
 
 
-def forecast(criu: Path, staging: Path, seen: Observed) -> Forecast:
+def forecast_freeze(criu: Path, staging: Path, observed: Observed) -> Forecast:
     """Try this host's speed in the private directory `staging`. Raises HostCannot."""
-    return Forecast(trial(criu, staging).speed, load_of_tree(seen), seen.tree.root)
+    return Forecast(try_speed(criu, staging).speed, load_of_tree(observed), observed.tree.root)
 
 
-def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
-    """Bytes that were written below `root` since the last round, by what is tracked; those of stopped processes."""
+def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
+    """Bytes left to the freeze below `root`: of tracked memory, written since the last round; of stopped processes."""
     tracked = whole = 0
     now = proc.read_process(root.pid)
     if now is None or now.start != root.start:
@@ -114,18 +111,18 @@ def left_to_freeze(root: proc.Process, tracker: str) -> tuple[int, int]:
             if process.state == "stopped":  # CRIU takes nothing of it in a round
                 whole += proc.memory(process.pid)
             else:
-                tracked += written(tracker, process.pid) * PAGE_SIZE
+                tracked += count_written(tracker, process.pid) * PAGE_SIZE
     return tracked, whole
 
 
-def _ghosts(seen: Observed) -> int:
-    """Bytes of files without a name, which CRIU copies; mapped ones that lie in memory count as that."""
-    mapped = {path for path, *_ in seen.deleted_maps if is_in_memory(path)}
-    return sum(size for path, size in ghost_files(seen) if path not in mapped)
+def _ghost_bytes(observed: Observed) -> int:
+    """Bytes of files without a name, which CRIU copies, without mapped ones in memory: they are counted as memory."""
+    mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
+    return sum(size for path, size in ghost_files(observed) if path not in mapped)
 
 
 def is_in_memory(path: str) -> bool:
-    """Whether that file, which may have no name any more, lies in memory."""
+    """Whether that file, which may have no name any more, is on a file system in memory."""
     return space.is_in_memory(space.existing(Path(path).parent))
 
 

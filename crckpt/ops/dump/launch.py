@@ -1,4 +1,8 @@
-"""Start a dump's CRIU before the tree is looked at: it takes long to start, and waits before it freezes anything."""
+"""Start a dump's CRIU early: it takes long to start, and waits before it freezes anything.
+
+`crckpt.ops.dump.dump` examines the tree meanwhile, and loads the other steps only then. So this module, and what it
+imports, stays light.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.model import DumpOptions
 from crckpt.ops.context import Context, need_staging
-from crckpt.ops.dump.request import Request
+from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import STAGING, Repository, staged
-from crckpt.tracking.keeper.places import place_of_keeper
+from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload.library import untracked_words
 
 
-class Place(Struct, frozen=True):
-    """Where a dump works: a transaction of the store, which is locked meanwhile, and where images lie until stored."""
+class Workspace(Struct, frozen=True):
+    """Where a dump works. `work` is a transaction of the locked store; `staging` holds images until they are stored."""
 
     repository: Repository
     work: Path
@@ -43,14 +47,19 @@ class Place(Struct, frozen=True):
         return self.work / "dump.log"
 
     @property
+    def stats(self) -> Path:
+        """CRIU's statistics, which it writes last."""
+        return self.work / "stats-dump"
+
+    @property
     def paths(self) -> Paths:
-        """The same for a CRIU without a hold."""
+        """The paths for a CRIU without a hold."""
         return Paths(self.images, self.work)
 
 
 @contextmanager
-def placed(context: Context) -> Iterator[Place]:
-    """A place, gone when the block ends. Raises UsageError, StoreUnusable, StoreLocked, OSError."""
+def opened_workspace(context: Context) -> Iterator[Workspace]:
+    """Make a workspace, and remove it after the block. Raises UsageError, StoreUnusable, StoreLocked, OSError."""
     need_staging(context)
     repository = context.repository(create=True)
     with ExitStack() as stack:
@@ -59,80 +68,81 @@ def placed(context: Context) -> Iterator[Place]:
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
             (work / STAGING).symlink_to(staging)
-        place = Place(repository, work, staging)
-        place.images.mkdir(mode=0o700)
-        yield place
+        workspace = Workspace(repository, work, staging)
+        workspace.images.mkdir(mode=0o700)
+        yield workspace
 
 
-class Started(Struct, frozen=True):
-    """A CRIU, and its `command`. It waits at `first` before it freezes anything, and at `last` before it ends the tree.
+class StartedCriu(Struct, frozen=True):
+    """A CRIU that runs `command`. It waits at `first` before the freeze, and at `last` while the tree is frozen.
 
-    Where there is no such hold it does not wait.
+    Without such a hold it does not wait.
     """
 
     command: tuple[str, ...]
     paths: Paths
-    criu: CriuRun
+    run: CriuRun
     first: Hold | None
     last: Hold | None
 
-    def go_on(self) -> None:
-        """Let it freeze the tree. Raises OSError: then it does not. If it gave up waiting, its end says so."""
+    def release(self) -> None:
+        """Let it freeze the tree. If it gave up waiting, its result says so. After an OSError it freezes nothing."""
         if self.first is not None:
             with suppress(GaveUp):
                 self.first.commit()
 
-    def check(self) -> None:
-        """Raise GaveUp if it no longer waits at `last`, and so does not end the tree."""
-        if self.last is not None:
-            self.last.check()
-
     def give_up(self) -> None:
-        """Let it end, if it has not: at a hold it undoes what it did."""
+        """Abort at each hold, and wait until CRIU has undone its work and ended. May be called again."""
         for hold in (self.first, self.last):
             if hold is not None:
                 hold.release()
-        self.criu.wait()
+        self.run.wait()
 
 
 @contextmanager
-def started(
-    command: Callable[[Paths], tuple[str, ...]], place: Place, root: int, *, waits: bool = False, stop: bool = False
-) -> Iterator[Started]:
-    """Start CRIU for the tree below `root`, with a hold at the end, while the tree is frozen.
+def started_criu(
+    command: Callable[[Paths], tuple[str, ...]],
+    workspace: Workspace,
+    root: int,
+    *,
+    waits: bool = False,
+    stop: bool = False,
+) -> Iterator[StartedCriu]:
+    """Start CRIU for the tree below `root`. It has ended after the block.
 
-    It has ended when the block does. Where no hold is possible there is none, unless CRIU is to `stop` the tree.
-
-    If it `waits` it freezes nothing before it is told to go on. Raises HostCannot.
+    If it `waits`, it freezes nothing until it is released. It holds the frozen tree at its end, unless no hold is
+    possible here and the tree is not to `stop`. Raises HostCannot.
     """
-    has_end = stop or can_hold(place.work)
+    has_end = stop or can_hold(workspace.work)
     steps: tuple[Step, ...] = (*(("pre-dump",) if waits else ()), *(("post-dump",) if has_end else ()))
     holds: dict[Step, Hold] = {}
     with ExitStack() as stack:
         if steps:
-            directory = place.work / ("waiting" if waits else "hold")
+            directory = workspace.work / ("waiting" if waits else "hold")
             holds = dict(zip(steps, stack.enter_context(holds_at(directory, *steps)), strict=True))
-            # Another may be started in this place.
+            # The next CRIU in this workspace makes it again.
             stack.callback(remove_tree, directory, "hold")
         script = next((hold.script for hold in holds.values()), None)
-        paths = Paths(place.images, place.work, script)
+        paths = Paths(workspace.images, workspace.work, script)
         words = command(paths)
         with interrupts_put_off():
-            criu = CriuRun(words, place.log, holds=tuple(holds.values()), tree=root)
-            begun = Started(words, paths, criu, holds.get("pre-dump"), holds.get("post-dump"))
-            stack.callback(begun.give_up)
-        yield begun
+            run = CriuRun(words, workspace.log, holds=tuple(holds.values()), tree=root)
+            started = StartedCriu(words, paths, run, holds.get("pre-dump"), holds.get("post-dump"))
+            stack.callback(started.give_up)
+        yield started
 
 
 @contextmanager
-def begun(request: Request, root: proc.Process, context: Context, place: Place) -> Iterator[Started | None]:
-    """A CRIU that waits, told what most trees need. None where this tree needs something else, as far as is known.
+def criu_started_early(
+    request: DumpRequest, root: proc.Process, context: Context, workspace: Workspace
+) -> Iterator[StartedCriu | None]:
+    """Start a CRIU that waits, with the options that most trees need. None if this tree clearly needs others.
 
     Raises HostCannot.
     """
     criu = context.criu()
-    options = _likely(request, root, criu)
-    if options is None or not can_hold(place.work):
+    options = _guess_options(request, root, criu)
+    if options is None or not can_hold(workspace.work):
         yield None
         return
 
@@ -140,16 +150,16 @@ def begun(request: Request, root: proc.Process, context: Context, place: Place) 
         words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
         return (*untracked_words(criu.path), *words)
 
-    with started(command, place, root.pid, waits=True, stop=request.stop) as waiting:
+    with started_criu(command, workspace, root.pid, waits=True, stop=request.stop) as waiting:
         yield waiting
 
 
-def _likely(request: Request, root: proc.Process, criu: Criu) -> DumpOptions | None:
-    """What the plan will be if nothing odd is found. Another costs no more than a CRIU that was started in vain."""
+def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> DumpOptions | None:
+    """What the plan will be if the tree holds nothing unusual. A wrong guess costs a CRIU that was started in vain."""
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
-    if apart & {"pid", "mnt"} or request.wants_tracker or place_of_keeper(root).exists():
+    if apart & {"pid", "mnt"} or request.wants_tracker or keeper_socket(root).exists():
         return None
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
     return DumpOptions(

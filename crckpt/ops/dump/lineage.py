@@ -1,4 +1,4 @@
-"""What a dump has to do with the one before it: the keeper of the tree says what was written since."""
+"""What a dump counts from: the keeper of the tree's tracker knows what was written since."""
 
 from __future__ import annotations
 
@@ -7,223 +7,193 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host import proc
 from crckpt.images.stats import DumpStats
-from crckpt.model import CheckpointId
-from crckpt.ops.dump.parent_images import Base, after_checkpoint, after_rounds, stored
+from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
+from crckpt.ops.dump.result import LineageSummary
 from crckpt.store import Repository
-from crckpt.tracking.keeper.client import ENDED, Session, running, session, was_killed
-from crckpt.tracking.keeper.server import Keeper
+from crckpt.tracking.base import Base, DumpBasis, RoundBase
+from crckpt.tracking.keeper.client import ENDED, KeeperSession, find_session, open_session, was_killed
+from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.preload.library import identity
-from crckpt.tracking.tracker import Round
 
 _APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
 
 
-class Copied(Struct, frozen=True):
-    """A round, with the number it has since the last checkpoint: what CRIU copied, and how long it took.
+class Lineage:
+    """What dumps and rounds of one tree count from. Each does `begin`, `report_freeze`, `commit`; then `close`.
 
-    `bytes` are of private and shared memory, `fixed_bytes` what is not tracked and copied each time. Times are
-    milliseconds.
+    `parent` is what CRIU counts from, None for a full dump. If CRIU `tracks`, it runs with `environment`, and the next
+    dump can count from this one. A keeper that has ended or is late is asked nothing more (`has_lost_keeper`).
     """
 
-    number: int
-    pages: int
-    bytes: int
-    fixed_bytes: int
-    ms: float
-    frozen_ms: float
-
-
-class Tracked(Struct, frozen=True):
-    """What was incremental, and if nothing was, why, in `why_full`.
-
-    `tracker` is its name, or empty, and `why` the sentence on it. The dump counted from `rounds` that were copied
-    before it, or else, or before those, from the checkpoint `base`; `whole` are clauses on processes that had no part
-    in that. `written_pages` are in CRIU's images, `left_pages` were left to what was before; both are of private
-    memory, as CRIU counted them.
-    """
-
-    tracker: str
-    why: str
-    base: CheckpointId | None = None
-    rounds: int = 0
-    why_full: str = ""
-    whole: tuple[str, ...] = ()
-    written_pages: int = 0
-    left_pages: int = 0
-
-
-class Way:
-    """How a dump is made, and the rounds before it: each begins, is `frozen` and `committed`. `close` it.
-
-    Once its keeper `is_late`, or has ended, it is told nothing more.
-    """
-
-    def __init__(self, told: Tracked, followed: Session | None = None) -> None:
-        """Without `followed` it is full, and changes nothing for the next one."""
-        self.told = told
-        self.base: Base | None = None
+    def __init__(self, summary: LineageSummary, keeper: KeeperSession | None = None) -> None:
+        """Without `keeper` each dump is full, and the next one cannot count from it."""
+        self.summary = summary
+        self.parent: ParentImages | None = None
         self.environment: tuple[str, ...] = ()
         self.tracks = False
-        self.followed = followed
-        self.is_late = False
-        self._unfit = ""
-        self._was_looked_at = False
+        self.keeper = keeper
+        self.has_lost_keeper = False
+        self._mismatch = ""
+        self._saw_freeze = False
 
     def begin(self, repository: Repository, criu: Path, place: Callable[[], Path]) -> None:
-        """From now on the next dump is full, unless this one is committed.
+        """Begin a dump or round: the next one is full unless this one is committed.
 
-        If it counts from a checkpoint, the base for CRIU comes to be in what `place` makes. Raises DumpFailed if
-        another dump of the tree is going on. All else only makes the dump full.
+        If it counts from a checkpoint, write CRIU's parent images to `place()`. Raises DumpFailed if another dump of
+        the tree is going on. Every other failure makes the dump full.
         """
-        self.base, self.tracks, self._was_looked_at = None, False, False
-        if self.followed is None or self.is_late:
+        self.parent, self.tracks, self._saw_freeze = None, False, False
+        if self.keeper is None or self.has_lost_keeper:
             return
         try:
-            keeper = self.followed.tell()
-            if why := _of_another(keeper, criu):
+            keeper = self.keeper.describe()
+            if why := _why_incompatible(keeper, criu):
                 if keeper.criu == str(criu):
-                    self.followed.retire()
+                    self.keeper.retire()
                 self.give_up(why)
                 return
-            began = self.followed.begin()
+            basis = self.keeper.begin()
         except HostCannot as error:
             self.give_up(error.message)
             return
-        self.tracks = began.tracks
+        self.tracks = basis.tracks
         self.environment = ("env", *(f"{name}={value}" for name, value in keeper.environment.items()))
-        why = "" if began.base else self._unfit or (began.tracks and self.followed.lost) or began.why
-        self._unfit = ""
-        self.told = Tracked(keeper.tracker, keeper.why, why_full=why, whole=tuple(one.why for one in began.whole))
-        if began.base:
-            self._count_from(repository, began, keeper.root, place)
+        why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_restarted) or basis.why
+        self._mismatch = ""
+        whole = tuple(process.why for process in basis.whole)
+        self.summary = LineageSummary(keeper.tracker, keeper.why, why_full=why, whole=whole)
+        if basis.base is not None:
+            self._count_from(basis.base, basis, repository, keeper.root, place)
 
-    def frozen(self) -> None:
-        """In the hold: before CRIU resets the bits, or before it ends the tree."""
-        self._was_looked_at = True
-        self._say(Session.frozen)
+    def report_freeze(self) -> None:
+        """Have the keeper look at the frozen tree, before CRIU resets the bits or ends the tree."""
+        self._saw_freeze = True
+        self._report(KeeperSession.check_freeze)
 
-    def committed(self, name: str) -> None:
-        """It is kept: the id of a checkpoint that is durable, or the directory of a round.
+    def commit(self, base: Base) -> None:
+        """Report that `base` is kept: a checkpoint that is durable, or a round.
 
-        If CRIU reset the bits and came to no hold, as one that meanwhile takes no preload library, the next is full.
+        A CRIU that reset the bits without a freeze that we saw (it takes no preload library any more) is not reported:
+        the next dump is full.
         """
-        if self._was_looked_at or not self.tracks:
-            self._say(lambda followed: followed.committed(name))
+        if self._saw_freeze or not self.tracks:
+            self._report(lambda keeper: keeper.commit(base))
 
-    def counted(self, found: DumpStats) -> Tracked:
-        """What it came to."""
-        return replace(self.told, written_pages=found.pages_written, left_pages=found.pages_skipped_parent)
+    def summary_of(self, stats: DumpStats) -> LineageSummary:
+        """The summary, with the pages that CRIU counted."""
+        return replace(self.summary, written_pages=stats.pages_written, left_pages=stats.pages_skipped_parent)
 
-    def unfit(self, why: str) -> None:
-        """CRIU found that the tree does not fit the base: what begins next is full, and that is why."""
-        self.base = None
-        self.told = Tracked(self.told.tracker, self.told.why, why_full=why)
-        self._unfit = why
+    def restart_full(self, why: str) -> None:
+        """Make what begins next full, because the tree does not match the base."""
+        self.parent = None
+        self.summary = LineageSummary(self.summary.tracker, self.summary.why, why_full=why)
+        self._mismatch = why
 
     def give_up(self, why: str) -> None:
-        """From now on all is dumped in full."""
+        """Make everything from now on full."""
         self.close()
-        self.followed = self.base = None
+        self.keeper = self.parent = None
         self.tracks = False
-        self.told = Tracked(self.told.tracker, self.told.why, why_full=why)
+        self.summary = LineageSummary(self.summary.tracker, self.summary.why, why_full=why)
 
     def close(self) -> None:
-        """The dump is over."""
-        if self.followed is not None:
-            self.followed.close()
+        """End the dump for the keeper."""
+        if self.keeper is not None:
+            self.keeper.close()
 
-    def _count_from(self, repository: Repository, began: Round, root: int, place: Callable[[], Path]) -> None:
-        name = began.base
+    def _count_from(
+        self, base: Base, basis: DumpBasis, repository: Repository, root: int, place: Callable[[], Path]
+    ) -> None:
         try:
-            self.base = (
-                after_rounds(repository, Path(name)) if "/" in name else after_checkpoint(repository, name, place())
-            )
-            for one in began.whole:
-                # Of a process that it finds there CRIU leaves the vdso to the base, which an exec has moved.
-                self.base.pagemap(one.pid).unlink(missing_ok=True)
+            if isinstance(base, RoundBase):
+                self.parent = find_parent_images(repository, base)
+            else:
+                self.parent = make_parent_images(repository, base, place())
+            for process in basis.whole:
+                # CRIU leaves the vDSO of a process that it finds there to the parent. An exec has moved it.
+                self.parent.pagemap(process.pid).unlink(missing_ok=True)
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
-            self.told = replace(self.told, why_full=error.message, whole=())
-        else:
-            whole = (*self.told.whole, *_left_out(self.base, began, root))
-            self.told = replace(self.told, base=self.base.checkpoint, rounds=self.base.rounds, whole=whole)
+            self.summary = replace(self.summary, why_full=error.message, whole=())
+            return
+        whole = (*self.summary.whole, *_missed_by_rounds(self.parent, basis, root))
+        self.summary = replace(self.summary, base=self.parent.checkpoint, rounds=self.parent.rounds, whole=whole)
 
-    def _say(self, what: Callable[[Session], None]) -> None:
-        """A keeper that has ended, or is late, harms this dump in nothing: to hear us go makes the next one full.
+    def _report(self, message: Callable[[KeeperSession], None]) -> None:
+        """Tell the keeper. Ignore a dead or slow one: the next dump is full."""
+        if self.keeper is None or self.has_lost_keeper:
+            return
+        try:
+            message(self.keeper)
+        except HostCannot:
+            # The connection stays open: a slow keeper must not remove the rounds that this dump needs.
+            self.has_lost_keeper = True
 
-        That it hears when this one is over, which may need the rounds that it keeps.
-        """
-        if self.followed is not None and not self.is_late:
-            try:
-                what(self.followed)
-            except HostCannot:
-                self.is_late = True
 
-
-def _left_out(base: Base, began: Round, root: int) -> Iterator[str]:
-    """Clauses on processes below `root` of which CRIU has taken nothing in a round, and so takes all now."""
-    process = proc.read_process(root) if base.rounds else None
-    told = {one.pid for one in began.whole}
+def _missed_by_rounds(parent: ParentImages, basis: DumpBasis, root: int) -> Iterator[str]:
+    """Clauses on processes below `root` that rounds did not copy: CRIU dumps them in full."""
+    process = proc.read_process(root) if parent.rounds else None
+    named = {process.pid for process in basis.whole}
     for one in proc.read_tree(process).processes if process is not None else ():
-        if one.state == "stopped" and one.pid not in told and not base.pagemap(one.pid).exists():
+        if one.state == "stopped" and one.pid not in named and not parent.pagemap(one.pid).exists():
             yield f"PID {one.pid}: it is stopped, and a round copies nothing of it"
 
 
-def way(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Way | None:
-    """How to dump the tree below `root`. None if nobody follows it and `wanted` is None, or if it is False.
+def open_lineage(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Lineage | None:
+    """The lineage of the tree below `root`; a tracker is started if `wanted`.
 
-    `apart` if CRIU runs as another user or in namespaces of the tree.
+    None if `wanted` is False, or if it is None and the tree is not tracked. `apart`: CRIU runs as another user or in
+    namespaces of the tree.
     """
     if wanted is False:
         return None
     if apart:
-        return Way(Tracked("", "tracker: none", why_full=_APART)) if wanted else None
+        return Lineage(LineageSummary("", "tracker: none", why_full=_APART)) if wanted else None
     try:
-        followed = session(root, criu, start=wanted is True)
+        keeper = open_session(root, criu, start=wanted is True)
     except HostCannot as error:
-        return Way(Tracked("", error.message, why_full="nothing tells what was written"))
-    return Way(Tracked("", ""), followed) if followed is not None else None
+        return Lineage(LineageSummary("", error.message, why_full="nothing tells what was written"))
+    return Lineage(LineageSummary("", ""), keeper) if keeper is not None else None
 
 
-def foreseen(
+def predict_lineage(
     root: proc.Process, criu: Path, store: Callable[[], Repository], *, wanted: bool | None, apart: bool
-) -> Tracked | None:
-    """What a dump now, by this CRIU into this store, would have to do with the one before it.
-
-    As far as that can be told without touching the tree. Where it would be full, `why_full` says why.
-    """
+) -> LineageSummary | None:
+    """What a dump into this store would count from now, as far as that is known without touching the tree."""
     if wanted is False:
         return None
     if apart:
-        return Tracked("", "tracker: none", why_full=_APART) if wanted else None
-    followed = running(root)
-    if followed is None:
-        lost = was_killed(root)
-        why = ENDED if lost else "no tracker of this tree is running yet"
-        return Tracked("", "", why_full=f"{why}; the dump starts one if it can") if wanted or lost else None
+        return LineageSummary("", "tracker: none", why_full=_APART) if wanted else None
+    session = find_session(root)
+    if session is None:
+        killed = was_killed(root)
+        why = ENDED if killed else "no tracker of this tree is running yet"
+        summary = LineageSummary("", "", why_full=f"{why}; the dump starts one if it can")
+        return summary if wanted or killed else None
     try:
-        with closing(followed):
-            keeper = followed.tell()
+        with closing(session):
+            keeper = session.describe()
     except HostCannot as error:
-        return Tracked("", "", why_full=error.message)
-    told = Tracked(keeper.tracker, keeper.why, why_full=_of_another(keeper, criu) or keeper.why_full)
-    if not keeper.base or told.why_full:
-        return told
+        return LineageSummary("", "", why_full=error.message)
+    why_full = _why_incompatible(keeper, criu) or keeper.why_full
+    summary = LineageSummary(keeper.tracker, keeper.why, why_full=why_full)
+    base = keeper.counts_from
+    if base is None or why_full:
+        return summary
     try:
-        if "/" in keeper.base:
-            return replace(told, rounds=after_rounds(store(), Path(keeper.base)).rounds)
-        return replace(told, base=stored(store(), keeper.base))
+        if isinstance(base, RoundBase):
+            return replace(summary, rounds=find_parent_images(store(), base).rounds)
+        return replace(summary, base=find_checkpoint(store(), base.id))
     except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
-        return replace(told, why_full=error.message)
+        return replace(summary, why_full=error.message)
 
 
-def _of_another(keeper: Keeper, criu: Path) -> str:
-    """Why the tracker that is kept does not work with us and this CRIU, or nothing."""
+def _why_incompatible(keeper: Keeper, criu: Path) -> str:
+    """Why this tracker does not work with this crckpt and CRIU, or nothing."""
     if keeper.criu != str(criu):
         return f"the tracker works with another CRIU, {keeper.criu}; to begin anew: crckpt trackers --end {keeper.root}"
     if keeper.identity != identity(criu):

@@ -1,4 +1,4 @@
-"""Record which files a live tree has open where other users could put others in their place.
+"""Record which files a live tree has open at paths that other users could replace.
 
 `crckpt.ops.restore.open_files` checks that a restored tree has these open, and no others.
 """
@@ -15,18 +15,18 @@ from crckpt.host.proc.maps import mapped_files
 
 
 def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, list[tuple[int, int, int]]]:
-    """What a live tree has open, for the details of its checkpoint."""
+    """By path, the device, inode and whether it is open for writing, for the details of the checkpoint."""
     look = PathChangers()
     known: dict[str, list[tuple[int, int, int]]] = {}
-    for held in descriptors:
-        if held.identity != (0, 0) and look(held.target):
-            writes = int(held.flags & os.O_ACCMODE != os.O_RDONLY)
-            known.setdefault(held.target, []).append((*held.identity, writes))
+    for descriptor in descriptors:
+        if descriptor.identity != (0, 0) and look(descriptor.target):
+            writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)
+            known.setdefault(descriptor.target, []).append((*descriptor.identity, writes))
     for process in tree.processes:
         names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
         links = (*names, *mapped_files(process.pid).values())
         reached = [found for link in links if (found := seen(link))]
-        # Files of another process that has got its PID are not the tree's.
+        # Another process may have got its PID: its files are not the tree's.
         for found in reached if proc.is_current(process) else ():
             if look(found.path):
                 known.setdefault(found.path, []).append((found.device, found.inode, 0))

@@ -1,6 +1,7 @@
-"""What a dump or a round counts from, as CRIU is given it: page maps without any page.
+"""CRIU's parent images: what a dump or a round counts from, as page maps without pages.
 
-After rounds they lie beside the sets of those that were taken since the last checkpoint, which are numbered from 1.
+Rounds since the last checkpoint lie in directories numbered from 1. The page maps of round N lie next to it in
+`maps-N`, those of the checkpoint before in `base-ID`.
 """
 
 from __future__ import annotations
@@ -15,84 +16,87 @@ from crckpt.host.disk.files import make_private_directory, remove_tree, write_un
 from crckpt.images.pagemap import PARENT, is_pagemap, is_parent_image, read_pagemap, write_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise_base
+from crckpt.tracking.base import CheckpointBase, RoundBase
 
 _CHECKPOINT: Final = "base-"
 _ROUND: Final = "maps-"
 
 
-class Base(Struct, frozen=True):
-    """`before` has the page maps of the last of `rounds` sets, or if there are none those of `checkpoint`.
+class ParentImages(Struct, frozen=True):
+    """`directory` is CRIU's --prev-images-dir: page maps of the last of `rounds`, or without rounds of `checkpoint`.
 
-    The first round may count from that checkpoint: what stands for it lies in `directory`.
+    The first round may count from that checkpoint: then `checkpoint_directory` has its page maps.
     """
 
-    before: Path
+    directory: Path
     rounds: int = 0
     checkpoint: CheckpointId | None = None
-    directory: Path | None = None
+    checkpoint_directory: Path | None = None
 
-    def next_round(self) -> Path:
-        """Where the set of the next round belongs."""
-        return self.before.with_name(str(self.rounds + 1))
+    def next_round(self) -> RoundBase:
+        """Where the images of the next round belong."""
+        return RoundBase(self.directory.with_name(str(self.rounds + 1)))
 
     def pagemap(self, pid: int) -> Path:
-        """The page map of a process; CRIU takes all of one that has none."""
-        return self.before / f"pagemap-{pid}.img"
+        """The page map of a process. CRIU dumps a process that has none in full."""
+        return self.directory / f"pagemap-{pid}.img"
 
-    def lend_pages(self, images: Path) -> None:
-        """Have the set in `images`, which CRIU has made on this base, find the pages that it leaves to a round."""
+    def link_pages(self, images: Path) -> None:
+        """Link `images`, which CRIU made with this parent, to the last round: it has the pages that they leave out."""
         link = images / PARENT
         if self.rounds and link.is_symlink():
             link.unlink()
-            link.symlink_to(self.before.with_name(str(self.rounds)))
+            link.symlink_to(self.directory.with_name(str(self.rounds)))
 
 
-def after_checkpoint(repository: Repository, name: str, place: Path) -> Base:
-    """What stands for a checkpoint, made in `place`. Raises NoSuchCheckpoint, IntegrityError."""
-    checkpoint = stored(repository, name)
-    # The name is what says after rounds which checkpoint it was.
+def make_parent_images(repository: Repository, base: CheckpointBase, place: Path) -> ParentImages:
+    """Write the page maps of a checkpoint below `place`. Raises NoSuchCheckpoint, IntegrityError."""
+    checkpoint = find_checkpoint(repository, base.id)
+    # `find_parent_images` reads from this name which checkpoint the first round counts from.
     directory = place / f"{_CHECKPOINT}{checkpoint}"
     make_private_directory(directory, "image-directory")
     try:
         materialise_base(repository, repository.get(checkpoint), directory)
     except IntegrityError:
-        # Beside rounds it would say what they count from.
+        # Left next to rounds, it would name a checkpoint that they do not count from.
         remove_tree(directory, "image-directory")
         raise
-    return Base(directory, checkpoint=checkpoint, directory=directory)
+    return ParentImages(directory, checkpoint=checkpoint, checkpoint_directory=directory)
 
 
-def after_rounds(repository: Repository, last: Path) -> Base:
-    """What stands for the round whose set is `last`. Raises NoSuchCheckpoint, StoreUnusable."""
-    before = _standing_for(last)
-    if not (last.is_dir() and before.is_dir()):
+def find_parent_images(repository: Repository, base: RoundBase) -> ParentImages:
+    """The page maps of the last round. Raises NoSuchCheckpoint, StoreUnusable."""
+    last = base.directory
+    page_maps = _page_maps_of(last)
+    if not (last.is_dir() and page_maps.is_dir()):
         raise StoreUnusable(f"the rounds that were copied before are gone from {last.parent}")
     directory = next(last.parent.glob(f"{_CHECKPOINT}*"), None)
-    checkpoint = None if directory is None else stored(repository, directory.name.removeprefix(_CHECKPOINT))
-    return Base(before, int(last.name), checkpoint, directory)
+    if directory is None:
+        return ParentImages(page_maps, base.number)
+    checkpoint = find_checkpoint(repository, CheckpointId(directory.name.removeprefix(_CHECKPOINT)))
+    return ParentImages(page_maps, base.number, checkpoint, directory)
 
 
-def keep_page_maps(last: Path) -> None:
-    """Make what stands for the round whose set is `last`. Raises IntegrityError, OSError.
+def write_page_maps(last: RoundBase) -> None:
+    """Write the page maps of this round, as few entries as possible. Raises IntegrityError, OSError.
 
-    While the tree stands still CRIU reads every entry of the set before, and those of all before that, only to see
-    whether they have a page. Here are as few as there can be, and no set before.
+    While the tree is frozen, CRIU reads every entry of its parent, and of the parent's parents.
     """
-    place = _standing_for(last)
+    place = _page_maps_of(last.directory)
     place.mkdir(mode=0o700)
-    for path in filter(lambda path: is_parent_image(path.name), last.iterdir()):
+    for path in filter(lambda path: is_parent_image(path.name), last.directory.iterdir()):
         content = path.read_bytes()
-        told = write_pagemap(read_pagemap(content, path.name).join()) if is_pagemap(path.name) else content
-        write_unsynced(place / path.name, told, "image")
+        joined = write_pagemap(read_pagemap(content, path.name).join()) if is_pagemap(path.name) else content
+        write_unsynced(place / path.name, joined, "image")
 
 
-def stored(repository: Repository, name: str) -> CheckpointId:
+def find_checkpoint(repository: Repository, name: CheckpointId) -> CheckpointId:
     """The checkpoint of this id. Raises NoSuchCheckpoint."""
     try:
-        return repository.get(CheckpointId(name)).id
+        return repository.get(name).id
     except NoSuchCheckpoint:
         raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the last one of this tree, is not in this store") from None
 
 
-def _standing_for(last: Path) -> Path:
+def _page_maps_of(last: Path) -> Path:
     return last.with_name(f"{_ROUND}{last.name}")

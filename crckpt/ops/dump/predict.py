@@ -19,8 +19,8 @@ from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
 from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
-from crckpt.ops.dump.examine import Examined
-from crckpt.ops.dump.forecast import Trial, load_of_tree, trial
+from crckpt.ops.dump.examine import Examination
+from crckpt.ops.dump.forecast import SpeedTrial, load_of_tree, try_speed
 from crckpt.ops.failures import as_ours
 from crckpt.preflight.dump.cost import (
     CommitSpeed,
@@ -35,15 +35,15 @@ _SAMPLE: Final = 12 << 20
 """Bytes of the tree's memory that are stored on trial: some 50 ms."""
 
 _LEAST: Final = 1 / 4
-"""Of the sample that is wanted: less tells nothing."""
+"""Of the wanted sample: a smaller one is not representative."""
 
 _TIMES: Final = 2
-"""What is measured is measured so often."""
+"""How often each is measured."""
 
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
 
 
-class Foreseen(Struct, frozen=True):
+class DumpPrediction(Struct, frozen=True):
     """A prediction and what it assumes, or why there is none."""
 
     prediction: Prediction | None = None
@@ -51,20 +51,20 @@ class Foreseen(Struct, frozen=True):
     why_not: str = ""
 
 
-def predict(examined: Examined, context: Context) -> Foreseen:
-    """Say what a dump would cost. What goes wrong is said in place of it: a dump may work all the same."""
+def predict(examination: Examination, context: Context) -> DumpPrediction:
+    """Predict what a dump would cost. A failure is returned as the reason: the dump may work all the same."""
     try:
-        with _place(examined.job, context) as place:
-            found = _prediction(examined, context, place)
-            return Foreseen(found, f"{place.assumes}{_beyond(found.raw_bytes, place.staging)}")
+        with _opened_place(examination.job, context) as place:
+            found = _prediction(examination, context, place)
+            return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
     except (CrckptError, OSError) as error:
-        return Foreseen(why_not=as_ours(error, HostCannot, "a trial").message)
+        return DumpPrediction(why_not=as_ours(error, HostCannot, "a trial").message)
 
 
-class _Place(Struct, frozen=True):
-    """Directories on the disks that a dump would use, the store or one of our own, and what is stored on trial.
+class _TrialPlace(Struct, frozen=True):
+    """Directories on the disks that a dump would use, a store of our own, and what stores a sample on trial.
 
-    `is_next`: it would build on another checkpoint.
+    `is_next`: the dump would follow another checkpoint of its job.
     """
 
     work: Path
@@ -76,12 +76,12 @@ class _Place(Struct, frozen=True):
 
 
 @contextmanager
-def _place(job: JobName, context: Context) -> Iterator[_Place]:
-    """All that is made in them is gone after the block. Raises StoreUnusable, StoreLocked, OSError."""
+def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
+    """Make the directories, and remove them after the block. Raises StoreUnusable, StoreLocked, OSError."""
     above = space.existing(context.store)
     store = context.repository() if above == context.store and any(above.iterdir()) else None
     with ExitStack() as stack:
-        # Held shortly: what it finds of the store stays open, and may be removed from then on.
+        # The lock is held for a moment only: what `OnTrial` needs of the store stays open even if it is removed.
         with store.shared() if store else nullcontext():
             work = stack.enter_context(staged(store.backend.scratch if store else above))
             own = Repository.open(work / "own", create=True)
@@ -93,29 +93,29 @@ def _place(job: JobName, context: Context) -> Iterator[_Place]:
             (work / STAGING).symlink_to(staging)
         which = "next" if series else "first"
         assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ', which is to be made'}"
-        yield _Place(work, staging, own, on_trial, bool(series), assumes)
+        yield _TrialPlace(work, staging, own, on_trial, bool(series), assumes)
 
 
-def _beyond(size: int, staging: Path) -> str:
-    """What cannot be foreseen of so many bytes of images there."""
+def _assumption_on_disk(size: int, staging: Path) -> str:
+    """What a prediction assumes of the disk for so many bytes of images."""
     limit = space.unwritten_limit()
     if size <= limit or space.is_in_memory(staging):
         return ""
     return f", and that the disk keeps up: from about {limit} bytes on, who writes has to wait for it"
 
 
-def _prediction(examined: Examined, context: Context, place: _Place) -> Prediction:
-    seen = examined.seen
-    tried = trial(examined.criu.path, place.staging)
+def _prediction(examination: Examination, context: Context, place: _TrialPlace) -> Prediction:
+    observed = examination.observed
+    tried = try_speed(examination.criu.path, place.staging)
     images = _image_files(tried)
-    sample = _sample(seen)
+    sample = _sample(observed)
     commit = _commit_speed(place, tried.images, sample)
-    return predict_cost(load_of_tree(seen), tried.speed, images, commit, _size(sample))
+    return predict_cost(load_of_tree(observed), tried.speed, images, commit, _size(sample))
 
 
-def _sample(seen: Observed) -> list[bytes]:
-    wanted = min(_SAMPLE, seen.memory)
-    sample = list(resident.sample(seen.tree.pids, seen.memory, wanted))
+def _sample(observed: Observed) -> list[bytes]:
+    wanted = min(_SAMPLE, observed.memory)
+    sample = list(resident.sample(observed.tree.pids, observed.memory, wanted))
     if _size(sample) < wanted * _LEAST:
         raise HostCannot("too little of the tree's memory can be looked at: it is swapped out, or sparse")
     return sample
@@ -125,7 +125,7 @@ def _size(sample: list[bytes]) -> int:
     return sum(map(len, sample))
 
 
-def _image_files(tried: Trial) -> ImageFiles:
+def _image_files(tried: SpeedTrial) -> ImageFiles:
     images, load = tried.images[0], tried.load
     sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
     of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
@@ -136,24 +136,24 @@ def _image_files(tried: Trial) -> ImageFiles:
     )
 
 
-def _commit_speed(place: _Place, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
+def _commit_speed(place: _TrialPlace, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
     for directory in images:
         for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
             path.unlink()
-    rounds = [_stored(place.own, directory, "trial") for directory in images]
-    bare = _made(place.work / "bare")
-    nothing = _stored(place.own, bare, "nothing")
+    rounds = [_store(place.own, directory, "trial") for directory in images]
+    bare = _make_directory(place.work / "bare")
+    nothing = _store(place.own, bare, "nothing")
     usual = rounds[-1 if place.is_next else 0]
     files = len(list(images[0].iterdir()))
-    # A page that nobody knows makes a pack of it each time. To begin and to sync costs no byte: the difference counts.
+    # A new page makes a new pack each time. The difference of the two is without the fixed cost of a pack and its sync.
     page = os.urandom(PAGE_SIZE)
-    begun, memory = place.work / "begun", place.work / "memory"
-    for path, content in ((begun, [page]), (memory, [page, *sample])):
+    page_alone, memory = place.work / "begun", place.work / "memory"
+    for path, content in ((page_alone, [page]), (memory, [page, *sample])):
         path.touch(mode=0o600)
         path.write_bytes(b"".join(content))
     store = place.on_trial.store
-    little, most = zip(*((store(begun), store(memory)) for _ in range(_TIMES)), strict=True)
-    # Of what is known or zero little comes to the disk: then its moods are more than what the bytes take.
+    little, most = zip(*((store(page_alone), store(memory)) for _ in range(_TIMES)), strict=True)
+    # Of pages that are known or zero little is written: then the disk's variation is more than their cost.
     spent = max(
         min(found.ms for found in most) - min(found.ms for found in little),
         min(found.packing_ms for found in most) - min(found.packing_ms for found in little),
@@ -168,12 +168,12 @@ def _commit_speed(place: _Place, images: tuple[Path, ...], sample: list[bytes]) 
     )
 
 
-def _made(directory: Path) -> Path:
+def _make_directory(directory: Path) -> Path:
     directory.mkdir(mode=0o700)
     return directory
 
 
-def _stored(repository: Repository, images: Path, job: str) -> Statistics:
+def _store(repository: Repository, images: Path, job: str) -> Statistics:
     host = machine.host("", "")
     new = NewCheckpoint(JobName(job), datetime.now(UTC), host, DumpOptions(), (), 0.0, 0.0, b"{}")
     return ingest(repository, images, new).statistics

@@ -1,4 +1,4 @@
-"""What the user asked of a dump. Light to load: CRIU is started before the rest is."""
+"""What the user asked of a dump. Light to load: CRIU is started before the other steps are loaded."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from typing import Literal
 
 from msgspec import Struct
 
+from crckpt.errors import UsageError
+
 
 class PreCopy(Struct, frozen=True):
-    """Copy in rounds before the freeze, `most` at the most, or until a freeze of `max_freeze_ms` is foreseen.
+    """Copy in up to `max_rounds` rounds before the freeze, until its estimate is at most `max_freeze_ms`.
 
-    `abort_over`: if a longer one is foreseen all the same, make no dump.
+    `abort_over`: make no dump if the estimate is still longer after the last round.
     """
 
-    most: int
+    max_rounds: int
     max_freeze_ms: float | None = None
     abort_over: bool = False
 
 
-class Request(Struct, frozen=True):
-    """What the user asked for. Without `preflight` it is left to CRIU to find what stands against a dump.
+class DumpRequest(Struct, frozen=True):
+    """What the user asked for. Without `preflight` only what CRIU would not find itself is checked.
 
-    With `force` a tree is ended, too, that holds what no test has shown to come back.
-    `incremental` None: if the tree is tracked already, or is to be copied in rounds before (`pre_copy`).
+    `force`: end the tree even if it holds what no test has shown to come back. `incremental` None: if the tree is
+    tracked already, or with `pre_copy`.
     """
 
     target: str
@@ -41,5 +43,20 @@ class Request(Struct, frozen=True):
 
     @property
     def wants_tracker(self) -> bool | None:
-        """Whether a tracker is to be started; None: no, but one that is there is used."""
+        """Whether to start a tracker. None: start none, but use one that runs."""
         return True if self.pre_copy is not None else self.incremental
+
+    @property
+    def allows_long_freeze(self) -> bool:
+        """Whether to dump even if the tree is frozen for longer than estimated."""
+        return self.pre_copy is None or not self.pre_copy.abort_over
+
+    def check(self) -> None:
+        """Raise UsageError if options contradict each other."""
+        hint = "leave one of them out"
+        if self.stop and self.asynchronous:
+            raise UsageError(
+                "--stop ends the tree once its checkpoint is safe: --async cannot wait for that", hint=hint
+            )
+        if self.pre_copy is not None and self.incremental is False:
+            raise UsageError("--pre-copy cannot be combined with --no-incremental", hint=hint)

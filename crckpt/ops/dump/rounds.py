@@ -1,4 +1,4 @@
-"""Rounds: what was written is copied while the tree runs, until little is left for the freeze."""
+"""Rounds: copy what was written while the tree runs, until little is left for the freeze."""
 
 from __future__ import annotations
 
@@ -19,176 +19,190 @@ from crckpt.host.process.signals import interrupts_let_in
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
-from crckpt.ops.dump.examine import Subject, Unfit, succeeded
-from crckpt.ops.dump.forecast import left_to_freeze
-from crckpt.ops.dump.gate import gated
-from crckpt.ops.dump.lineage import Copied, Way
-from crckpt.ops.dump.parent_images import keep_page_maps
+from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.forecast import bytes_left
+from crckpt.ops.dump.hold import run_gated
+from crckpt.ops.dump.lineage import Lineage
+from crckpt.ops.dump.parent_images import write_page_maps
+from crckpt.ops.dump.result import RoundResult
 from crckpt.ops.failures import refused
 from crckpt.store import STAGING, Repository, handed_over
-from crckpt.tracking.keeper.client import ENDED
-from crckpt.tracking.tracker import untracked
+from crckpt.tracking.base import RoundBase
+from crckpt.tracking.keeper.client import ENDED, KeeperSession
+from crckpt.tracking.tracker import count_untracked
 from crckpt.tracking.uffd_wp import UffdWp
 
 _FEW: Final = 512
-"""Pages: to start CRIU once more costs more than they do."""
+"""Pages: starting CRIU once more costs more than copying them in the freeze."""
 
 _UNKNOWN: Final = (0, 0)
 _READS: Final = (4, 0)
-"""The release of CRIU from which on it may read: one before 3.17.1 waits for ever where many pages follow each other,
-and those before this one are told that all is written, each time."""
+"""From this release on CRIU may read pages after the freeze. One before 3.17.1 hangs on long runs of pages, and those
+before this one are told that every page was written, each time."""
 
 _LESS: Final = 0.8
-"""Of the round before: a round that copied more was in vain."""
+"""Of the round before: a round that copied more did not pay."""
 
 
-def take(subject: Subject, way: Way, repository: Repository, work: Path) -> Copied:
-    """Copy what was written since the last round, or dump; everything if the tree does not fit that any more.
+def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:
+    """Copy what was written since the last round or dump; everything if the tree does not match that any more.
 
-    CRIU's log comes to be in the directory `work`. Raises HostCannot if nothing tells what was written, and why;
-    DumpFailed, and the rounds before are lost; PreflightRefused if CRIU may not open enough descriptors.
+    CRIU's log goes to the directory `work`. Raises HostCannot if nothing tells what was written, and why; DumpFailed,
+    and the rounds before are lost; PreflightRefused if CRIU may not open enough descriptors.
     """
     try:
-        return _taken(subject, way, repository, work)
-    except Unfit as error:
-        way.unfit(error.why)
-        return _taken(subject, way, repository, work)
+        return _take_round(target, lineage, repository, work)
+    except BaseMismatch as error:
+        lineage.restart_full(error.reason)
+        return _take_round(target, lineage, repository, work)
 
 
 def take_rounds(
-    subject: Subject,
-    way: Way,
+    target: DumpTarget,
+    lineage: Lineage,
     repository: Repository,
     work: Path,
     most: int,
-    fits: Callable[[Copied], bool],
-) -> tuple[Copied, ...]:
-    """Take rounds, `most` at the most, until one `fits` or no longer pays; none where nothing tells what was written.
+    suffices: Callable[[RoundResult], bool],
+) -> tuple[RoundResult, ...]:
+    """Take up to `most` rounds, until one `suffices` or the next would not pay; none if nothing tells what was written.
 
-    Raises DumpFailed, PreflightRefused (CRIU may not open the descriptors that a round takes), Interrupted (between two
-    rounds).
+    Raises DumpFailed, PreflightRefused (CRIU may not open enough descriptors), Interrupted (between two rounds).
     """
-    copied: list[Copied] = []
+    rounds: list[RoundResult] = []
     try:
-        for one in worthwhile(lambda: take(subject, way, repository, work), most, fits):
-            copied.append(one)
+        for result in worthwhile_rounds(lambda: take_round(target, lineage, repository, work), most, suffices):
+            rounds.append(result)
             with interrupts_let_in():
-                pass  # what came while CRIU ran is heard here
+                pass  # an interruption that came while CRIU ran is raised here
     except HostCannot as error:
-        way.give_up(error.message)
-    return tuple(copied)
+        lineage.give_up(error.message)
+    return tuple(rounds)
 
 
-def worthwhile(take_one: Callable[[], Copied], most: int, fits: Callable[[Copied], bool]) -> Iterator[Copied]:
-    """Yield each round that `take_one` takes, until one `fits`, `most` were taken, or another would not pay."""
-    copied: list[Copied] = []
-    while len(copied) < most and not (copied and fits(copied[-1])) and _pays(copied):
-        copied.append(take_one())
-        yield copied[-1]
+def worthwhile_rounds(
+    take: Callable[[], RoundResult], most: int, suffices: Callable[[RoundResult], bool]
+) -> Iterator[RoundResult]:
+    """Yield each round that `take` takes, until one `suffices`, `most` were taken, or another would not pay."""
+    rounds: list[RoundResult] = []
+    while len(rounds) < most and not (rounds and suffices(rounds[-1])) and _pays(rounds):
+        rounds.append(take())
+        yield rounds[-1]
 
 
-def why_none(way: Way) -> str:
-    """Why there are no rounds: where there is no tracker, the sentence on it says that."""
-    return way.told.why_full if way.told.tracker else way.told.why or way.told.why_full
+def why_no_rounds(lineage: Lineage) -> str:
+    """Why there are no rounds: without a tracker, the sentence on it says that."""
+    summary = lineage.summary
+    return summary.why_full if summary.tracker else summary.why or summary.why_full
 
 
-def _taken(subject: Subject, way: Way, repository: Repository, work: Path) -> Copied:
+def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:
     began = time.monotonic()
-    new = cache(lambda: _staged(subject.context, repository, way))
-    way.begin(repository, subject.criu.path, new)
-    if not way.tracks:
-        raise HostCannot(why_none(way))
-    images = way.base.next_round() if way.base else new() / "1"
+    make_directory = cache(lambda: _make_rounds_directory(target.context, repository, lineage))
+    lineage.begin(repository, target.criu.path, make_directory)
+    if not lineage.tracks:
+        raise HostCannot(why_no_rounds(lineage))
+    parent = lineage.parent
+    base = parent.next_round() if parent else RoundBase(make_directory() / "1")
+    images = base.directory
     images.mkdir(mode=0o700)
-    before = str(way.base.before) if way.base else None
-    root, criu = subject.seen.tree.root, subject.criu
-    words = pre_dump_command(criu.path, root.pid, Paths(images, work), before, reads=_reads(way, criu))
-    command = (*_enough_files(subject, way), *way.environment, *words)
-    outcome = gated(subject, command, work / "pre-dump.log", way)
-    if way.is_late and outcome.status >= 0:
-        # It will not say that anything counts from here.
+    before = str(parent.directory) if parent else None
+    criu = target.criu
+    words = pre_dump_command(criu.path, target.pid, Paths(images, work), before, reads=_reads(lineage, criu))
+    command = (*_descriptor_limit_words(target, lineage), *lineage.environment, *words)
+    result = run_gated(target, command, work / "pre-dump.log", lineage)
+    if lineage.has_lost_keeper and result.status >= 0:
+        # The keeper will not report that anything counts from here.
         raise HostCannot(ENDED)
-    succeeded(subject, outcome)
-    if way.base:
-        way.base.lend_pages(images)
-    keep_page_maps(images)
+    raise_if_failed(target, result)
+    if parent:
+        parent.link_pages(images)
+    write_page_maps(base)
     stats = read_dump_stats((work / "stats-dump").read_bytes())
     if not stats.pages_scanned:
-        # CRIU does nothing to processes that are stopped: of a tree that is it has reset nothing.
-        way.frozen()
-    way.committed(str(images))
-    _must_count(way, images)
-    return Copied(
-        int(images.name),
-        stats.pages_written + stats.shared_pages_written,
-        (stats.pages_written + stats.shared_pages_written) * PAGE_SIZE,
-        (_untracked(way.told.tracker, subject.seen.tree) + stats.shared_pages_written) * PAGE_SIZE,
+        # CRIU copies nothing of stopped processes: if the whole tree is stopped it came to no gate, and reset nothing.
+        lineage.report_freeze()
+    lineage.commit(base)
+    _check_counts(lineage, base)
+    pages = stats.pages_written + stats.shared_pages_written
+    fixed_pages = _count_untracked(lineage.summary.tracker, target.observed.tree) + stats.shared_pages_written
+    return RoundResult(
+        base.number,
+        pages,
+        pages * PAGE_SIZE,
+        fixed_pages * PAGE_SIZE,
         (time.monotonic() - began) * 1000,
         stats.frozen_time / 1000,
     )
 
 
-def _enough_files(subject: Subject, way: Way) -> tuple[str, ...]:
-    """Words before a CRIU that is to open more descriptors than it may now. Raises PreflightRefused if it may not."""
-    limits, processes = open_files(), len(subject.seen.tree.processes)
-    needed = limits.needed(subject.seen.memory, processes)
-    if needed > limits.soft and way.base is not None:
-        # All of the memory is more than what was written of it, which takes its time to find.
-        tracked, whole = left_to_freeze(subject.seen.tree.root, way.told.tracker)
-        size = tracked + whole + _untracked(way.told.tracker, subject.seen.tree) * PAGE_SIZE
+def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, ...]:
+    """Words before a CRIU that needs more descriptors than it may open now. Raises PreflightRefused if it may not."""
+    limits, processes = open_files(), len(target.observed.tree.processes)
+    needed = limits.needed(target.observed.memory, processes)
+    if needed > limits.soft and lineage.parent is not None:
+        # Only what was written needs them, which takes a while to find: all memory was the quick upper bound.
+        tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
+        size = tracked + whole + _count_untracked(lineage.summary.tracker, target.observed.tree) * PAGE_SIZE
         needed = min(needed, limits.needed(size, processes))
     if needed > limits.hard:
         raise refused(
             (cause("descriptors-for-rounds").told(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
         )
-    # Until CRIU has frozen the tree, that may write more.
+    # Twice as many: the tree may write more until CRIU has frozen it.
     return with_open_files(2 * needed, limits)
 
 
-def _reads(way: Way, criu: Criu) -> bool:
-    """Whether pages may be copied when the tree runs again.
+def _reads(lineage: Lineage, criu: Criu) -> bool:
+    """Whether CRIU may copy pages after the freeze.
 
-    The kernel's own bits say nothing of memory that was exchanged with other memory until it was copied, and back
-    (mremap); write protection does.
+    Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
+    protection does not.
     """
-    return way.told.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
+    return lineage.summary.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
 
 
-def _pays(copied: Sequence[Copied]) -> bool:
-    """Whether another round may leave less to the freeze, of what is tracked."""
-    pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in copied[-2:]]
+def _pays(rounds: Sequence[RoundResult]) -> bool:
+    """Whether another round may leave less to the freeze, of tracked memory."""
+    pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in rounds[-2:]]
     if pages and pages[-1] < _FEW:
         return False
     return len(pages) < 2 or pages[-1] <= _LESS * pages[-2]
 
 
-def _must_count(way: Way, images: Path) -> None:
-    """Raises HostCannot unless the next dump counts from this round."""
-    keeper = way.followed.tell() if way.followed is not None else None
-    if keeper is None:
+def _check_counts(lineage: Lineage, base: RoundBase) -> None:
+    """Raise HostCannot unless the next dump counts from this round."""
+    if lineage.keeper is None:
         raise HostCannot(ENDED)
-    if keeper.base != str(images):
+    keeper = lineage.keeper.describe()
+    if keeper.counts_from != base:
         raise HostCannot(keeper.why_full)
 
 
-def _staged(context: Context, repository: Repository, way: Way) -> Path:
-    """A new directory for rounds, which the keeper removes."""
-    assert way.followed is not None
-    keeper = way.followed.tell().pid
-    with handed_over(repository.backend.scratch, keeper) as beside:
+def _make_rounds_directory(context: Context, repository: Repository, lineage: Lineage) -> Path:
+    """Make a directory for rounds, and hand it over to the keeper, which removes it."""
+    session = lineage.keeper
+    assert session is not None
+    keeper = session.describe().pid
+    with handed_over(repository.backend.scratch, keeper) as in_store:
         if context.staging is None:
-            way.followed.stage((beside,))
-            return beside
-        with handed_over(context.staging, keeper, outside=True) as place:
-            (beside / STAGING).symlink_to(place)
-            way.followed.stage((beside, place))
-            return place
+            session.hand_over((in_store,))
+            return in_store
+        return _make_staged_rounds(context.staging, in_store, session, keeper)
 
 
-def _untracked(tracker: str, tree: Tree) -> int:
-    """Pages of private memory that are copied each time."""
+def _make_staged_rounds(staging: Path, in_store: Path, session: KeeperSession, keeper: int) -> Path:
+    with handed_over(staging, keeper, outside=True) as directory:
+        (in_store / STAGING).symlink_to(directory)
+        session.hand_over((in_store, directory))
+        return directory
+
+
+def _count_untracked(tracker: str, tree: Tree) -> int:
+    """Pages of private memory that every round copies."""
     found = 0
     for process in tree.processes:
         with suppress(OSError):
-            found += untracked(tracker, process.pid)
+            found += count_untracked(tracker, process.pid)
     return found

@@ -1,4 +1,4 @@
-"""The keepers of trees, from outside: found, started, asked and ended."""
+"""Find, start, ask and end the keepers of trees."""
 
 from __future__ import annotations
 
@@ -11,91 +11,99 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
 from crckpt.host.process import run
-from crckpt.tracking.keeper.places import directory_of_keepers, place_of_keeper
-from crckpt.tracking.keeper.server import Answer, Keeper, Request, is_trusted, peer
-from crckpt.tracking.tracker import Round
+from crckpt.tracking.base import Base, DumpBasis
+from crckpt.tracking.keeper.protocol import (
+    Answer,
+    Keeper,
+    KeeperRequest,
+    committed_request,
+    decode_answer,
+    encode,
+    is_trusted,
+    peer_pid,
+)
+from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
 
 _PATIENCE_S: Final = 60.0
-_PATIENCE_TOLD_S: Final = 10.0
+_PATIENCE_TELL_S: Final = 10.0
+# The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = "the process that kept its tracker has ended"
 
 
 class Unanswered(HostCannot):
-    """A keeper is there, and takes too long, or what it says cannot be understood."""
+    """A keeper runs, but takes too long, or its answer cannot be decoded."""
 
 
-class Session:
-    """A connection to a keeper. Every method raises HostCannot if it has ended, or if the tree has, or Unanswered."""
+class KeeperSession:
+    """A connection to a keeper. Methods raise HostCannot if the keeper or the tree has ended, or Unanswered."""
 
-    def __init__(self, connection: socket.socket, pid: int, *, lost: bool = False) -> None:
-        """`pid` is the keeper's. `lost`: another was killed before this one was started."""
+    def __init__(self, connection: socket.socket, pid: int, *, replaces_killed: bool = False) -> None:
+        """`pid` is the keeper's. `replaces_killed`: it was started because the one before was killed."""
         self._connection = connection
         self._pid = pid
         self._lines = connection.makefile("rb")
-        self.lost = ENDED if lost else ""
+        self.why_restarted = ENDED if replaces_killed else ""
 
-    def started(self) -> Keeper:
-        """What a keeper says that was just started."""
+    def wait_until_started(self) -> Keeper:
+        """The first answer of a keeper that was just started."""
         self._connection.settimeout(_PATIENCE_S)
-        return _told(self._heard())
+        return _keeper_in(self._read_answer())
 
-    def tell(self) -> Keeper:
-        """Who it is."""
-        return _told(self._asked(Request("tell"), _PATIENCE_TOLD_S))
+    def describe(self) -> Keeper:
+        """The keeper's state."""
+        return _keeper_in(self._ask(KeeperRequest("tell"), _PATIENCE_TELL_S))
 
-    def begin(self) -> Round:
-        """As `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
-        answer = self._asked(Request("begin"))
+    def begin(self) -> DumpBasis:
+        """Begin a dump, as `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
+        answer = self._ask(KeeperRequest("begin"))
         if answer.busy:
             raise DumpFailed(
                 f"process {answer.busy} is copying or dumping this tree",
                 hint="wait until it has ended; crckpt list shows what is being stored",
             )
         assert answer.began is not None
-        return answer.began
+        return answer.began.basis
 
-    def stage(self, directories: tuple[Path, ...]) -> None:
-        """Hand these over: they are removed once the base is no round in the last of them, or the keeper ends."""
-        self._asked(Request("stage", directories=tuple(map(str, directories))))
+    def hand_over(self, directories: tuple[Path, ...]) -> None:
+        """Have the keeper remove these once its base is no round in the last of them, or when it ends."""
+        self._ask(KeeperRequest("stage", directories=tuple(map(str, directories))))
 
-    def frozen(self) -> None:
-        """As `Tracker.frozen`. The tree does not wait for long."""
-        self._asked(Request("frozen"), _PATIENCE_FROZEN_S)
+    def check_freeze(self) -> None:
+        """Look at the frozen tree, as `Tracker.check_freeze`, and not for long."""
+        self._ask(KeeperRequest("frozen"), _PATIENCE_FROZEN_S)
 
-    def committed(self, name: str) -> None:
-        """As `Tracker.committed`."""
-        self._asked(Request("committed", name))
+    def commit(self, base: Base) -> None:
+        """Report that the dump or round is kept, as `Tracker.commit`."""
+        self._ask(committed_request(base))
 
     def end(self) -> None:
-        """Let the keeper end; it has, and the tree is let go, when this returns: that waits for a dump that goes on."""
+        """End the keeper. Returns when it has let the tree go, which waits for a dump that is going on."""
         with suppress(HostCannot):
-            self._asked(Request("end"), None)
+            self._ask(KeeperRequest("end"), None)
 
     def retire(self) -> None:
-        """Let the keeper end as if it was terminated: the next dump starts another."""
+        """End the keeper as if it was terminated: the next dump starts another."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """The keeper stays."""
+        """Close the connection. The keeper stays."""
         self._lines.close()
         self._connection.close()
 
-    def _asked(self, request: Request, patience_s: float | None = _PATIENCE_S) -> Answer:
+    def _ask(self, request: KeeperRequest, patience_s: float | None = _PATIENCE_S) -> Answer:
         self._connection.settimeout(patience_s)
         try:
-            self._connection.sendall(msgspec.json.encode(request) + b"\n")
+            self._connection.sendall(encode(request))
         except OSError:
             raise HostCannot(ENDED) from None
-        return self._heard()
+        return self._read_answer()
 
-    def _heard(self) -> Answer:
+    def _read_answer(self) -> Answer:
         try:
             line = self._lines.readline()
         except TimeoutError:
@@ -104,10 +112,9 @@ class Session:
             line = b""
         if not line:
             raise HostCannot(ENDED)
-        try:
-            answer = msgspec.json.decode(line, type=Answer)
-        except msgspec.DecodeError:
-            raise self._unanswered("is of another crckpt") from None
+        answer = decode_answer(line)
+        if answer is None:
+            raise self._unanswered("is of another crckpt")
         if answer.refused:
             raise HostCannot(answer.refused)
         return answer
@@ -117,60 +124,60 @@ class Session:
         return Unanswered(f"the process that keeps its tracker, {self._pid}, {what}", hint=hint)
 
 
-def session(root: proc.Process, criu: Path, *, start: bool) -> Session | None:
-    """That of the tree's keeper, which is started if there is none and `start`, or if it was killed.
+def open_session(root: proc.Process, criu: Path, *, start: bool) -> KeeperSession | None:
+    """Connect to the tree's keeper. Start one if none runs and `start`, or if it was killed.
 
-    None if nobody follows the tree. Raises HostCannot, which says why the tree cannot be followed.
+    None if the tree has no keeper. Raises HostCannot, which says why the tree cannot be tracked.
     """
-    found = running(root)
-    if found is not None:
-        return found
-    lost = was_killed(root)
-    return _started(root, criu, lost=lost) if start or lost else None
+    session = find_session(root)
+    if session is not None:
+        return session
+    killed = was_killed(root)
+    return _start_keeper(root, criu, replaces_killed=killed) if start or killed else None
 
 
 def was_killed(root: proc.Process) -> bool:
-    """Whether the tree, which nobody follows, had a keeper that was killed: the next dump starts another."""
-    return place_of_keeper(root).exists()
+    """Whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
+    return keeper_socket(root).exists()
 
 
-def running(root: proc.Process) -> Session | None:
-    """That of the keeper that the tree has, if it has one."""
-    return _connected(place_of_keeper(root))
+def find_session(root: proc.Process) -> KeeperSession | None:
+    """Connect to the keeper that the tree has, if it has one."""
+    return _connect(keeper_socket(root))
 
 
-def keepers(of: int | None = None) -> Iterator[tuple[Keeper, Session] | Unanswered]:
-    """All of them, or those `of` the process with this PID, each with a session that the caller closes, or why not.
+def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Unanswered]:
+    """All keepers, or those `of` the process with this PID: each with a session that the caller closes, or why not.
 
-    What killed ones left is removed with the process whose keepers they were.
+    Sockets that killed keepers left are removed once their tree has ended.
     """
-    for path, root in _places(of):
-        found = _connected(path)
-        if found is None:
+    for path, root in _find_sockets(of):
+        session = _connect(path)
+        if session is None:
             if root is None:
                 path.unlink(missing_ok=True)
             continue
         try:
-            yield found.tell(), found
+            yield session.describe(), session
         except Unanswered as error:
-            found.close()
+            session.close()
             yield error
         except HostCannot:
-            found.close()
+            session.close()
 
 
-def forget(of: int | None = None) -> bool:
-    """That keepers of all processes, or `of` one, were killed: no dump says so, and starts another. Whether any was."""
-    killed = [path for path, _ in _places(of) if _connected(path) is None]
+def forget_killed(of: int | None = None) -> bool:
+    """Forget that keepers of all processes, or `of` one, were killed: no dump starts them again. Whether any was."""
+    killed = [path for path, _ in _find_sockets(of) if _connect(path) is None]
     for path in killed:
         path.unlink(missing_ok=True)
     return bool(killed)
 
 
-def _places(of: int | None) -> Iterator[tuple[Path, int | None]]:
-    """The sockets, and the PIDs of the processes whose keepers they are; None of one that has ended."""
+def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
+    """Each keeper's socket, and the PID of its tree's root; None if that has ended."""
     with suppress(FileNotFoundError):
-        for path in sorted(directory_of_keepers().iterdir()):
+        for path in sorted(keeper_directory().iterdir()):
             if not path.is_socket():
                 continue
             pid, _, start = path.name.partition("-")
@@ -180,7 +187,7 @@ def _places(of: int | None) -> Iterator[tuple[Path, int | None]]:
                 yield path, root
 
 
-def _connected(path: Path) -> Session | None:
+def _connect(path: Path) -> KeeperSession | None:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(path))
@@ -190,10 +197,10 @@ def _connected(path: Path) -> Session | None:
     if not is_trusted(connection):
         connection.close()
         return None
-    return Session(connection, peer(connection))
+    return KeeperSession(connection, peer_pid(connection))
 
 
-def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
+def _start_keeper(root: proc.Process, criu: Path, *, replaces_killed: bool) -> KeeperSession:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     number = theirs.fileno()
     words = (sys.executable, "-P", "-m", "crckpt.tracking.keeper.server", str(root.pid), criu, str(number))
@@ -201,16 +208,16 @@ def _started(root: proc.Process, criu: Path, *, lost: bool) -> Session:
         # It outlives us, and is never waited for.
         child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
         child.let_go()
-    # The other end of a pair of sockets is, to the kernel, whoever made the pair.
-    started = Session(ours, child.pid, lost=lost)
+    # The kernel names as peer of a socket pair whoever made the pair, so the keeper's PID comes from `child`.
+    session = KeeperSession(ours, child.pid, replaces_killed=replaces_killed)
     try:
-        started.started()
+        session.wait_until_started()
     except HostCannot:
-        started.close()
+        session.close()
         raise
-    return started
+    return session
 
 
-def _told(answer: Answer) -> Keeper:
+def _keeper_in(answer: Answer) -> Keeper:
     assert answer.keeper is not None
     return answer.keeper

@@ -21,9 +21,10 @@ from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.tracking import uffd_wp
+from crckpt.tracking.base import DumpBasis, RoundBase
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.tracker import Method, Round, Tracker, choose
+from crckpt.tracking.tracker import Method, Tracker, choose_tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
@@ -67,7 +68,12 @@ def tracking(pid: int, method: Method, claims: Path) -> Iterator[Tracker]:
         tracker.close()
 
 
-def dumped(tracker: Tracker, *pids: int, name: str = "first") -> Round:
+def at(name: str) -> RoundBase:
+    """A round in a directory of this name."""
+    return RoundBase(Path(name))
+
+
+def dumped(tracker: Tracker, *pids: int, name: str = "first") -> DumpBasis:
     """A round, with what a dump does to the bits."""
     began = tracker.begin()
     for pid in pids if began.tracks else ():
@@ -75,8 +81,8 @@ def dumped(tracker: Tracker, *pids: int, name: str = "first") -> Round:
             reset(pid)
         else:
             Path(f"/proc/{pid}/clear_refs").write_text("4")
-    tracker.frozen()
-    tracker.committed(name)
+    tracker.check_freeze()
+    tracker.commit(at(name))
     return began
 
 
@@ -89,16 +95,16 @@ def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
 def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method, claims: Path) -> None:
     place = target.do("told = area(64); write(told, range(64))")
     with tracking(target.pid, method, claims) as tracker:
-        assert dumped(tracker, target.pid) == Round("", FIRST, tracks=True, whole=())
+        assert dumped(tracker, target.pid) == DumpBasis(None, FIRST, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set()
         target.do("write(told, (1, 60))")
         assert pages(tracker, target.pid, place) == {1, 60}
-        assert dumped(tracker, target.pid, name="second") == Round("first", "", tracks=True, whole=())
-        assert tracker.begin() == Round("second", "", tracks=True, whole=())
-        assert tracker.begin() == Round("", UNCOMMITTED, tracks=True, whole=()), "the one before came to nothing"
-        tracker.frozen()
-        tracker.committed("third")
-        assert tracker.begin().base == "third"
+        assert dumped(tracker, target.pid, name="second") == DumpBasis(at("first"), "", tracks=True, whole=())
+        assert tracker.begin() == DumpBasis(at("second"), "", tracks=True, whole=())
+        assert tracker.begin() == DumpBasis(None, UNCOMMITTED, tracks=True, whole=()), "the one before came to nothing"
+        tracker.check_freeze()
+        tracker.commit(at("third"))
+        assert tracker.begin().base == at("third")
 
 
 def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Path) -> None:
@@ -115,7 +121,7 @@ def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method,
     with tracking(target.pid, method, claims) as tracker:
         dumped(tracker, target.pid)
         place = target.do("told = area(64); write(told, range(64))")
-        assert dumped(tracker, target.pid).base == "first"
+        assert dumped(tracker, target.pid).base == at("first")
         assert pages(tracker, target.pid, place) == set(), "the dump has it"
         target.do("write(told, [3])")
         assert pages(tracker, target.pid, place) == {3}
@@ -126,12 +132,12 @@ def test_a_forked_child_is_followed(target: Told, method: Method, claims: Path) 
         dumped(tracker, target.pid)
         child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
         began = dumped(tracker, target.pid, child, name="second")
-        assert began.base == "first", "the parent's part counts on"
+        assert began.base == at("first"), "the parent's part counts on"
         assert [one.pid for one in began.whole] == [child]
         assert began.whole[0].why == f"PID {child}: the process is new"
-        assert dumped(tracker, target.pid, child, name="third") == Round("second", "", tracks=True, whole=())
+        assert dumped(tracker, target.pid, child, name="third") == DumpBasis(at("second"), "", tracks=True, whole=())
         target.do("os.kill(told, 9); os.waitpid(told, 0)")
-        assert tracker.begin() == Round("third", "", tracks=True, whole=())
+        assert tracker.begin() == DumpBasis(at("third"), "", tracks=True, whole=())
 
 
 def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: Path) -> None:
@@ -143,9 +149,9 @@ def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: 
         target.process.stdin.flush()
         assert target.process.stdout.readline() == "ready\n"
         began = dumped(tracker, target.pid, name="second")
-        assert began == Round("", f"PID {target.pid}: the program was replaced (exec)", tracks=True, whole=())
+        assert began == DumpBasis(None, f"PID {target.pid}: the program was replaced (exec)", tracks=True, whole=())
         place = target.do("told = area(64); write(told, range(64))")
-        assert dumped(tracker, target.pid, name="third").base == "second"
+        assert dumped(tracker, target.pid, name="third").base == at("second")
         target.do("write(told, [9])")
         assert pages(tracker, target.pid, place) == {9}
 
@@ -160,8 +166,8 @@ def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method,
         assert [one.pid for one in began.whole] == [child], "the base does not have it, however long we know it"
         grandchild = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
         tracker.look()
-        tracker.frozen()
-        tracker.committed("second")
+        tracker.check_freeze()
+        tracker.commit(at("second"))
         assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
 
 
@@ -170,10 +176,10 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
         dumped(first, target.pid)
         with tracking(target.pid, method, claims) as second:
             began = second.begin()
-            assert (began.base, began.tracks) == ("", False)
+            assert (began.base, began.tracks) == (None, False)
             assert began.why == f"PID {target.pid}: it is tracked by another crckpt"
             assert second.refusal() == began.why
-        assert first.begin() == Round("first", "", tracks=True, whole=())
+        assert first.begin() == DumpBasis(at("first"), "", tracks=True, whole=())
     with tracking(target.pid, method, claims) as third:
         assert third.begin().tracks, "the claim ended with its owner"
 
@@ -215,7 +221,7 @@ def test_what_a_device_writes_would_be_missed(
         except AssertionError:
             pytest.skip(f"the test cannot have {what} here")
         began = dumped(tracker, target.pid, name="second")
-        assert (began.base, began.tracks) == ("", False)
+        assert (began.base, began.tracks) == (None, False)
         assert began.why.startswith(f"PID {target.pid} has {what}")
         assert began.why.endswith("writes by the device would be missed")
         assert tracker.begin().why == began.why
@@ -226,16 +232,16 @@ def test_what_came_up_before_the_freeze_spoils_the_next_round(
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dumped(tracker, target.pid)
-        assert tracker.begin().base == "first"
+        assert tracker.begin().base == at("first")
         target.do(UNSEEN["an O_DIRECT descriptor"].format(path=str(tmp_path / "file")))
-        tracker.frozen()
-        tracker.committed("second")
+        tracker.check_freeze()
+        tracker.commit(at("second"))
         target.do("os.close(file)")
         began = dumped(tracker, target.pid, name="third")
-        assert began.base == "", "what was in flight when the bits were reset is nowhere"
+        assert began.base is None, "what was in flight when the bits were reset is nowhere"
         assert "O_DIRECT" in began.why
         assert began.tracks
-        assert tracker.begin().base == "third"
+        assert tracker.begin().base == at("third")
 
 
 @needs_write_protection
@@ -249,7 +255,7 @@ def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: 
         target.do("uffd = LIBC.syscall(323, 1)")
     with tracking(target.pid, UffdWp(), claims) as tracker:
         began = tracker.begin()
-        assert (began.base, began.tracks) == ("", False)
+        assert (began.base, began.tracks) == (None, False)
         assert began.why.startswith(f"PID {target.pid}: {OWN if still_open else FOREIGN}")
     place = private_anonymous(target.pid)[-1]
     assert registered(target.pid, place.start), "its own protection is as it was"
@@ -281,7 +287,7 @@ def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims
         resource.prlimit(child, resource.RLIMIT_NOFILE, (3, hard))
         for name in ("second", "third"):
             began = dumped(tracker, target.pid, child, name=name)
-            assert began.base != ""
+            assert began.base is not None
             assert [one.pid for one in began.whole] == [child]
             assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
         resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
@@ -308,12 +314,12 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
         began = tracker.begin()
         child = target.do("told = child")
         assert "anon_inode:[userfaultfd]" not in held(child), "CRIU would refuse the dump that begins now"
-        assert (began.base, began.tracks) == ("", True)
+        assert (began.base, began.tracks) == (None, True)
         for pid in (target.pid, child):
             reset(pid)
-        tracker.frozen()
-        tracker.committed("first")
-        assert dumped(tracker, target.pid, child) == Round("first", "", tracks=True, whole=())
+        tracker.check_freeze()
+        tracker.commit(at("first"))
+        assert dumped(tracker, target.pid, child) == DumpBasis(at("first"), "", tracks=True, whole=())
 
 
 @needs_write_protection
@@ -333,7 +339,7 @@ def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
         overtaken(monkeypatch, place, lambda: target.do(over))
         dumped(tracker, target.pid, name="second")
         assert not registered(target.pid, place)
-        assert dumped(tracker, target.pid).base == "second"
+        assert dumped(tracker, target.pid).base == at("second")
 
 
 @needs_write_protection
@@ -346,7 +352,7 @@ def test_a_map_that_grew_since_it_was_listed_is_not_split(
     with tracking(target.pid, UffdWp(), claims) as tracker:
         dumped(tracker, target.pid)
         place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
-        assert dumped(tracker, target.pid).base == "first"
+        assert dumped(tracker, target.pid).base == at("first")
         assert all(registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
 
 
@@ -406,7 +412,7 @@ def chosen(target: Told, claims: Path) -> str:
     """The name of the tracker that is taken, which is said with a reason."""
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose(root, Path("criu"), claims)
+    choice = choose_tracker(root, Path("criu"), claims)
     assert choice.tracker is not None
     choice.tracker.close()
     assert choice.why.startswith(f"tracker: {choice.tracker.name} (")
@@ -430,5 +436,5 @@ def test_the_tracker_dies_and_the_target_does_not_notice(target: Told, claims: P
         dying.wait()
     assert target.do("write(told, [1])") == place
     with tracking(target.pid, UffdWp(), claims) as tracker:
-        assert tracker.begin() == Round("", FIRST, tracks=True, whole=())
+        assert tracker.begin() == DumpBasis(None, FIRST, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set(range(64)), "every page reads as written"

@@ -12,7 +12,7 @@ import pytest
 
 from crckpt.errors import DumpFailed, TreeStopped
 from crckpt.host import proc
-from crckpt.ops.dump.aftermath import tree_state_said
+from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.store import Repository
 
 
@@ -32,7 +32,7 @@ def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_
     (tmp_path / "store/checkpoints").rmdir()
     with (
         pytest.raises(DumpFailed, match=r"whether a checkpoint was made cannot be read; the tree runs on$"),
-        tree_state_said(tree, tmp_path, repository),
+        tree_state_reported(tree, tmp_path, repository),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -41,5 +41,5 @@ def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Pat
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)
-    with pytest.raises(TreeStopped, match="are gone"), tree_state_said(tree, tmp_path / "none", repository):
+    with pytest.raises(TreeStopped, match="are gone"), tree_state_reported(tree, tmp_path / "none", repository):
         raise DumpFailed("the dump failed")

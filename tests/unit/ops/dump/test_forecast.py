@@ -8,11 +8,11 @@ import pytest
 
 from crckpt.host import proc
 from crckpt.ops.dump.forecast import Forecast
-from crckpt.ops.dump.lineage import Copied
+from crckpt.ops.dump.result import RoundResult
 from crckpt.preflight.dump.cost import DumpSpeed, Load
 
 MIB = 1 << 20
-ROUND = Copied(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)
+ROUND = RoundResult(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)
 
 
 @pytest.fixture

@@ -10,25 +10,26 @@ from image_sets import ImageSet, area, described, files_of, inherited, opened, p
 from crckpt.errors import StoreUnusable
 from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.dump.parent_images import after_rounds, keep_page_maps
+from crckpt.ops.dump.parent_images import find_parent_images, write_page_maps
 from crckpt.store import ingest
+from crckpt.tracking.base import RoundBase
 
 MAP = "pagemap-100.img"
 FILES = {"inventory.img": b"what CRIU looks for a process in", "stats-dump": b"that it does not"}
 
 
-def first_round(rounds: Path) -> Path:
+def first_round(rounds: Path) -> RoundBase:
     """Four pages, of which CRIU tells one by one, as it does of such that were not written one after another."""
     parts = (area(0x10, 1), area(0x11, 2), area(0x12, 3), area(0x20, 4))
     last = write_set(rounds / "1", ImageSet({MAP: parts}, FILES))
-    keep_page_maps(last)
-    return last
+    write_page_maps(RoundBase(last))
+    return RoundBase(last)
 
 
 def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> None:
     first_round(tmp_path)
     last = write_set(tmp_path / "2", ImageSet({MAP: (inherited(0x10, 1), area(0x11, 5))}, FILES), parent="maps-1")
-    keep_page_maps(last)
+    write_page_maps(RoundBase(last))
     found = files_of(tmp_path / "maps-2")
     assert sorted(found) == ["inventory.img", MAP]
     assert not (tmp_path / "maps-2/parent").is_symlink()
@@ -39,17 +40,17 @@ def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> Non
 def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path) -> None:
     repository, rounds = opened(tmp_path), tmp_path / "rounds"
     rounds.mkdir()
-    base = after_rounds(repository, first_round(rounds))
-    assert (base.before, base.rounds, base.next_round()) == (rounds / "maps-1", 1, rounds / "2")
+    base = find_parent_images(repository, first_round(rounds))
+    assert (base.directory, base.rounds, base.next_round()) == (rounds / "maps-1", 1, RoundBase(rounds / "2"))
     parts = (inherited(0x10, 1), area(0x11, 5), inherited(0x12, 1), inherited(0x20, 1))
-    second = write_set(base.next_round(), ImageSet({MAP: parts}, FILES), parent=str(base.before))
-    base.lend_pages(second)
-    keep_page_maps(second)
+    second = write_set(base.next_round().directory, ImageSet({MAP: parts}, FILES), parent=str(base.directory))
+    base.link_pages(second)
+    write_page_maps(RoundBase(second))
 
-    base = after_rounds(repository, second)
+    base = find_parent_images(repository, RoundBase(second))
     left = (inherited(0x10, 3), area(0x20, 6))
-    images = write_set(tmp_path / "images", ImageSet({MAP: left}, FILES), parent=str(base.before))
-    base.lend_pages(images)
+    images = write_set(tmp_path / "images", ImageSet({MAP: left}, FILES), parent=str(base.directory))
+    base.link_pages(images)
     given = restored(repository, ingest(repository, images, described()), tmp_path)
     assert given["pages-1.img"] == page(1) + page(5) + page(3) + page(6)
 
@@ -59,4 +60,4 @@ def test_rounds_of_which_anything_is_gone_are_nothing_to_count_from(tmp_path: Pa
     last = first_round(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnusable, match="are gone from"):
-        after_rounds(opened(tmp_path), last)
+        find_parent_images(opened(tmp_path), last)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.dump.lineage import Copied
-from crckpt.ops.dump.rounds import worthwhile
+from crckpt.ops.dump.result import RoundResult
+from crckpt.ops.dump.rounds import worthwhile_rounds
 
 
 def rounds(*pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int]:
     """Pages of the rounds that are taken of a tree of which each would copy so many; one of up to `fit` fits."""
     each = (
-        Copied(number, count, count * PAGE_SIZE, fixed * PAGE_SIZE, ms=1.0, frozen_ms=1.0)
+        RoundResult(number, count, count * PAGE_SIZE, fixed * PAGE_SIZE, ms=1.0, frozen_ms=1.0)
         for number, count in enumerate(pages, 1)
     )
-    return [one.pages for one in worthwhile(lambda: next(each), most, lambda copied: copied.pages <= fit)]
+    return [one.pages for one in worthwhile_rounds(lambda: next(each), most, lambda copied: copied.pages <= fit)]
 
 
 def test_until_few_pages_are_left() -> None:

@@ -16,7 +16,8 @@ from other_user import as_user
 from smaller_bounds import smaller_bounds
 
 from crckpt.tracking.keeper import server
-from crckpt.tracking.keeper.server import _MOST_CALLERS, Answer, Keeper, Request, _Caller, _Service
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, is_trusted, peer_pid
+from crckpt.tracking.keeper.server import _MOST_CALLERS, _Caller, _Service
 from crckpt.tracking.tracker import Tracker
 
 TOLD = Keeper(1, 2, "program", "none", "", "criu", {})
@@ -26,7 +27,7 @@ PATIENCE_S = 5.0
 class Followed:
     """Of a tracker, what a keeper tells of it."""
 
-    base = ""
+    base = None
     why_full = "nothing"
 
 
@@ -112,7 +113,7 @@ def is_hung_up_on(connection: socket.socket, text: bytes) -> bool:
 
 def answers(path: Path) -> bool:
     with called(path) as connection:
-        connection.sendall(msgspec.json.encode(Request("tell")) + b"\n")
+        connection.sendall(msgspec.json.encode(KeeperRequest("tell")) + b"\n")
         told = msgspec.json.decode(heard(connection), type=Answer).keeper
         return told is not None and told.comm == "program"
 
@@ -125,7 +126,7 @@ def test_who_is_not_understood_is_told_so(place: Path, line: bytes) -> None:
     with called(place) as connection:
         connection.sendall(line)
         assert "cannot be understood" in msgspec.json.decode(heard(connection), type=Answer).refused
-        connection.sendall(msgspec.json.encode(Request("tell")) + b"\n")
+        connection.sendall(msgspec.json.encode(KeeperRequest("tell")) + b"\n")
         assert msgspec.json.decode(heard(connection), type=Answer).keeper is not None
     assert answers(place)
 
@@ -181,5 +182,5 @@ def test_other_users_are_not_answered(place: Path) -> None:
 def test_who_is_at_the_other_end_is_what_the_kernel_says() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert server.is_trusted(ours)
-        assert server.peer(ours) == os.getpid()
+        assert is_trusted(ours)
+        assert peer_pid(ours) == os.getpid()

@@ -1,0 +1,185 @@
+"""Make the checkpoint of a tree that was examined: rounds, dump, commit. Loaded while CRIU starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from crckpt.criu.command import Paths
+from crckpt.criu.engine import read_log
+from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
+from crckpt.host import proc
+from crckpt.host.disk.files import remove_tree
+from crckpt.host.process.cpu_time import left_to
+from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.images.creds import Rights
+from crckpt.images.stats import read_dump_stats
+from crckpt.model import utc_datetime
+from crckpt.ops.dump.aftermath import BaseMismatch
+from crckpt.ops.dump.commit import commit_checkpoint
+from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
+from crckpt.ops.dump.examine import DumpTarget, examine_again
+from crckpt.ops.dump.hold import HeldTree, dump_held
+from crckpt.ops.dump.job_owner import check_job_owner
+from crckpt.ops.dump.launch import StartedCriu, Workspace
+from crckpt.ops.dump.lineage import open_lineage
+from crckpt.ops.dump.pre_copy import pre_copy
+from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
+from crckpt.ops.failures import as_ours
+from crckpt.store import Checkpoint, is_blank, load
+
+# The system's init may be slow to reap. Another parent reaps at once, or at a time that nobody knows.
+_REAPED_BY_INIT_WITHIN_S = 5.0
+_REAPED_BY_PARENT_WITHIN_S = 0.5
+
+OnResumed = Callable[[DumpResult], None]
+"""Called once the tree runs again, before its checkpoint is stored."""
+
+
+def make_checkpoint(
+    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
+) -> DumpResult:
+    """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
+    check_job_owner(target, workspace.repository)
+    with ExitStack() as stack:
+        target = pre_copy(_with_lineage(target, stack), workspace)
+        if waiting is not None and (target.lineage is not None or waiting.command != target.command(waiting.paths)):
+            waiting.give_up()
+            waiting = None
+        try:
+            result = _dump(target, workspace, waiting, on_resumed)
+        except BaseMismatch as error:
+            result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed)
+    if target.request.stop:
+        return replace(result, unreaped=_wait_until_reaped(target.observed.tree))
+    return replace(result, root_ended=target.root_has_ended)
+
+
+def plan_checkpoint(target: DumpTarget) -> DumpResult:
+    """What a dump would do. Nothing is started or made. Raises StoreUnusable if the store cannot be used."""
+    if not is_blank(target.context.store):
+        target.context.repository()
+    lineage = target.predict_lineage(wanted=target.request.wants_tracker)
+    result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))
+    rounds = PreCopyResult(()) if target.request.pre_copy is not None else None
+    return replace(result, lineage=lineage, pre_copy=rounds)
+
+
+def _with_lineage(target: DumpTarget, stack: ExitStack) -> DumpTarget:
+    root, wanted = target.observed.tree.root, target.request.wants_tracker
+    lineage = open_lineage(root, target.criu.path, wanted=wanted, apart=target.runs_apart)
+    if lineage is not None:
+        stack.callback(lineage.close)
+    return replace(target, lineage=lineage)
+
+
+def _make_result(target: DumpTarget, command: tuple[str, ...]) -> DumpResult:
+    stop = target.request.stop
+    return DumpResult(target.job, target.pid, target.plan, command, target.criu, stop, pre_copy=target.pre_copy)
+
+
+def _dump(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed) -> DumpResult:
+    lineage = target.lineage
+    if lineage is not None:
+        has_rounds = lineage.keeper is not None and target.pre_copy is not None and bool(target.pre_copy.rounds)
+        lineage.begin(workspace.repository, target.criu.path, lambda: workspace.staging)
+        if has_rounds and lineage.parent is None and not target.request.allows_long_freeze:
+            raise PreflightRefused(
+                f"the tree would be frozen for longer than estimated: the rounds that were copied do not count any "
+                f"more ({lineage.summary.why_full})",
+                hint="try again, or leave out --abort-over",
+            )
+    if target.request.stop:
+        return _dump_and_stop(target, workspace, waiting)
+    return _dump_and_resume(target, workspace, waiting, on_resumed)
+
+
+def _restart_full(target: DumpTarget, error: BaseMismatch, workspace: Workspace) -> DumpTarget:
+    """Remove what the failed dump left, and examine the tree again for a full one.
+
+    Raises `error` if the freeze must not be long.
+    """
+    if target.lineage is None or not target.request.allows_long_freeze:
+        raise error
+    target.lineage.restart_full(error.reason)
+    remove_tree(workspace.images, "images")
+    workspace.images.mkdir(mode=0o700)
+    # A program that replaced itself has other files, and may have another name.
+    return examine_again(target)
+
+
+def _dump_and_resume(
+    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
+) -> DumpResult:
+    """CRIU freezes the tree, dumps it and lets it run. Then the images are stored while the tree runs."""
+    target, answers = ask_processes(target)
+    details, began = read_details(target, answers), time.monotonic()
+    rights: dict[int, Rights] = {}
+    outcome = dump_held(target, workspace, waiting, lambda tree: rights.update(tree.read_rights()))
+    target.check_root()
+    frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
+    # CRIU writes its statistics when the tree has just resumed.
+    resumed = utc_datetime(workspace.stats.stat().st_mtime)
+    target.check_entered(outcome.log)
+    freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
+    new = describe_checkpoint(target, outcome.log, details, freeze)
+    result = replace(
+        _make_result(target, outcome.argv), frozen_ms=frozen_ms, lineage=_summarise_lineage(target, workspace)
+    )
+    alone = target.request.asynchronous
+    with interrupts_let_in(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
+        on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
+        try:
+            with left_to(target.observed.tree.pids):
+                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights))
+        except OSError as error:
+            raise as_ours(error, DumpFailed, "the dump") from error
+
+
+def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:
+    """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
+    target, answers = ask_processes(target)
+    began = time.monotonic()
+    made: list[Checkpoint] = []
+
+    def commit(tree: HeldTree) -> None:
+        # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
+        with interrupts_put_off():
+            load()
+        rights = tree.read_rights()
+        # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
+        spent_ms = (time.monotonic() - began) * 1000
+        log = read_log(workspace.log)
+        target.check_entered(log)
+        details = read_details(target, answers)
+        new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
+        # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
+        made.append(commit_checkpoint(target, workspace, new, rights, tree.check))
+
+    outcome = dump_held(target, workspace, waiting, commit)
+    result = _make_result(target, outcome.argv)
+    return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
+
+
+def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSummary | None:
+    if target.lineage is None:
+        return None
+    try:
+        return target.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
+    except (OSError, IntegrityError):
+        # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
+        return target.lineage.summary
+
+
+def _wait_until_reaped(tree: proc.Tree) -> tuple[int, ...]:
+    """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
+    others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
+    starts = {process.pid: process.start for process in tree.processes}
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S, starts)
+    within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
+    return (*proc.wait_until_gone((tree.root.pid,), within, starts), *left)

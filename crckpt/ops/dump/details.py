@@ -1,0 +1,81 @@
+"""What a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.criu.engine import run_id
+from crckpt.host import machine, proc
+from crckpt.host.observe.pipes import closed_pipes
+from crckpt.model import Task
+from crckpt.ops.dump import attributes, open_files
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.store import NewCheckpoint
+
+
+class Freeze(Struct, frozen=True):
+    """When a tree was frozen, at any moment of that, and for how long; and how long the whole dump took."""
+
+    moment: datetime
+    frozen_ms: float
+    dump_ms: float
+
+
+def ask_processes(target: DumpTarget) -> tuple[DumpTarget, attributes.Answers]:
+    """Ask the tree's processes for what only they know. The target, with warnings of what a restore will refuse."""
+    answers, findings = attributes.ask(target.observed.tree, everyone=target.request.stop)
+    plan = replace(target.plan, warnings=(*target.plan.warnings, *findings))
+    return replace(target, plan=plan), answers
+
+
+def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, object]:
+    """Read what CRIU's images lack, some of it secret: command lines, directories, sizes of append-only files.
+
+    And the attributes of processes and threads that CRIU does not save, and which files are open.
+    """
+    observed = target.observed
+    processes = [
+        {"pid": process.ns_pids[-1], "command_line": words, "directory": directory, "uids": process.uids}
+        for process, words, directory in proc.read_commands(observed.tree)
+    ]
+    logs = [found for found in observed.descriptors if found.is_append_only]
+    # A position beyond the end shows that the log was truncated: then no position at the freeze means anything.
+    truncated = {found.target for found in logs if found.pos > found.size}
+    appended = {found.target: found.size for found in logs if found.target not in truncated}
+    record = attributes.record(observed.tree.root, answers)
+    files = open_files.record(observed.tree, observed.descriptors)
+    return {"schema": 1, "processes": processes, "append_sizes": appended, "attributes": record, "files": files}
+
+
+def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:
+    """Describe the checkpoint. Call it while the tree is frozen, or just after."""
+    parent = target.parent
+    return NewCheckpoint(
+        job=target.job,
+        created=freeze.moment,
+        host=machine.host(target.criu.version, target.criu.digest),
+        options=target.plan.options,
+        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in target.observed.tree.processes),
+        note=target.request.note,
+        run_id=run_id(log),
+        stopped=target.request.stop,
+        frozen_ms=freeze.frozen_ms,
+        dump_ms=freeze.dump_ms,
+        details=json.dumps(details | {"closed_pipes": _closed_pipes(target)}, sort_keys=True).encode(),
+        config_digest=target.context.config_digest,
+        parent=parent.checkpoint if parent else None,
+        base=parent.checkpoint_directory if parent else None,
+    )
+
+
+def _closed_pipes(target: DumpTarget) -> list[int]:
+    """Inodes of the pipes that had only one end when the tree was dumped.
+
+    A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
+    """
+    observed = target.observed
+    return sorted(observed.closed_pipes | closed_pipes(observed.descriptors))

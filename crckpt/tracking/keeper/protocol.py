@@ -1,0 +1,148 @@
+"""What a keeper is asked and answers: lines of JSON, each decoded here and nowhere else.
+
+A keeper may have been started by another release of crckpt, so requests and answers keep their words and keys.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.model import CheckpointId
+from crckpt.tracking.base import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
+
+_PEER: Final = struct.Struct("iII")
+
+
+class KeeperRequest(Struct, frozen=True):
+    """One request. `name` is the base that `committed` reports, as `base_name` spells it.
+
+    `stage` hands over `directories`. The keeper removes them once its base is no round in the last of them.
+    """
+
+    do: Literal["tell", "begin", "stage", "frozen", "committed", "end"]
+    name: str = ""
+    directories: tuple[str, ...] = ()
+
+
+class Keeper(Struct, frozen=True):
+    """A keeper, as it describes itself. `why` is the sentence on the choice of its tracker.
+
+    `base` is what the bits count from, as `base_name` spells it. Without one the next dump is full, and `why_full` says
+    why. `dumping` is the PID of the crckpt that dumps the tree now, or 0. A dump that tracks adds `environment` to that
+    of the CRIU at `criu`, as long as `identity` is what `preload.library.identity` returns.
+    """
+
+    pid: int
+    root: int
+    comm: str
+    tracker: str
+    why: str
+    criu: str
+    environment: dict[str, str]
+    base: str = ""
+    why_full: str = ""
+    dumping: int = 0
+    identity: str = ""
+
+    @property
+    def counts_from(self) -> Base | None:
+        """What the next dump counts from; None if it is to be full."""
+        return _parse_base(self.base)
+
+
+class BeginAnswer(Struct, frozen=True):
+    """A `DumpBasis` as it is sent."""
+
+    base: str
+    why: str
+    tracks: bool
+    whole: tuple[WholeProcess, ...]
+
+    @property
+    def basis(self) -> DumpBasis:
+        """The basis of the dump that begins."""
+        return DumpBasis(_parse_base(self.base), self.why, self.tracks, self.whole)
+
+
+class Answer(Struct, frozen=True):
+    """One answer. `busy` is the PID of another crckpt that dumps this tree; `refused` is why a request was refused."""
+
+    keeper: Keeper | None = None
+    began: BeginAnswer | None = None
+    busy: int = 0
+    refused: str = ""
+
+
+def base_name(base: Base | None) -> str:
+    """How a base is sent: a checkpoint by its id, a round by its path, none by an empty string."""
+    if base is None:
+        return ""
+    return base.id if isinstance(base, CheckpointBase) else str(base.directory)
+
+
+def _parse_base(name: str) -> Base | None:
+    if not name:
+        return None
+    return RoundBase(Path(name)) if "/" in name else CheckpointBase(CheckpointId(name))
+
+
+def begin_answer(basis: DumpBasis) -> Answer:
+    """The answer to `begin`."""
+    return Answer(began=BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole))
+
+
+def committed_request(base: Base) -> KeeperRequest:
+    """The request that reports a dump or round as kept."""
+    return KeeperRequest("committed", base_name(base))
+
+
+def committed_base(request: KeeperRequest) -> Base:
+    """The base that `committed` reports. Raises HostCannot if it names none."""
+    base = _parse_base(request.name)
+    if base is None:
+        raise HostCannot("nothing was named that was committed")
+    return base
+
+
+def encode(message: KeeperRequest | Answer) -> bytes:
+    """One line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_request(line: bytes) -> KeeperRequest | None:
+    """The request in this line; None if it is none that this release knows."""
+    try:
+        return msgspec.json.decode(line, type=KeeperRequest)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def decode_answer(line: bytes) -> Answer | None:
+    """The answer in this line; None if it is none that this release knows."""
+    try:
+        return msgspec.json.decode(line, type=Answer)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The PID of the process at the other end."""
+    return _read_credentials(connection)[0]
+
+
+def is_trusted(connection: socket.socket) -> bool:
+    """Whether root or our own user is at the other end."""
+    return _read_credentials(connection)[1] in (0, os.geteuid())
+
+
+def _read_credentials(connection: socket.socket) -> tuple[int, int]:
+    pid, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid), int(user)
