@@ -1,4 +1,4 @@
-"""Compiles the C parts of crckpt; without a C compiler it has no tracker, and holds by a script."""
+"""Compile the C parts of crckpt. Without a C compiler crckpt has no tracker, and holds with a script."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BUILT = (f"{_PRELOAD}/libpreload.so", "crckpt/criu/hold-action", f"{_PRELOAD}/l
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """Called by hatchling for a wheel, and for an editable install."""
+    """hatchling calls this for a wheel and for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the libraries and the program to the wheel, which then fits this kind of machine only."""
-        # An editable install is used where it lies. Else the source may be read-only, and is left as it is.
+        """Add the libraries and the program to the wheel, which then runs only on this architecture."""
+        # An editable install uses the files in place. For a wheel the source may be read-only: do not write there.
         editable = version == "editable"
         self._built = TemporaryDirectory()
         files = {
@@ -40,5 +40,5 @@ class BuildHook(BuildHookInterface[Any]):
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """The wheel has it."""
+        """Remove the compiled files: the wheel contains them."""
         self._built.cleanup()

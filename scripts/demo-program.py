@@ -1,7 +1,7 @@
 """The program of scripts/demo: parent, child and threads that count together, and memory that must not change.
 
-Every count travels parent -> pipe -> child -> socket pair -> parent -> thread -> open file, so that each of them must
-have come back for the count to go on.
+Every count travels parent -> pipe -> child -> socket pair -> parent -> thread -> open file. So the count continues only
+if a restore brought back each of them.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ MEBIBYTE = 1 << 20
 
 
 def main(work: Path) -> None:
-    """Count for ever; say counter and checksum in `work`/status."""
-    os.closerange(3, 1024)  # what the shell that started us has open belongs to others
-    memory = random.Random(1).randbytes(16 * MEBIBYTE)  # noqa: S311 - something to recognise, not a secret
+    """Count for ever; write counter and checksum to `work`/status."""
+    os.closerange(3, 1024)  # descriptors that the shell left open
+    memory = random.Random(1).randbytes(16 * MEBIBYTE)  # noqa: S311 - recognisable content, not a secret
     down_read, down_write = os.pipe()
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
@@ -48,7 +48,7 @@ def keep_log(path: Path, counts: "queue.Queue[int]") -> None:
 
 
 def say(path: Path, text: str) -> None:
-    """Replace the status at once, so that a reader never sees half of it."""
+    """Replace the status atomically, so that a reader never sees half of it."""
     beside = path.with_suffix(".new")
     beside.write_text(text)
     beside.replace(path)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# provision.sh [PROJECT]: make crckpt from PROJECT (default: where this file lies) work on this Debian machine, as root.
-# Run it again after a change: what is there already stays as it is.
+# provision.sh [PROJECT]: install crckpt from PROJECT (default: the parent of this file's directory) on this Debian machine,
+# as root. Run it again after a change: it installs only what is missing or has changed.
 set -euo pipefail
 project=$(realpath "${1:-$(dirname "$0")/..}")
 venv=/opt/crckpt
@@ -21,7 +21,7 @@ fi
 
 "$project/scripts/install-criu"
 
-# pip takes seconds even where nothing changed, so the digest of what it installed is kept.
+# pip takes seconds even if nothing has changed: keep the digest of what it installed.
 digest=$(cd "$project" && find crckpt pyproject.toml -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
 if [ -e "$venv/installed" ] && [ "$digest" = "$(cat "$venv/installed")" ]; then
   echo "crckpt: already installed from this source"

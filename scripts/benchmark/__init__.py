@@ -1,5 +1,5 @@
-"""The benchmark: crckpt beside its peers, in the same run on the same machine, judged by bounds.
+"""The benchmark: compare crckpt with its peers in the same run on the same machine, and check its bounds.
 
-A group of rows is a module with a function `rows`. Ours and the peer's are measured in turn, so that a noisy machine
-disturbs both; medians are compared.
+Each group of rows is a module with a function `rows`. crckpt and its peer are measured in turn, so that a noisy machine
+disturbs both. Medians are compared.
 """

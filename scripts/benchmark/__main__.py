@@ -51,13 +51,13 @@ _WIDTH_ELSEWHERE: Final = 160
 
 
 def main() -> int:
-    """Do as the command line says; the exit code."""
+    """Run the command line; return the exit code."""
     options = _arguments()
     if os.geteuid() != 0:
         say("scripts/bench needs root: CRIU stops and rebuilds processes. Type: sudo scripts/bench")
         return 2
     adopt_orphans()
-    # Through every clean-up, as with ^C: also where the terminal has gone, the disk must not stay held.
+    # Clean up as after ^C, also without a terminal: the disk must not stay limited.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:

@@ -1,7 +1,7 @@
-"""What a long chain of incremental checkpoints makes of a restore: the last of a hundred beside a full one.
+"""Compare the restore of the last of a hundred incremental checkpoints with that of a full one.
 
-One page in a hundred is written between two. Both are restored, and exported, which is the store's part alone and is
-shown, not judged.
+One page in a hundred is written between two checkpoints. Both are also exported: that is the store's part alone,
+without a bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("redis", "python")
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Two rows for each target, of the first size."""
+    """Return two rows for each target, of the first size."""
     for kind in (kind for kind in setting.kinds if kind in KINDS):
         with setting.fresh() as directory, started(setting, kind, setting.sizes[0]) as target:
             yield from _rows(setting, target, directory, f"{kind}, {setting.sizes[0]} MB: last of {LENGTH}")

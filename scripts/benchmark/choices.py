@@ -1,4 +1,4 @@
-"""Why the defaults are what they are: levels, dedup and cores, on the same two image directories."""
+"""Show what compression levels, dedup and cores give, with the same two image directories."""
 
 from __future__ import annotations
 
@@ -21,24 +21,29 @@ CORES = 2
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to store."""
+class StoreSettings:
+    """The settings with which images are stored."""
 
     level: int | None = None
     dedup: bool = True
     cores: int = CORES
 
     def __str__(self) -> str:
-        """Only what is not the default, but the level always."""
+        """The level, and everything that is not the default."""
         level = "level -1 or 1" if self.level is None else f"level {self.level}"
         return level + ("" if self.dedup else ", no dedup") + ("" if self.cores == CORES else ", 1 core")
 
 
-WAYS = (*(Way(level) for level in LEVELS), Way(dedup=False), Way(cores=1), Way(level=3, cores=1))
+VARIANTS = (
+    *(StoreSettings(level) for level in LEVELS),
+    StoreSettings(dedup=False),
+    StoreSettings(cores=1),
+    StoreSettings(level=3, cores=1),
+)
 
 
 def choices(setting: Setting) -> Iterator[Choice]:
-    """A line for each target, of the first size, and way."""
+    """Return a line for each target, of the first size, and for each setting."""
     for kind in setting.kinds:
         with setting.fresh() as directory:
             images = (directory / "first", directory / "second")
@@ -46,20 +51,20 @@ def choices(setting: Setting) -> Iterator[Choice]:
                 bare_dump(setting, target.pid, images[0])
                 target.write(WRITTEN_BETWEEN)
                 bare_dump(setting, target.pid, images[1])
-            samples: defaultdict[Way, list[dict[str, float]]] = defaultdict(list)
+            samples: defaultdict[StoreSettings, list[dict[str, float]]] = defaultdict(list)
             for _ in range(setting.runs):
-                for way in WAYS:
-                    samples[way].append(_measured(setting, way, images))
-            for way, found in samples.items():
+                for variant in VARIANTS:
+                    samples[variant].append(_measured(setting, variant, images))
+            for variant, found in samples.items():
                 middle = {name: median(sample[name] for sample in found) for name in found[0]}
-                yield Choice(f"{kind}, {setting.sizes[0]} MB", str(way), way == Way(), **middle)
+                yield Choice(f"{kind}, {setting.sizes[0]} MB", str(variant), variant == StoreSettings(), **middle)
 
 
-def _measured(setting: Setting, way: Way, images: tuple[Path, Path]) -> dict[str, float]:
-    """In a process of its own, so that cores and what was changed for it end with it."""
+def _measured(setting: Setting, variant: StoreSettings, images: tuple[Path, Path]) -> dict[str, float]:
+    """Measure in a separate process, so that its cores and patches end with it."""
     with setting.fresh() as directory:
-        level = () if way.level is None else ("--level", str(way.level))
-        words = [*level, "--cores", str(way.cores), *(() if way.dedup else ("--no-dedup",))]
-        said = run([sys.executable, "-m", "benchmark.one_way", *words, directory, *images])
+        level = () if variant.level is None else ("--level", str(variant.level))
+        words = [*level, "--cores", str(variant.cores), *(() if variant.dedup else ("--no-dedup",))]
+        said = run([sys.executable, "-m", "benchmark.store_once", *words, directory, *images])
     found: dict[str, float] = json.loads(said)
     return found

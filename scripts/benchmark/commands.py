@@ -1,4 +1,4 @@
-"""Run the programs that are compared, and time them."""
+"""Run and time the programs that are compared."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Failed(Exception):
 
 
 def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
-    """Run a program to its end; what it wrote to stdout. Raises Failed.
+    """Run a program to its end; return its stdout. Raises Failed.
 
     ^C does not reach it, and when we are interrupted it is waited for: a CRIU that is cut short leaves half a tree.
     """
     words = [str(word) for word in argv]
-    # Files, not pipes: whoever lives on behind the program and holds its output does not hold us up.
+    # Files, not pipes: a descendant that runs on with the program's output must not block us.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
             words,
@@ -45,7 +45,7 @@ def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Run a program; return how many seconds it took."""
     began = time.monotonic()
     work()
     return time.monotonic() - began

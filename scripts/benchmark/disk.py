@@ -1,4 +1,4 @@
-"""How quickly the disk reads: as it is, or held to what a usual one does."""
+"""Limit the rate at which the disk is read to that of a usual disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from benchmark.setting import MEBIBYTE
 
 USUAL: Final = 500
-"""MiB/s that an SSD behind SATA reads. A disk in a virtual machine may be its host's memory, and ten times as quick."""
+"""MiB/s of an SSD on SATA. A disk in a virtual machine may be its host's memory, and ten times as fast."""
 
 _LIMIT: Final = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 
 
 def can_be_held(path: Path) -> bool:
-    """Whether the kernel lets us hold the disk that `path` is on to a rate.
+    """Return whether the kernel can limit the disk of `path`.
 
     With the blkio controller of cgroup v1 it does, unless that is a partition or no disk at all.
     """
@@ -30,7 +30,7 @@ def can_be_held(path: Path) -> bool:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """While the block runs, nobody reads more quickly than USUAL from the disk that `path` is on."""
+    """Limit reads from the disk of `path` to USUAL while the block runs."""
     before = rate(path)
     try:
         hold(path, USUAL * MEBIBYTE)
@@ -40,13 +40,13 @@ def held(path: Path) -> Iterator[None]:
 
 
 def rate(path: Path) -> int:
-    """Bytes per second that the disk is held to, 0 for no limit."""
+    """Return the limit of the disk in bytes per second, 0 for none."""
     limits = dict(line.split() for line in _LIMIT.read_text().splitlines())
     return int(limits.get(_number(path), 0))
 
 
 def hold(path: Path, limit: int) -> None:
-    """Hold it to so many bytes per second; 0 for no limit. Raises OSError."""
+    """Set the limit of the disk in bytes per second, 0 for none. Raises OSError."""
     _LIMIT.write_text(f"{_number(path)} {limit}")
 
 

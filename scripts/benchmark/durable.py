@@ -1,4 +1,4 @@
-"""How long until a checkpoint is durable: of crckpt, and of `criu dump` with a backup of its image directory."""
+"""Compare the time until a checkpoint is durable with that of `criu dump` and a backup of its image directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Samples = defaultdict[tuple[str, str], list[float]]
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for each target, size, first and second checkpoint, and peer."""
+    """Return a row for each target, size, first and second checkpoint, and peer."""
     for size in setting.sizes:
         for kind in setting.kinds:
             samples: Samples = defaultdict(list)
@@ -38,18 +38,18 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def _measure(setting: Setting, target: Target, turn: int, samples: Samples) -> None:
-    """A first and a second checkpoint, by all. One bare dump serves all peers, who take turns in coming first."""
+    """Measure a first and a second checkpoint of all. All peers use one bare dump, and take turns in being first."""
     peers = PEERS[turn % len(PEERS) :] + PEERS[: turn % len(PEERS)]
     with setting.fresh() as directory:
         for peer in peers:
             peer.prepare(directory / peer.name)
-        # As theirs, our store is there.
+        # Our store exists before, as their repositories do.
         Repository.open(directory / "store", create=True)
         for number, which in enumerate(_CHECKPOINTS):
             if number:
                 target.write(WRITTEN_BETWEEN)
             dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job")
-            # What others left for the disk to do is not to be waited for by whoever comes next.
+            # The next one must not wait for writes that another left to the disk.
             os.sync()
             samples[which, _OURS].append(seconds(dump))
             images = directory / "images"

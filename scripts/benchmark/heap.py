@@ -1,7 +1,7 @@
-"""A Python process of a given size: arrays, dictionaries, lists; one page in ten is zero, one in ten there twice.
+"""A Python process of a given size with arrays, dictionaries and lists; 10 % of its pages are zero, 10 % duplicates.
 
-Usage: heap.py BOARD MEBIBYTES. BOARD is a file that it shares with the benchmark, see `board.py`. It looks at the clock
-every millisecond and notes where it stood still; it changes single objects when asked to.
+Usage: heap.py BOARD MEBIBYTES. BOARD is a file that it shares with the benchmark, see `targets.py`. It reads the clock
+every millisecond, records each gap, and changes single objects on request.
 """
 
 import gc
@@ -45,7 +45,7 @@ def main(path: Path, mebibytes: int) -> None:
 
 @dataclass
 class Heap:
-    """What lies in memory."""
+    """The content of the memory."""
 
     arrays: list[npt.NDArray[Any]]
     people: dict[str, tuple[int, float, str]]
@@ -67,7 +67,7 @@ class Heap:
 
 
 def filled(size: int) -> Heap:
-    """Arrays, a dictionary and a list that take about `size` bytes together."""
+    """Return arrays, a dictionary and a list that take about `size` bytes together."""
     rng = np.random.default_rng(1)
     same = rng.integers(0, 1 << 12, PAGE * 64 // 8)
     arrays = [

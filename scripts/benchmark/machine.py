@@ -1,4 +1,4 @@
-"""What the numbers were seen on, and what makes it even for all."""
+"""Describe the machine, and make it equal for all measurements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from crckpt.host.versions import version_of
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 _NO_ORDER: Final = 11
-"""Blocks of so many pages, as a power of two, there are none of on x86-64."""
+"""x86-64 has no blocks of this many pages, as a power of two."""
 
 _MEMORY_FOR: Final = 4
-"""How many times as much memory as the largest target has is made ready."""
+"""How much memory is reserved, as a multiple of the largest target's."""
 
 
 @contextmanager
 def memory_kept(setting: Setting) -> Iterator[None]:
-    """While the block measures, free memory is as quick to get for the first as for the last.
+    """Keep free memory from going back to the host while the block measures.
 
-    A virtual machine gives free memory back to its host, and gets it again more slowly than a disk writes: whoever came
-    first would pay for the others. So some is made ready, and none is given back meanwhile.
+    A virtual machine gives free memory to its host, and gets it back more slowly than a disk writes: the first program
+    that is measured would pay for all others.
     """
     before = _REPORTED.read_text() if os.access(_REPORTED, os.W_OK) else None
     try:
@@ -41,7 +41,7 @@ def memory_kept(setting: Setting) -> Iterator[None]:
 
 
 def described(setting: Setting) -> dict[str, str]:
-    """Kernel, cores, memory, CRIU, and the disk of the work directory."""
+    """Describe kernel, cores, memory, CRIU, and the disk of the work directory."""
     memory = _pages("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     return {
@@ -52,7 +52,7 @@ def described(setting: Setting) -> dict[str, str]:
 
 
 def _pages(name: str) -> int:
-    """As many as sysconf says, in bytes."""
+    """Return sysconf's number of pages in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)
 
 
@@ -62,7 +62,7 @@ def _cpu() -> str:
 
 
 def _disk(path: Path) -> str:
-    """File system, device, and what the kernel says of the device."""
+    """Describe the file system and its device."""
     status = path.stat()
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""A store with ten thousand checkpoints: what it takes to list them, and to see what is garbage."""
+"""Measure commands on a store with ten thousand checkpoints."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GC_BOUND_S = 5.0
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for each command."""
+    """Return a row for each command."""
     with setting.fresh() as directory:
         store = directory / "store"
         with started(setting, setting.kinds[0], setting.sizes[0]) as target:
-            # The second's manifest names packs of both, as those of a long series do.
+            # The second manifest names packs of both, as in a long series.
             for _ in range(2):
                 setting.crckpt(store, "dump", str(target.pid), "job")
                 target.write(WRITTEN_BETWEEN)
@@ -46,7 +46,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def _multiply(store: Path) -> None:
-    """Add checkpoints like the newest, with ids of their own, until there are as many as wanted."""
+    """Add copies of the newest checkpoint with other ids until there are as many as wanted."""
     repository = Repository.open(store)
     have = repository.checkpoints()
     model = have[-1]

@@ -1,4 +1,4 @@
-"""How much memory it takes to store and to read back images of many gigabytes."""
+"""Measure the memory that it takes to store and to read back images of many gigabytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.commands import run
-from benchmark.memory_of import ADDRESS
+from benchmark.peak_memory import ADDRESS
 from benchmark.report import Row
 from benchmark.setting import MEBIBYTE, Setting
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, write_pagemap
@@ -19,11 +19,11 @@ _PAGE = 4096
 _REAL_MIB = 4096
 _SPARSE_MIB = 8192
 _FILLED_EVERY = 32
-"""Of the sparse images one page of so many is not zero."""
+"""In the sparse images one page of this many is not zero."""
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for images of each kind, and for each of storing them, reading them back, and filling memory with them."""
+    """Return rows for each kind of images: for storing, for reading back, and for filling memory with them."""
     for what, fill, mebibytes in (("real pages", _real, _REAL_MIB), ("sparse pages", _sparse, _SPARSE_MIB)):
         with setting.fresh() as directory:
             images = directory / "images"
@@ -33,13 +33,13 @@ def rows(setting: Setting) -> Iterator[Row]:
             fill(images / "pages-1.img", pages)
             for act in ("ingest", "read", "place"):
                 size = str(mebibytes * MEBIBYTE)
-                found = run([sys.executable, "-m", "benchmark.memory_of", act, directory / "store", images, size])
+                found = run([sys.executable, "-m", "benchmark.peak_memory", act, directory / "store", images, size])
                 what_else = f"{act} {mebibytes >> 10} GiB of {what}: memory beside the images"
                 yield Row("memory", what_else, "B", (float(found),), bound=float(BOUND_BYTES))
 
 
 def _real(path: Path, pages: int) -> None:
-    """Pages that all differ, and a third of which does not compress."""
+    """Return pages that all differ, and of which a third does not compress."""
     rng = np.random.default_rng(1)
     at_once = 4096
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""How long a target stands still, as it sees it itself, and how long it takes from the command until it goes on."""
+"""Measure how long a target is frozen, as it sees it itself, and the time from the command until it runs again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crckpt.store import Repository
 PAUSE_BOUND = 1.05
 WALL_BOUND = 1.3
 JUDGED_FROM = 1024
-"""Below this many MiB the start of programs is what takes the time."""
+"""Below this many MiB the start of programs dominates."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class _Samples:
     wall: list[float] = field(default_factory=list)
 
     def take(self, target: Target, work: Callable[[], object], *, returns_when_running: bool) -> None:
-        """Without `returns_when_running` the command goes on afterwards: the target says when it ran."""
+        """Time `work`. Without `returns_when_running` it continues after the freeze: the target tells when it ran."""
         began = time.monotonic()
         work()
         ended = time.monotonic()
@@ -35,7 +35,7 @@ class _Samples:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Two rows for each target and size."""
+    """Return two rows for each target and size."""
     for size in setting.sizes:
         for kind in (kind for kind in setting.kinds if kind in STAMPING):
             yield from _rows(setting, kind, size)

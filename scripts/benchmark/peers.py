@@ -1,4 +1,4 @@
-"""What crckpt is compared with: CRIU run bare, and backups of its image directories."""
+"""Run the peers: bare CRIU, and backups of its image directories."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmark.setting import Setting
 
 
 def bare_dump(setting: Setting, pid: int, images: Path) -> None:
-    """`criu dump` into a new directory; the process runs on."""
+    """Run `criu dump` into a new directory; the process runs on."""
     images.mkdir()
     run([setting.criu, "dump", "--tree", str(pid), "--leave-running", *_common(images)])
 
 
 def bare_restore(setting: Setting, images: Path) -> None:
-    """`criu restore`; it returns when the process runs."""
+    """Run `criu restore`; return when the process runs."""
     run([setting.criu, "restore", "--restore-detached", *_common(images)])
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool that saves directories. Each of its repositories is a directory that `prepare` fills beforehand.
+    """A tool that saves directories. `prepare` fills the directory of a new repository.
 
-    `save` gets repository, directory and the number of the backup; when it returns, the backup is durable.
+    `save` gets repository, directory and the number of the backup. When it returns, the backup is durable.
     """
 
     name: str
@@ -45,7 +45,7 @@ def _nothing(repository: Path) -> None:
 def _tar(repository: Path, images: Path, number: int) -> None:
     archive = repository / f"{number}.tar.zst"
     run(["tar", "-C", images, "--use-compress-program", "zstd -T2 -1", "-cf", archive, "."])
-    # The others sync what they write.
+    # The other tools sync what they write.
     for path in (archive, repository):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -76,4 +76,4 @@ PEERS = (
     ),
 )
 CHUNKING = PEERS[1:]
-"""Those that store what is there already only once."""
+"""The peers with deduplication."""

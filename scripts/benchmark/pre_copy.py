@@ -1,4 +1,4 @@
-"""How long a target that writes all the while stands still for `dump --pre-copy`, and what being tracked costs it."""
+"""Measure the freeze by `dump --pre-copy` of a target that writes all the time, and the cost of tracking."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmark.setting import MEBIBYTE, Setting
 from benchmark.targets import Board, Target, running, wait_for, writer
 
 SHARES: Final = (0.001, 0.01, 0.1)
-"""Of its pages, written in a second."""
+"""Shares of the target's pages that it writes per second."""
 
 BOUNDS: Final = {1024: 0.15, 4096: 0.05}
-"""Of bare CRIU's freeze, by MiB: with one page in a hundred written a second."""
+"""The bound by MiB, as a share of bare CRIU's freeze, with one page in a hundred written per second."""
 
 FLOOR_BOUND: Final = 3.0
 FLOOR_S: Final = 0.008, 0.042
-"""To stop a small process, look at its maps and find its written pages: for any, and for each GiB."""
+"""The bound for a round: to stop a process, read its maps and find its written pages, fixed and per GiB."""
 
 SLOWDOWN_BOUND: Final = 1.05
 BYTES_BOUND: Final = 1.2
@@ -36,7 +36,7 @@ _SECONDS: Final = 10
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """For each size: three shares, slowdown in two ways, bytes; at the end a tree of many processes."""
+    """Return for each size three shares, the slowdown by two measures, and bytes; then a tree of many processes."""
     for size in setting.sizes:
         with running(setting, writer(), size) as target:
             for share in SHARES:
@@ -49,7 +49,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def _freeze(setting: Setting, target: Target, size: int, share: float, processes: int = 1) -> Iterator[Row]:
-    """How long it stood still, as it saw it, for the dump; and at the most, for any of the rounds before."""
+    """Measure the freeze of a dump and the longest freeze of a round, as the target sees them."""
     ours, rounds, bare = [], [], []
     board = _board(target)
     for _ in range(setting.runs):
@@ -79,25 +79,25 @@ def _freeze(setting: Setting, target: Target, size: int, share: float, processes
 
 
 def _frozen(checkpoint: dict[str, Any]) -> tuple[float, float]:
-    """From when to when, in seconds of CLOCK_MONOTONIC, its tree was frozen; its time is of the middle."""
+    """Return start and end of a round's freeze in seconds of CLOCK_MONOTONIC; the round reports its middle."""
     middle = datetime.fromisoformat(checkpoint["created"]).timestamp() - time.time() + time.monotonic()
     half = checkpoint["statistics"]["frozen_ms"] / 2000
     return middle - half, middle + half
 
 
 class _Done(NamedTuple):
-    """In a second: units of work, and seconds of its own that it had for them."""
+    """What the target did per second: units of work, and seconds of CPU time that it had for them."""
 
     work: float
     own: float
 
 
 def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Iterator[Row]:
-    """How many times as long its work takes, tracked and with a checkpoint in each interval.
+    """Return how many times as long the target's work takes with tracking and a checkpoint in each interval.
 
-    Units of work are what counts in the end; but on a shared machine a second of an undisturbed core is worth 5 % more
-    or less from one interval to the next, as much as is looked for. So the seconds that it has left are told, too:
-    those in which it does not stand still, wait for a core, or have the kernel work for the tracker.
+    Units of work are what matters. But on a shared machine a second of an undisturbed core varies by 5 % from
+    interval to interval, as much as the effect. So the CPU time that the target has left is measured too: without
+    freezes, waits for a core, and the kernel's work for the tracker.
     """
     board = _board(target)
     board.ask(pages=round(USUAL * size * MEBIBYTE / _PAGE), works=True)
@@ -107,13 +107,13 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
         for _ in range(setting.many_runs):
             alone.append(_done(target, setting.interval, lambda: None))
             dump()
-            # What was written while that one was stored is more than comes in an interval: the next takes it.
+            # More is written while that checkpoint is stored than in an interval: let the next dump take it.
             _done(target, setting.interval, dump)
             tracked.append(_done(target, setting.interval, dump))
             setting.crckpt(directory / "store", "trackers", "--end", str(target.pid))
         alone.append(_done(target, setting.interval, lambda: None))
     board.ask(pages=0)
-    # Before and after: a machine that becomes slower meanwhile tells nothing.
+    # Measure before and after, in case the machine becomes slower.
     around = [_Done(*map(fmean, zip(*both, strict=True))) for both in pairwise(alone)]
     what = f"{size} MB, {USUAL:.0%} written a second, {option} each {setting.interval:g} s: work takes"
     own = (before.own / during.own for before, during in zip(around, tracked, strict=True))
@@ -132,7 +132,7 @@ def _done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> _D
 
 
 def _bytes(setting: Setting, target: Target, size: int) -> Row:
-    """What the store takes of an incremental checkpoint, before compression, for what was written."""
+    """Compare the bytes that an incremental checkpoint stores, before compression, with those that were written."""
     stored, written = [], []
     with setting.fresh() as directory:
         store = directory / "store"
@@ -149,7 +149,7 @@ def _bytes(setting: Setting, target: Target, size: int) -> Row:
 
 
 def _written(target: Target, rate: int) -> int:
-    """Let it write for some ten seconds; how many pages it has written when it writes no more."""
+    """Let the target write for about ten seconds; return how many pages it has written."""
     board = _board(target)
     before = board.written
     board.ask(pages=rate)

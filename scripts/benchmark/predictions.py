@@ -1,4 +1,4 @@
-"""How near `crckpt doctor TARGET` comes to what the dump then takes, over trees of many kinds."""
+"""Compare the predictions of `crckpt doctor TARGET` with the dumps, for trees of many kinds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmark.setting import WRITTEN_BETWEEN, Setting
 from benchmark.targets import Target, started, wait_for
 
 BOUND: Final = 2.0
-"""As a factor, up or down."""
+"""The bound of the predictions, as a factor up or down."""
 
 OF_TREES: Final = 0.9
 _SMALLEST: Final = 32
@@ -34,7 +34,7 @@ _NUMBERS: Final[tuple[tuple[str, Unit, str, float], ...]] = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What `shapes.py` is told; all but `processes` of each process."""
+    """The arguments for `shapes.py`; all but `processes` are per process."""
 
     name: str
     processes: int = 1
@@ -56,7 +56,7 @@ SHAPES: Final = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for each tree and number, then for each number the one that is judged: what 9 of 10 trees keep within."""
+    """Return a row for each tree and number, then a row with the bound for each number: 9 of 10 trees must meet it."""
     found: list[Row] = []
     for row in _of_trees(setting):
         found.append(row)
@@ -68,13 +68,13 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def factor(row: Row) -> float:
-    """How far the prediction is from what came, up or down: 1 is right."""
+    """Return the factor between prediction and result, up or down: 1 is right."""
     ratio = row.ratio
     return max(ratio, 1 / ratio) if ratio else math.inf
 
 
 def nine_of_ten(factors: Sequence[float]) -> float:
-    """The smallest that is enough for 9 of 10 of them."""
+    """Return the smallest factor that covers 9 of 10."""
     return sorted(factors)[math.ceil(OF_TREES * len(factors)) - 1]
 
 
@@ -95,7 +95,7 @@ def _first_and_second(setting: Setting, target: Target, store: Path, what: str) 
 
 
 def _compared(setting: Setting, pid: int, store: Path, what: str) -> Iterator[Row]:
-    """Without a word on the job, both mean the one that is named after the program."""
+    """Compare prediction and dump. Both use the default job, which is named after the program."""
     foreseen = setting.document(store, "doctor", str(pid))["prediction"]
     came = setting.document(store, "dump", str(pid))["checkpoint"]["statistics"]
     for name, unit, key, scale in _NUMBERS:
@@ -121,6 +121,6 @@ def _started(setting: Setting, shape: Shape) -> Iterator[int]:
             wait_for(lambda: ready.exists() or child.poll() is not None, shape.name)
             yield child.pid
         finally:
-            # It is not reaped yet, so its session's number is nobody else's.
+            # It is not reaped yet, so nobody else has its session's id.
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

@@ -1,4 +1,4 @@
-"""Rows, whether their bounds hold, and how they are shown: a table for people or one JSON document."""
+"""Rows and their bounds, and their output: a table or a JSON document."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Unit = Literal["s", "B", "x"]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; all samples are kept. `unit` is seconds, bytes, or x for a factor.
+    """One comparison with all samples. `unit` is seconds, bytes, or x for a factor.
 
-    `bound` is how much ours may be: times the peer's, or without a peer in `unit`; None: it is not judged.
+    `bound`: the most that ours may be, as a multiple of the peer's, or without a peer in `unit`. None: no bound.
     """
 
     group: str
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours in units of the peer's, medians both; None without a peer."""
+        """Our median divided by the peer's; None without a peer."""
         return median(self.ours) / median(self.peer) if self.peer else None
 
     @property
@@ -47,9 +47,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one way to store costs: medians in seconds and bytes of a first and a second checkpoint, and of unpacking.
+    """The cost of settings for storing: medians in seconds and bytes of two checkpoints, and of unpacking.
 
-    `default` says that it is the way that crckpt goes.
+    `default`: these are crckpt's own settings.
     """
 
     target: str
@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found, and on what machine."""
+    """All results, and the machine."""
 
     machine: Mapping[str, str]
     rows: tuple[Row, ...]
@@ -72,12 +72,12 @@ class Report:
 
     @property
     def all_met(self) -> bool:
-        """Whether no bound was missed."""
+        """Whether all bounds hold."""
         return all(row.met is not False for row in self.rows)
 
 
 def document(report: Report) -> str:
-    """The report as JSON."""
+    """Return the report as JSON."""
     rows = [{**asdict(row), **_judged(row)} for row in report.rows]
     choices = [asdict(choice) for choice in report.choices]
     return json.dumps(
@@ -93,7 +93,7 @@ def document(report: Report) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Draw the report."""
+    """Print the report."""
     for name, value in report.machine.items():
         console.print(f"{name}: {value}", markup=False)
     if report.rows:
@@ -106,12 +106,12 @@ def show(report: Report, console: Console) -> None:
 
 
 def line(row: Row) -> str:
-    """A row in one line, to be told as soon as it is known."""
+    """Format a row as one line, to print it at once."""
     return f"{row.group}: {row.what}: " + "  ".join(cell for cell in _cells(row)[2:] if cell)
 
 
 def shown(amount: float, unit: Unit) -> str:
-    """An amount for people."""
+    """Format an amount."""
     if unit == "x":
         return f"{amount:.2f}"
     if unit == "s":

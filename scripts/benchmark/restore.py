@@ -1,4 +1,4 @@
-"""How long a restore takes: from the store, and of raw images by bare CRIU; with a warm and with a cold page cache."""
+"""Compare a restore with bare CRIU's restore of raw images, with a warm and with a cold page cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLD_BOUND = 1.0
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Three rows for each target and size; two where the disk cannot be held to a rate."""
+    """Return three rows for each target and size; two if the disk cannot be limited."""
     for size in setting.sizes:
         for kind in setting.kinds:
             yield from _rows(setting, kind, size)
@@ -43,7 +43,7 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
             return Row("restore", what, "s", tuple(ours), "criu restore", tuple(bare), bound)
 
         yield row("warm cache", partial(_warm, directory), WARM_BOUND)
-        # A disk as quick as memory makes no cache cold: then the one that is held to a rate is judged.
+        # With a disk as fast as memory no cache is cold: then only the limited disk has a bound.
         yield row("cold cache", _cold, None if disk.can_be_held(directory) else COLD_BOUND)
         if disk.can_be_held(directory):
             with disk.held(directory):
@@ -51,7 +51,7 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
 
 
 def restored(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:
-    """How many seconds `work` takes, which brings the target back that is ended and `prepare`d for before."""
+    """End the target, `prepare`, and return how many seconds `work` takes to bring it back."""
     target.end()
     prepare()
     took = seconds(work)

@@ -1,6 +1,6 @@
-"""What ten checkpoints of a program under light writes take on disk: in the store, and in repositories of other tools.
+"""Compare the size of ten checkpoints of a program under light writes with that of other tools' repositories.
 
-The tools save the very same image directories, as `crckpt export` writes them, each time under the same path.
+The tools save the same image directories, as `crckpt export` writes them, each time under the same path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BURSTS = 10
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Three rows for each target and size; a series is measured once: bytes are not noisy."""
+    """Return three rows for each target and size. A series is measured once: bytes are not noisy."""
     for size in setting.sizes:
         for kind in (kind for kind in setting.kinds if kind in KINDS):
             with started(setting, kind, size) as target:
@@ -52,7 +52,7 @@ def _rows(setting: Setting, target: Target, what: str) -> Iterator[Row]:
 
 
 def _write_lightly(target: Target, interval: float) -> None:
-    """The same writes however long the interval is."""
+    """Make the same writes for any interval."""
     for _ in range(_BURSTS):
         target.write(WRITTEN_BETWEEN / _BURSTS)
         time.sleep(interval / _BURSTS)

@@ -1,4 +1,4 @@
-"""What all groups of rows share: which programs, what sizes, how often, and where."""
+"""The settings of a run: programs, sizes, repetitions, directories."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from crckpt.store import Repository
 MEBIBYTE = 1 << 20
 COMMITTED_WITHIN_S = 120.0
 WRITTEN_BETWEEN = 0.02
-"""The share of pages that is written between two checkpoints: what programs under light load write in 10 s."""
+"""The share of pages that is written between two checkpoints: that of programs under light load in 10 s."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`command` is crckpt, `criu` the CRIU that it uses and that is run bare, `work` a directory of our own.
+    """The settings. `command` is crckpt, `criu` the CRIU for it and for bare runs, `work` a private directory.
 
     `sizes` are in MiB, `interval` is in seconds, `kinds` name targets.
     """
@@ -38,37 +38,37 @@ class Setting:
 
     @property
     def many_runs(self) -> int:
-        """For what is short, and so is noisy, and is cheap to repeat; or is judged by a few percent."""
+        """The repetitions of short measurements (noisy and cheap), and of those with a bound of a few percent."""
         return 3 * self.runs
 
     def crckpt(self, store: Path, *words: str | Path) -> str:
-        """Run crckpt to its end; what it said. Raises Failed."""
+        """Run crckpt to its end; return its output. Raises Failed."""
         return run([self.command, *words], {"CRCKPT_STORE": str(store), "CRCKPT_CRIU": str(self.criu)})
 
     def document(self, store: Path, *words: str | Path) -> dict[str, Any]:
-        """Run crckpt to its end; the result in its JSON document."""
+        """Run crckpt to its end; return the result in its JSON document."""
         result: dict[str, Any] = json.loads(self.crckpt(store, *words, "--json"))["result"]
         return result
 
     @contextmanager
     def fresh(self) -> Iterator[Path]:
-        """An empty directory, gone afterwards; what others have written before is on disk by then."""
+        """Make an empty directory for the block; wait first until earlier writes are on disk."""
         with tempfile.TemporaryDirectory(dir=self.work) as name:
             os.sync()
             yield Path(name)
 
 
 def say(text: str) -> None:
-    """Tell whoever waits."""
+    """Print progress."""
     sys.stderr.write(f"{text}\n")
 
 
 def disk_bytes(directory: Path) -> int:
-    """The bytes of all files below."""
+    """Return the bytes of all files below the directory."""
     return sum(path.lstat().st_size for path in directory.rglob("*") if not path.is_dir())
 
 
 def wait_committed(store: Path) -> None:
-    """Wait until nobody adds to the store any more, which one of ours that has returned already may still do."""
+    """Wait until nothing is added to the store: an `--async` dump may still do that."""
     with Repository.open(store).exclusive(timeout=COMMITTED_WITHIN_S):
         pass

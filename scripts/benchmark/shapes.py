@@ -1,7 +1,7 @@
-"""A tree of a given shape that then idles, for `predictions.py`.
+"""Make a tree of a given shape that then idles, for `predictions.py`.
 
-Usage: shapes.py READY PROCESSES MEBIBYTES CONTENT DESCRIPTORS THREADS, the last four of each process; CONTENT is random
-or zeros. READY is a file that is there once the tree is. The children end with the root.
+Usage: shapes.py READY PROCESSES MEBIBYTES CONTENT DESCRIPTORS THREADS, the last four per process. CONTENT is random or
+zeros. The file READY appears when the tree is complete. The children end with the root.
 """
 
 import mmap
@@ -34,7 +34,7 @@ def main(ready: str, processes: str, mebibytes: str, content: str, descriptors: 
 
 
 def take(size: int, content: str, descriptors: int, threads: int) -> mmap.mmap:
-    """Memory of its own, all of it resident; descriptors and threads."""
+    """Take private resident memory, descriptors and threads."""
     memory = mmap.mmap(-1, max(size, PAGE), mmap.MAP_PRIVATE)
     for number, at in enumerate(range(0, size, PAGE)):
         if content == "random" or number % FILLED_EVERY == 0:

@@ -1,4 +1,4 @@
-"""What commands take that have little to do, and what a dump takes outside CRIU and the store."""
+"""Measure commands that have little to do, and the part of a dump outside CRIU and the store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ VERSION_BOUND_S = 0.05
 SMALL_BOUND_S = 0.25
 DUMP_BOUND_S = 0.4
 _SMALL = 1
-"""MiB of memory beside what Python needs."""
+"""MiB of memory besides what Python needs."""
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for each command."""
+    """Return a row for each command."""
     commands = {
         "--version": (("--version",), VERSION_BOUND_S),
         "--help": (("--help",), SMALL_BOUND_S),

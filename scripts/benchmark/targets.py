@@ -1,8 +1,8 @@
-"""The processes that are checkpointed: a Python heap, a redis, a JVM, filled to a size and written to on demand.
+"""The processes that are checkpointed: a Python heap, a redis, a JVM, filled to a size and written to on request.
 
-Python and JVM share a file of 64-bit numbers with us, their board: 0 is 1 once they are ready; 1 how many changes we
-have asked for, 2 how many were made; 3 counts ticks of a millisecond; 4 how often they stood still, and from 8 on when
-each time began and ended (CLOCK_MONOTONIC, ns), the last 200 of them.
+Python and JVM share a file of 64-bit numbers with us, their board: 0 is 1 when they are ready; 1 is the number of
+requested changes, 2 that of changes made; 3 counts ticks of a millisecond; 4 counts gaps, and from 8 on are start and
+end of the last 200 gaps (CLOCK_MONOTONIC, ns).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmark.setting import MEBIBYTE, Setting
 
 _HERE: Final = Path(__file__).parent
 _PAGE: Final = 4096
-_MEMORY: Final = "/dev/shm"  # of a disk, whoever writes to a mapped file waits whenever a store is synced
+_MEMORY: Final = "/dev/shm"  # on a disk, a write to a mapped file would wait whenever a store is synced
 _GAPS: Final = 200
 _READY_S: Final = 300.0
 _LOOK_S: Final = 0.002
@@ -38,14 +38,14 @@ _SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Gap:
-    """When a target stood still, in seconds of CLOCK_MONOTONIC."""
+    """A time in which a target did not run, in seconds of CLOCK_MONOTONIC."""
 
     began: float
     ended: float
 
     @property
     def length(self) -> float:
-        """In seconds."""
+        """Its length in seconds."""
         return self.ended - self.began
 
 
@@ -53,43 +53,43 @@ class Board:
     """A program that shares its board with us: heap.py or Heap.java."""
 
     def __init__(self, program: tuple[str, ...], changes_per_page: float) -> None:
-        """`changes_per_page` is how many changes it takes to write a page on average."""
+        """`changes_per_page`: how many changes write one page, on average."""
         self.changes_per_page = changes_per_page
         self._program = program
-        self._board = NamedTemporaryFile(prefix="crckpt-board-", dir=_MEMORY)  # noqa: SIM115 (it lasts as long as we)
+        self._board = NamedTemporaryFile(prefix="crckpt-board-", dir=_MEMORY)  # noqa: SIM115 (it is open as long as the object)
         self._numbers = np.zeros(0, np.uint64)
 
     def argv(self, _directory: Path, mebibytes: int) -> list[str]:
-        """The command that starts it."""
+        """Return the command that starts it."""
         path = self._board.name
         os.truncate(path, _PAGE)
         self._numbers = np.memmap(path, np.uint64, "r+")
         return [*(word.format(heap=mebibytes + 200) for word in self._program), path, str(mebibytes)]
 
     def fill(self, mebibytes: int) -> None:
-        """Wait until it is as large as that."""
+        """Wait until it has this size."""
         wait_for(lambda: self._numbers[0] == 1, f"{self._program[0]} to fill {mebibytes} MiB")
 
     def write(self, changes: int) -> None:
-        """Let it make so many changes."""
+        """Let it make this many changes."""
         self._numbers[1] += np.uint64(changes)
         wait_for(lambda: self._numbers[2] == self._numbers[1], "changes to be made")
 
     def beats(self) -> int:
-        """A number that grows as long as it runs."""
+        """Return a number that grows as long as it runs."""
         return int(self._numbers[3])
 
     def ask(self, *, pages: int, works: bool = False) -> None:
-        """Let a `writer` write so many pages a second from now on, and work if it `works`."""
+        """Let a `writer` write this many pages per second from now on, and work if it `works`."""
         self._numbers[5:7] = pages, works
 
     @property
     def written(self) -> int:
-        """How many pages a `writer` has written."""
+        """Return how many pages a `writer` has written."""
         return int(self._numbers[7])
 
     def gap(self, began: float, ended: float) -> Gap:
-        """The longest time that it stood still between these moments."""
+        """Return the longest gap between these times."""
         gaps = (self._numbers[8 : 8 + 2 * _GAPS] / 1e9).reshape(-1, 2)
         inside = gaps[(gaps[:, 1] > began) & (gaps[:, 0] < ended)]
         longest = inside[np.argmax(inside[:, 1] - inside[:, 0])]
@@ -97,7 +97,7 @@ class Board:
 
 
 class Redis:
-    """A redis full of small documents, asked over its socket. Nobody is connected in between."""
+    """A redis full of small documents. No connection to it stays open."""
 
     changes_per_page = 0.35
     _KEY_BYTES: Final = 340
@@ -109,19 +109,19 @@ class Redis:
     end"""
 
     def __init__(self) -> None:
-        """Nothing is asked yet."""
+        """Send no request yet."""
         self._socket = ""
         self._keys = 0
         self._random = random.Random(1)
 
     def argv(self, directory: Path, mebibytes: int) -> list[str]:
-        """The command that starts it."""
+        """Return the command that starts it."""
         self._socket = str(directory / "redis.sock")
         off = ["--save", "", "--appendonly", "no", "--port", "0", "--activedefrag", "no"]
         return ["redis-server", *off, "--dir", str(directory), "--unixsocket", self._socket]
 
     def fill(self, mebibytes: int) -> None:
-        """Wait until it is as large as that."""
+        """Wait until it has this size."""
         wait_for(self._answers, "redis to listen")
         while self._used() < mebibytes * MEBIBYTE:
             left = (mebibytes * MEBIBYTE - self._used()) // self._KEY_BYTES
@@ -130,19 +130,19 @@ class Redis:
             self._keys = to
 
     def write(self, changes: int) -> None:
-        """Let it make so many changes."""
+        """Let it make this many changes."""
         for _ in range(changes):
             key = f"session:{self._random.randint(1, self._keys)}"
             token, page = self._random.getrandbits(320), self._random.randrange(1009)
             self._ask("SET", key, f'{{"user": 1, "token": "{token:080x}", "page": "/shop/{page}", "basket": []}}')
 
     def beats(self) -> int:
-        """A number that grows as long as it runs."""
+        """Return a number that grows as long as it runs."""
         self._ask("PING")
         return time.monotonic_ns()
 
     def _answers(self) -> bool:
-        # Its socket is there a moment before it listens.
+        # Its socket exists a moment before it listens.
         with suppress(FileNotFoundError, ConnectionRefusedError):
             self._ask("PING")
             return True
@@ -169,18 +169,18 @@ class Redis:
 
 
 Load = Board | Redis
-"""How a program is started, filled, written to and asked whether it lives."""
+"""How to start a program, fill it, write to it, and check that it runs."""
 
 KINDS: Final = ("python", "redis", "jvm")
 STAMPING: Final = ("python", "jvm")
-"""Those that notice that they stand still."""
+"""The targets that record their gaps."""
 
 
 class Target:
     """A running process: our child at first, and again, since we adopt orphans, after a restore."""
 
     def __init__(self, load: Load, directory: Path, mebibytes: int) -> None:
-        """Start it in a session of its own, without any of our descriptors."""
+        """Start it in its own session, without our descriptors."""
         self.load = load
         self._directory = directory
         self._mebibytes = mebibytes
@@ -202,39 +202,39 @@ class Target:
         self.load.write(round(pages * self.load.changes_per_page))
 
     def gap(self, began: float, ended: float) -> Gap:
-        """The longest time that it stood still, as it saw it itself, between these moments."""
+        """Return the longest gap that it recorded between these times."""
         self.wait_alive()
         assert isinstance(self.load, Board)
         return self.load.gap(began, ended)
 
     def wait_alive(self) -> None:
-        """Wait until it goes on."""
+        """Wait until it runs again."""
         since = self.load.beats()
         wait_for(lambda: self.load.beats() > since + 2, f"PID {self.pid} to go on")
 
     def end(self) -> None:
         """Kill it and wait until its PID is free."""
         with suppress(FileNotFoundError, ProcessLookupError):
-            # It is only ours if it is where we put it: PIDs are given again.
+            # Check that it is ours: another process may have got its PID.
             if Path(f"/proc/{self.pid}/cwd").readlink() == self._directory:
                 os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        # Popen must not wait for whoever gets this PID next.
+        # Popen must not wait for the next process with this PID.
         self._process.returncode = -signal.SIGKILL
         wait_for(lambda: not Path(f"/proc/{self.pid}").exists(), f"PID {self.pid} to be free")
 
 
 @contextmanager
 def started(setting: Setting, kind: str, mebibytes: int) -> Iterator[Target]:
-    """A target of this kind and size, filled; gone afterwards."""
+    """Run a filled target of this kind and size for the block."""
     with running(setting, _load(kind), mebibytes) as target:
         yield target
 
 
 @contextmanager
 def running(setting: Setting, load: Load, mebibytes: int) -> Iterator[Target]:
-    """A target with this load and size, filled; gone afterwards."""
+    """Run a filled target with this load and size for the block."""
     with setting.fresh() as directory:
         target = Target(load, directory, mebibytes)
         try:
@@ -245,24 +245,24 @@ def running(setting: Setting, load: Load, mebibytes: int) -> Iterator[Target]:
 
 
 def writer(children: int = 0) -> Board:
-    """A program that writes pages at a steady rate, with so many processes beside its own."""
+    """Return a program that writes pages at a steady rate, with this many child processes."""
     words = (str(children),) if children else ()
     return Board((sys.executable, str(_HERE / "writer.py"), *words), 1.0)
 
 
 def available() -> tuple[str, ...]:
-    """The kinds that can be started here."""
+    """Return the kinds of targets that this machine can run."""
     return tuple(kind for kind in KINDS if kind != "jvm" or (shutil.which("java") and shutil.which("javac")))
 
 
 def adopt_orphans() -> None:
-    """Restored trees become our children: their PIDs are free as soon as we have waited for them."""
+    """Adopt restored trees, so that waiting for them frees their PIDs."""
     if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot adopt orphans")
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Look every few milliseconds. Raises TimeoutError."""
+    """Poll every few milliseconds until it is true. Raises TimeoutError."""
     deadline = time.monotonic() + _READY_S
     while not condition():
         if time.monotonic() > deadline:

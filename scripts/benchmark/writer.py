@@ -1,8 +1,8 @@
-"""A process of a given size that writes so many pages a second, and works as fast as it can if it is told to.
+"""A process of a given size that writes pages at a given rate, and works as fast as it can on request.
 
-Usage: writer.py [CHILDREN] BOARD MEBIBYTES. The board is as in `targets.py`; beyond that, 5 is how many pages it is to
-write in a second, 6 is 1 if it is to work, 7 how many pages it has written; a tick is then a unit of work. With
-CHILDREN the memory lies in so many processes more, of which each writes its share.
+Usage: writer.py [CHILDREN] BOARD MEBIBYTES. The board is as in `targets.py`. In addition, 5 is the number of pages to
+write per second, 6 is 1 to work, and 7 is the number of pages written; a tick is then a unit of work. With CHILDREN
+the memory is in that many child processes, of which each writes its share.
 """
 
 import mmap
@@ -21,9 +21,9 @@ MEMORY_AT_ONCE = 64 << 20
 
 
 def main(board: npt.NDArray[np.uint64], size: int, share: int) -> None:
-    """Fill the memory, then write for ever; `share` is how many processes write what the board asks for."""
+    """Fill the memory, then write for ever; `share`: how many processes share the pages that the board asks for."""
     memory = filled(size)
-    # Pages in random order, each once before any comes again.
+    # Pages in random order, each once before any again.
     order = np.random.default_rng(os.getpid()).permutation(len(memory) // mmap.PAGESIZE)
     root = os.getsid(0)
     is_root = os.getpid() == root
@@ -58,7 +58,7 @@ def main(board: npt.NDArray[np.uint64], size: int, share: int) -> None:
 
 
 def note(board: npt.NDArray[np.uint64], last: int, now: int) -> None:
-    """Count, and remember where it stood still."""
+    """Count ticks and record gaps."""
     if now - last > STILL_NS:
         spot = 8 + 2 * (int(board[4]) % GAPS)
         board[spot : spot + 2] = last, now
@@ -67,7 +67,7 @@ def note(board: npt.NDArray[np.uint64], last: int, now: int) -> None:
 
 
 def filled(size: int) -> npt.NDArray[np.uint8]:
-    """Memory in small pages: a huge one would be written as a whole."""
+    """Return memory in small pages: a write would touch a whole huge page."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(mmap.MADV_NOHUGEPAGE)
     memory: npt.NDArray[Any] = np.frombuffer(area, np.uint8)
@@ -79,7 +79,7 @@ def filled(size: int) -> npt.NDArray[np.uint8]:
 
 
 def run(children: int, path: Path, mebibytes: int) -> None:
-    """Do as the command line says."""
+    """Run the command line."""
     board = np.memmap(path, np.uint64, "r+")
     for _ in range(children):
         if os.fork() == 0:

@@ -246,7 +246,7 @@ def test_without_the_right_to_checkpoint_it_says_so() -> None:
     with SCRIPT.open() as text:
         done = subprocess.run(argv, stdin=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (20, "")
-    assert done.stderr == "Only root, or CAP_CHECKPOINT_RESTORE, may checkpoint.\n  next: sudo scripts/install-criu\n"
+    assert done.stderr == "Checkpoints need root or CAP_CHECKPOINT_RESTORE.\n  next: sudo scripts/install-criu\n"
 
 
 def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""Store an image directory, read it back, or put its pages into the memory of a process.
-
-And say how many bytes of memory that took at most: see `memory.py`.
-"""
+"""Store an image directory, read it back, or write its pages into a process; print the peak memory. See `memory.py`."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import crckpt.store.read.reading
-import crckpt.store.write.packing  # noqa: F401 - what modules take is not to be counted
-from benchmark.one_way import new
+import crckpt.store.write.packing  # noqa: F401 - do not count the memory of modules
+from benchmark.store_once import new
 from crckpt.images.own_memory import MemoryRange
 from crckpt.store import Repository, ingest, reader
 
 ADDRESS = 1 << 32
-"""Of the first page in the image directory."""
+"""The address of the first page in the image directory."""
 
 _MAP_FIXED_NOREPLACE = 0x100000  # asm-generic/mman-common.h
 
 
 def main() -> None:
-    """Do as the command line says."""
+    """Run the command line."""
     act, store, images = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     repository = Repository.open(store, create=True)
-    # What is mapped from files can be taken back, as the page cache.
+    # Do not count mapped files: the kernel can take that memory back, like the page cache.
     before = _most()
     if act == "ingest":
         ingest(repository, images, new())
@@ -54,7 +51,7 @@ def main() -> None:
 
 @contextmanager
 def _process(size: int) -> Iterator[int]:
-    """Another process with so many bytes of memory from ADDRESS on."""
+    """Run a process with this many bytes of memory from ADDRESS on."""
     ready, told = os.pipe()
     pid = os.fork()
     if not pid:
@@ -74,7 +71,7 @@ def _process(size: int) -> Iterator[int]:
 
 
 def _most() -> int:
-    """Resident memory at its height (getrusage would count what our parent had, too)."""
+    """Return the peak of resident memory (getrusage would also count what our parent had)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10

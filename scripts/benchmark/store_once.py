@@ -1,4 +1,4 @@
-"""Store two image directories in one way, get the second back, and say as JSON what that took: see `choices.py`."""
+"""Store two image directories with given settings, read the second back, print the cost as JSON. See `choices.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST = Host("here", "", "x86_64", 4096, (), "", "")
 
 
 def main() -> None:
-    """Do as the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--level", type=int)
     parser.add_argument("--cores", type=int, required=True)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def new() -> NewCheckpoint:
-    """A checkpoint of nothing in particular."""
+    """Return a checkpoint with placeholder data."""
     return NewCheckpoint(JobName("job"), datetime.now(UTC), _HOST, DumpOptions(), (), 0.0, 0.0, b"{}")
 
 
