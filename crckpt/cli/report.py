@@ -14,7 +14,7 @@ from crckpt.cli import options
 from crckpt.cli.format import size
 from crckpt.cli.output import Output, emit
 from crckpt.ops.inspect.explain import read_log
-from crckpt.ops.report import Report, Request
+from crckpt.ops.report import Report, ReportRequest
 from crckpt.ops.report import report as perform
 
 
@@ -48,7 +48,7 @@ def report(
     """
     read = _log_reader(subject)
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
-    request = Request(target.absolute(), None if read else subject, read, with_secrets)
+    request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
     result = perform(options.context(store, criu=criu, config=config), request)
     emit("report", Output(result, _lines(result)), as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""One archive for a bug report. Each part is made by itself: one that fails leaves its reason, and stops no other."""
+"""Make an archive for a bug report. A part that fails is recorded with its reason, and the others are made."""
 
 from __future__ import annotations
 
@@ -18,27 +18,38 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from crckpt.criu.explain import explain
 from crckpt.errors import CrckptError, Interrupted, UsageError
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import open_private, removed_on_failure
 from crckpt.host.disk.log_ends import read_stream_ends
 from crckpt.ops.context import Context
+from crckpt.ops.doctor import doctor
 from crckpt.ops.failures import written_to
+from crckpt.ops.inspect.show import show
+from crckpt.ops.list import list_checkpoints
+from crckpt.ops.version import version
+from crckpt.store.backend.directory import check_access
+from crckpt.store.layout import SCRATCH
+from crckpt.store.transaction import dead_transactions
 
 _TOP: Final = "crckpt-report"
 _LOG_BYTES: Final = 16 << 20
-"""Of a longer log the end is kept: there it says why."""
+"""Of a longer log the end is kept: the reason of a failure is there."""
 _LOGS: Final = 3
 _HIDDEN: Final = "(host name)"
-# As CRIU (criu/log.c: print_versions) begins a log, from uname(2).
+# The first line of a log of CRIU, with the host name of uname(2) (criu/log.c: print_versions).
 _RUNNING_ON: Final = re.compile(r"^((?:\([\d.]+\) )?Running on )\S+", re.MULTILINE)
 
 _Files = Iterator[tuple[str, object]]
-"""Names in the archive, with text, or what becomes JSON."""
+"""Names in the archive, each with text or with a value that becomes JSON."""
 
 
-class Request(Struct, frozen=True):
-    """What the report is about. `read_log` gives a CRIU log; `with_secrets` lets command lines, notes and hosts in."""
+class ReportRequest(Struct, frozen=True):
+    """What the user asks of a report.
+
+    `read_log` returns a log of CRIU. `with_secrets` includes command lines, notes and host names.
+    """
 
     output: Path
     ref: str | None = None
@@ -53,7 +64,7 @@ class Member(Struct, frozen=True):
     bytes: int
 
 
-class Failed(Struct, frozen=True):
+class FailedPart(Struct, frozen=True):
     """A part that could not be made, and why."""
 
     part: str
@@ -61,42 +72,42 @@ class Failed(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The archive, its size in bytes, what is in it, and what could not be had."""
+    """The archive, its size in bytes, its files, and the parts that could not be made."""
 
     archive: Path
     bytes: int
     with_secrets: bool
     members: tuple[Member, ...]
-    failed: tuple[Failed, ...]
+    failed: tuple[FailedPart, ...]
 
 
-def report(context: Context, request: Request) -> Report:
-    """Write the archive (tar.gz, 0600). Raises UsageError if there is such a file already, or none can be made."""
-    # The file comes first: nobody waits for the probes to be told that it cannot be written.
-    descriptor = _created(request.output)
-    full = written_to(request.output, "give another place: --output FILE")
+def report(context: Context, request: ReportRequest) -> Report:
+    """Write the archive (tar.gz, 0600). Raises UsageError if the file exists or cannot be made."""
+    # First of all, so that the user need not wait for the probes to learn that the file cannot be made.
+    descriptor = _create(request.output)
+    full = written_to(request.output, "name another file: --output FILE")
     with full, removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
-        found, failed = _collected(_parts(context, request))
+        found, failed = _collect(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
-        hide = _unhidden if request.with_secrets else _without(platform.node())
-        contents = {name: _encoded(hide(said)) for name, said in (("report.json", about), *found)}
-        file.write(_packed(contents))
+        hide = _hide_nothing if request.with_secrets else _hider(platform.node())
+        contents = {name: _encode(hide(value)) for name, value in (("report.json", about), *found)}
+        file.write(_pack(contents))
         size = file.tell()
     members = tuple(Member(name, len(content)) for name, content in contents.items())
     return Report(request.output, size, request.with_secrets, members, failed)
 
 
-def _created(path: Path) -> int:
+def _create(path: Path) -> int:
     try:
         return open_private(path, "report")
     except FileExistsError:
-        raise UsageError(f"{path} is there already", hint="give another name: --output FILE") from None
+        raise UsageError(f"{path} exists already", hint="name another file: --output FILE") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="give another place: --output FILE") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="name another file: --output FILE") from error
 
 
-def _parts(context: Context, request: Request) -> Iterator[tuple[str, Callable[[], _Files]]]:
-    """Those that this request has, in the order of the archive."""
+def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Callable[[], _Files]]]:
+    """Yield the parts of this report, in the order of the archive: names, and functions that make them."""
     yield "versions", _versions
     yield "configuration", lambda: _configuration(context)
     yield "doctor", lambda: _doctor(context)
@@ -112,37 +123,35 @@ def _parts(context: Context, request: Request) -> Iterator[tuple[str, Callable[[
         yield "log", lambda: _log(read_log())
 
 
-def _collected(
+def _collect(
     parts: Iterator[tuple[str, Callable[[], _Files]]],
-) -> tuple[tuple[tuple[str, object], ...], tuple[Failed, ...]]:
+) -> tuple[tuple[tuple[str, object], ...], tuple[FailedPart, ...]]:
     found: list[tuple[str, object]] = []
-    failed: list[Failed] = []
+    failed: list[FailedPart] = []
     for part, make in parts:
         try:
             found.extend(make())
         except Interrupted:
             raise
         except CrckptError as error:
-            failed.append(Failed(part, error.message))
+            failed.append(FailedPart(part, error.message))
         except OSError as error:
-            failed.append(Failed(part, str(error)))
+            failed.append(FailedPart(part, str(error)))
         except MemoryError:
-            failed.append(Failed(part, "the host has too little memory"))
+            failed.append(FailedPart(part, "the host has too little memory"))
         except Exception as error:
-            failed.append(Failed(part, _bug(error)))
+            failed.append(FailedPart(part, _bug(error)))
     return tuple(found), tuple(failed)
 
 
 def _bug(error: Exception) -> str:
-    """What was raised, and where; not its words, which may quote what is secret."""
+    """The type of the error and where it was raised. Not its message, which may quote secrets."""
     frames = traceback.extract_tb(error.__traceback__)
-    way = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-    return f"this is a bug in crckpt: {type(error).__name__} in {way}"
+    calls = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
+    return f"this is a bug in crckpt: {type(error).__name__} in {calls}"
 
 
 def _versions() -> _Files:
-    from crckpt.ops.version import version
-
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
     except OSError:
@@ -166,16 +175,12 @@ def _configuration(context: Context) -> _Files:
 
 
 def _doctor(context: Context) -> _Files:
-    from crckpt.ops.doctor import doctor
-
     found = doctor(context)
     yield "doctor.json", {"able": found.able, "facts": msgspec.to_builtins(found.facts)}
 
 
 def _store(context: Context) -> _Files:
-    """How much, not what: one checkpoint is a matter of its own."""
-    from crckpt.ops.list import list_checkpoints
-
+    """Sums over the checkpoints; their names and contents are not in it."""
     listing = list_checkpoints(context, None)
     checkpoints = [entry.checkpoint for entry in listing.entries]
     sizes = ("raw_bytes", "new_bytes", "copied_bytes", "stored_bytes")
@@ -193,17 +198,13 @@ def _store(context: Context) -> _Files:
 
 
 def _left_logs(context: Context) -> _Files:
-    """A dump or restore that fails takes its log with it; of one that was killed it stays until gc."""
-    from crckpt.store.backend.directory import check_access
-    from crckpt.store.layout import SCRATCH
-    from crckpt.store.transaction import dead_transactions
-
+    """The logs of dumps and restores that were killed: these stay until the next gc."""
     transactions = context.store / SCRATCH
     if not is_directory(transactions):
         return
-    # Not the whole store: its logs are wanted most where it is damaged.
+    # Do not open the store: the logs are needed most if it is damaged.
     check_access(context.store)
-    # What is no file of ours is none of these logs: it may be a link to anything.
+    # Regular files only: a link may lead anywhere.
     logs = [
         (log.lstat().st_mtime, log)
         for path in dead_transactions(transactions)
@@ -231,7 +232,7 @@ def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
 
 
 def _contents(context: Context, ref: str) -> _Files:
-    from crckpt.ops.inspect.sections import sections
+    from crckpt.ops.inspect.sections import sections  # loads numpy, for which the host may have too little memory
 
     found = sections(context, ref, ps=True, files=True, sockets=True)
     yield "checkpoint/processes.json", msgspec.to_builtins(found.ps)
@@ -240,15 +241,11 @@ def _contents(context: Context, ref: str) -> _Files:
 
 
 def _command_lines(context: Context, ref: str) -> _Files:
-    from crckpt.ops.inspect.show import show
-
     lines = {str(process.pid): process.command_line for process in show(context, ref).processes}
     yield "checkpoint/command-lines.json", lines
 
 
 def _log(content: bytes) -> _Files:
-    from crckpt.criu.explain import explain
-
     text = _text(content)
     yield "log/criu.log", text
     yield "log/explained.json", msgspec.to_builtins(explain(text))
@@ -258,38 +255,38 @@ def _text(content: bytes) -> str:
     return content[-_LOG_BYTES:].decode(errors="replace")
 
 
-def _unhidden(said: object) -> object:
-    return said
+def _hide_nothing(value: object) -> object:
+    return value
 
 
-def _without(host: str) -> Callable[[object], object]:
-    """What puts something else in the place of this host's name, and of that which CRIU wrote into a log."""
-    # It is a name only where it is no part of a longer one; who sends localhost gives nothing away.
+def _hider(host: str) -> Callable[[object], object]:
+    """Make a function that hides this host's name, and the host name in the first line of a log."""
+    # Only where it is a whole name. `localhost` is no secret.
     name = None if host in ("", "localhost") else re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
 
-    def hide(said: Any) -> object:
-        if isinstance(said, str):
-            text = _RUNNING_ON.sub(rf"\1{_HIDDEN}", said)
+    def hide(content: Any) -> object:
+        if isinstance(content, str):
+            text = _RUNNING_ON.sub(rf"\1{_HIDDEN}", content)
             return name.sub(_HIDDEN, text) if name else text
-        if isinstance(said, Mapping):
-            return {key: hide(value) for key, value in said.items()}
-        if isinstance(said, list | tuple):
-            return [hide(value) for value in said]
-        return said
+        if isinstance(content, Mapping):
+            return {key: hide(value) for key, value in content.items()}
+        if isinstance(content, list | tuple):
+            return [hide(value) for value in content]
+        return content
 
     return hide
 
 
-def _encoded(said: object) -> bytes:
-    text = said if isinstance(said, str) else json.dumps(said, indent=1) + "\n"
+def _encode(value: object) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value, indent=1) + "\n"
     return text.encode()
 
 
-def _packed(contents: Mapping[str, bytes]) -> bytes:
+def _pack(contents: Mapping[str, bytes]) -> bytes:
     packed, now = io.BytesIO(), int(time.time())
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in contents.items():
-            # Nobody's: who unpacks it need not know who made it.
+            # Without owner: the reader need not know who made it.
             entry = tarfile.TarInfo(f"{_TOP}/{name}")
             entry.size, entry.mode, entry.mtime = len(content), 0o600, now
             archive.addfile(entry, io.BytesIO(content))

@@ -18,7 +18,7 @@ from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.ops.context import Context
-from crckpt.ops.report import Request, report
+from crckpt.ops.report import ReportRequest, report
 from crckpt.store.owner import write_owner
 
 INTERRUPTED = 130
@@ -131,7 +131,7 @@ def test_nothing_is_overwritten(crckpt: Crckpt) -> None:
     """The file that is there stays as it is; a directory that is not there is named."""
     crckpt.run("report", "--output", "it.tar.gz")
     before = Path("it.tar.gz").read_bytes()
-    assert "it.tar.gz is there already" in crckpt.run("report", "--output", "it.tar.gz", status=2).err
+    assert "it.tar.gz exists already" in crckpt.run("report", "--output", "it.tar.gz", status=2).err
     assert Path("it.tar.gz").read_bytes() == before
     assert "--output" in crckpt.run("report", "--output", "nowhere/it.tar.gz", status=2).err
 
@@ -221,7 +221,7 @@ def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) ->
     def read_log() -> bytes:
         raise RuntimeError(IN_MEMORY.hex())
 
-    result = report(Context(tmp_path / "store"), Request(tmp_path / "it.tar.gz", read_log=read_log))
+    result = report(Context(tmp_path / "store"), ReportRequest(tmp_path / "it.tar.gz", read_log=read_log))
     (told,) = (failed.why for failed in result.failed if failed.part == "log")
     assert "RuntimeError" in told
     assert "test_report.py" in told

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from crckpt.host import proc
-from crckpt.host.disk import build_id, space
+from crckpt.host.disk import build_id, packages, space
 from crckpt.host.disk.files import status_of
 from crckpt.host.observe import sockets
-from crckpt.host.probes import kernel
+from crckpt.host.probes import kernel, network
+from crckpt.host.proc import writers
 from crckpt.host.proc.locks import held_locks
 from crckpt.host.process import cgroups
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
-from crckpt.model import utc_datetime
+from crckpt.model import PAGE_SIZE, utc_datetime
 from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.locks import needed_locks
@@ -61,9 +62,6 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     suspects = changed_paths(wanted, now)
     if not suspects:
         return now
-    from crckpt.host.disk import packages
-    from crckpt.host.proc import writers
-
     return replace(
         now,
         packages=packages.owners(suspects, wanted.created),
@@ -134,10 +132,7 @@ def _is_met(need: Need) -> bool:
             return kernel.has_security_module(need.name)
         case "clocks-jump":
             return kernel.has_clocks()
-    # Rarely needed and slow to import.
-    from crckpt.host.probes import network as tried
-
-    trial = {"no-tcp-repair": tried.tcp_repair, "no-tun": tried.tun}[need.key]
+    trial = {"no-tcp-repair": network.tcp_repair, "no-tun": network.tun}[need.key]
     return trial().state != "missing"
 
 
@@ -156,9 +151,8 @@ def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
 
     As in CRIU, parent and child share a page if both have the same page at the same address.
     """
-    import numpy as np
+    import numpy as np  # slow to load, and needed only if memory is scarce
 
-    from crckpt.model import PAGE_SIZE
     from crckpt.store.format.extents import ZERO
 
     found = []
