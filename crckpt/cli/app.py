@@ -123,9 +123,9 @@ def _unexpected(command: str, error: Exception, *, as_json: bool) -> int:
         return _failed(command, _no_memory(command), as_json=as_json)
     if isinstance(error, OSError):
         # Rare, and it loads what runs CRIU, which most commands do without.
-        from crckpt.ops.failures import as_ours
+        from crckpt.ops.failures import to_crckpt_error
 
-        return _failed(command, as_ours(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
+        return _failed(command, to_crckpt_error(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
     return _bug(command, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from crckpt.config import Config, parse
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
-from crckpt.ops.context import Context, Progress, silent
+from crckpt.ops.context import Context, Progress, ignore_progress
 
 Store = Annotated[
     Path | None,
@@ -96,7 +96,7 @@ def context(
     criu: Path | None = None,
     config: Path | None = None,
     staging: Path | None = None,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> Context:
     """Make a Context. Options win over the environment (typer reads it), then the configuration, then defaults."""
     configured = _read_configuration(config)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from crckpt.ops.context import Progress, silent
+from crckpt.ops.context import Progress, ignore_progress
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def progress_bar(
     everything is done, else at the end of the block.
     """
     if as_json or not sys.stderr.isatty():
-        yield silent
+        yield ignore_progress
         return
     # Slow to load, and needed only where a person watches.
     from rich.console import Console

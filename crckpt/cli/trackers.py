@@ -13,6 +13,7 @@ from crckpt.cli.format import align, short_id
 from crckpt.cli.output import Output, emit
 from crckpt.ops.trackers import Trackers
 from crckpt.ops.trackers import trackers as perform
+from crckpt.tracking.base import Base, RoundBase
 
 
 def trackers(
@@ -43,14 +44,14 @@ def _lines(result: Trackers) -> Iterator[str]:
     if not result.keepers:
         yield "no other tree is tracked\n" if result.unanswered else "no tree is tracked\n"
         return
-    rows = [(str(each.root), each.comm, str(each.pid), _base(each.base), each.why) for each in result.keepers]
+    rows = [(str(each.root), each.comm, str(each.pid), _base(each.counts_from), each.why) for each in result.keepers]
     titles = ("tree", "program", "keeper", "base", "tracker")
     yield from align(titles, rows, right=frozenset(titles[:1]))
     if result.ended:
         yield "these trees are no longer tracked\n"
 
 
-def _base(name: str) -> str:
-    if "/" in name:
-        return f"round {name.rpartition('/')[2]}"
-    return short_id(name) or "none: the next dump is full"
+def _base(base: Base | None) -> str:
+    if isinstance(base, RoundBase):
+        return f"round {base.number}"
+    return "none: the next dump is full" if base is None else short_id(base.id)

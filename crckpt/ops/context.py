@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
-def silent(_done: int, _total: int) -> None:
+def ignore_progress(_done: int, _total: int) -> None:
     """Report progress to nobody."""
 
 
@@ -36,7 +36,7 @@ class Context(Struct, frozen=True):
     staging: Path | None = None
     compress: int | None = None
     config_digest: str | None = None
-    progress: Progress = silent
+    progress: Progress = ignore_progress
 
     def repository(self, *, create: bool = False) -> Repository:
         """Open the store. Raises StoreUnusable."""
@@ -51,13 +51,13 @@ class Context(Struct, frozen=True):
         return find(self.criu_option, self.criu_configured)
 
 
-def need_root(doing: str) -> None:
+def require_root(doing: str) -> None:
     """Check that crckpt runs as root; `doing` begins with `to`. Raises HostCannot."""
     if os.geteuid() != 0:
         raise HostCannot(f"root is needed {doing}", hint="run it again with sudo")
 
 
-def need_staging(context: Context) -> None:
+def require_staging(context: Context) -> None:
     """Check that the user's directory for images, if any, exists and is safe to use. Raises UsageError."""
     # A user who can replace it could make root write a program's memory anywhere.
     if context.staging is None:
@@ -71,7 +71,7 @@ def need_staging(context: Context) -> None:
         )
 
 
-def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
+def nsenter_words(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words before a command that runs it in the namespaces of process `pid`; none for no kinds.
 
     Only for namespaces that crckpt made and in which no other program has run: the command, and all it loads, comes
@@ -83,7 +83,7 @@ def entered(pid: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
     return ("nsenter", "--target", str(pid), *(flags[kind] for kind in kinds))
 
 
-def in_pids_of(pid: int) -> tuple[str, ...]:
+def pid_namespace_words(pid: int) -> tuple[str, ...]:
     """Return the words before a command that runs it in the PID namespace of process `pid`, with the host's files.
 
     The command gets its own mount namespace with a /proc of that PID namespace. It sees no mounts of the process.
@@ -91,7 +91,7 @@ def in_pids_of(pid: int) -> tuple[str, ...]:
     return ("nsenter", "--target", str(pid), "--pid", "unshare", "--mount", "--mount-proc")
 
 
-def as_user(user: tuple[int, int] | None, capabilities: frozenset[int]) -> tuple[str, ...]:
+def setpriv_words(user: tuple[int, int] | None, capabilities: frozenset[int]) -> tuple[str, ...]:
     """Return the words before a command that runs it as (uid, gid) with these capabilities; none for no user."""
     if user is None:
         return ()

@@ -17,7 +17,7 @@ from crckpt.host.disk.files import ensure_directories, sync_content, sync_direct
 from crckpt.host.process.run import spelled
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.ops.failures import written_to
+from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect.images import unpack_images
 
 _EMPTY: Final = "name a directory that is empty or does not exist"
@@ -44,7 +44,7 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
         made = _make_directory(target)
         with _opened(target) as place:
             try:
-                with written_to(target, "name a directory on a larger disk"):
+                with full_disk_reported(target, "name a directory on a larger disk"):
                     unpack_images(repository, checkpoint, place, context.progress)
                     # The user may remove the checkpoint as soon as crckpt says that it was exported.
                     sync_content(place, "exported")

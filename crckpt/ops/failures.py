@@ -1,4 +1,4 @@
-"""Findings and CRIU's log as errors: what happened, why, and what to type next."""
+"""Turn findings, system errors and a CRIU that failed into errors: what happened, why, and what to type next."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _CAPABILITIES = {
     24: "CAP_SYS_RESOURCE",
     40: "CAP_CHECKPOINT_RESTORE",
 }
-"""linux/capability.h: what a dump or restore may need of root."""
+"""Those of root's that a dump or restore may need, by number. Source: linux/capability.h."""
 
-_TELLS_LESS = {
+_PREFLIGHT_KNOWS_MORE = {
     "device": ("bpf-map",),
     "cannot-trace": ("traced", "being-dumped"),
     "other-name": ("file-hidden",),
     "packet-details": ("socket-namespace",),
     "tcp-state": ("socket-namespace",),
 }
-"""What CRIU's log says -> what the preflight says of the same."""
+"""By cause in CRIU's log, the causes by which the preflight names the same thing more exactly."""
 
 Failure = TypeVar("Failure", bound=CrckptError)
 
 
-def refused(blockers: Sequence[Finding], *, is_in_use: bool = False) -> PreflightRefused:
+def preflight_refusal(blockers: Sequence[Finding], *, is_in_use: bool = False) -> PreflightRefused:
     """The error for blockers: the message is that of the first one. `is_in_use` as in PreflightRefused."""
     first, more = blockers[0], len(blockers) - 1
     said = f"{first.what} (and {more} more)" if more else first.what
@@ -56,8 +56,8 @@ def refused(blockers: Sequence[Finding], *, is_in_use: bool = False) -> Prefligh
     return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use)
 
 
-def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:
-    """What the system refused, as an error of that kind; a full disk as StoreUnusable; our own errors as they are."""
+def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:
+    """A system error as an error of that kind, or as StoreUnusable if a disk is full; our own errors as they are."""
     if isinstance(error, CrckptError):
         return error
     where = f" ({error.filename})" if error.filename else ""
@@ -68,14 +68,15 @@ def as_ours(error: CrckptError | OSError, kind: type[CrckptError], what: str) ->
 
 
 def _with_missing_capabilities(remedy: str) -> str:
-    """The remedy; if it is a capability, followed by those that crckpt lacks."""
+    """The remedy. If it names a capability, the capabilities that crckpt lacks follow."""
     lacking = [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]
     if not lacking or ("CAP_" not in remedy and "capabilit" not in remedy):
         return remedy
     return f"{remedy}; crckpt runs without {', '.join(lacking)}"
 
 
-def _disconnected(mount: str) -> tuple[str, str]:
+def _describe_disconnected(mount: str) -> tuple[str, str]:
+    """Message and hint for a file system that crckpt disconnected."""
     hint = f"mount it again (fusermount3 -u {shlex.quote(mount)} first), then try again"
     return f"the file system on {mount} did not answer, and crckpt disconnected it", hint
 
@@ -112,23 +113,24 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
         except CrckptError as error:
             if not aborted:
                 raise
-            said, hint = _disconnected(aborted[0])
+            said, hint = _describe_disconnected(aborted[0])
             raise type(error)(f"{said}: {error.message}", hint=hint, causes=error.causes) from error
 
 
 @contextmanager
-def untouched_said() -> Iterator[None]:
-    """If the block, which does nothing to the tree, is interrupted or the system refuses something: say so."""
+def nothing_begun_reported() -> Iterator[None]:
+    """If the block, which does not touch the tree, is interrupted or gets a system error, say that the tree runs on."""
     try:
         yield
     except (Interrupted, OSError) as error:
-        ours = as_ours(error, DumpFailed, "the dump")
-        raise type(ours)(f"{ours.message}; nothing was begun, the tree runs on", hint=ours.hint) from error
+        failure = to_crckpt_error(error, DumpFailed, "the dump")
+        said = f"{failure.message}; nothing was begun, the tree runs on"
+        raise type(failure)(said, hint=failure.hint) from error
 
 
 @contextmanager
-def written_to(target: Path, hint: str) -> Iterator[None]:
-    """What the block writes is no part of the store: that there is no room for it is told of where it was to be."""
+def full_disk_reported(target: Path, hint: str) -> Iterator[None]:
+    """If the disk is full that the block writes `target` to, outside of the store, raise UsageError with this hint."""
     try:
         yield
     except OSError as error:
@@ -137,37 +139,41 @@ def written_to(target: Path, hint: str) -> Iterator[None]:
         raise UsageError(f"{_FULL[error.errno]} for {target}; nothing of it is left", hint=hint) from error
 
 
-def explained(
-    outcome: CriuResult,
+def criu_failure(
+    result: CriuResult,
     kind: type[Failure],
     what: str,
-    resolved: Callable[[Explanation], Place | None],
+    find_place: Callable[[Explanation], Place | None],
     state: str = "",
-    seen: Sequence[Finding] = (),
+    known: Sequence[Finding] = (),
 ) -> Failure:
-    """The error for a CRIU that failed; `what` failed, in words, and `state` is how things stand now.
+    """The error for a CRIU that failed: `what` failed, in words, and `state` is how things stand now.
 
-    `resolved` gives the place by name: see `ops.resources`. `seen` is what the preflight found: of some causes the log
-    says less.
+    `find_place` names where CRIU failed (`ops.resources`). `known` are the findings of the preflight, which are more
+    exact than the log for some causes.
     """
-    # For failures only: its patterns and the catalogue take their time to load.
+    # Rarely needed and slow to import: 34 ms for the patterns and the catalogue.
     from crckpt.criu.explain import explain
 
-    told = explain(outcome.log)
-    if outcome.waited_for:
-        said, hint = _disconnected(outcome.waited_for[0])
-        return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
-    if told.finding:
-        place = resolved(told)
+    explanation = explain(result.log)
+    if result.waited_for:
+        said, hint = _describe_disconnected(result.waited_for[0])
+        return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
+    if explanation.finding:
+        place = find_place(explanation)
         where = f" ({place})" if place else ""
-        known = _TELLS_LESS.get(told.finding.key, ())
-        finding = next((found for found in seen if found.key in known), told.finding)
+        keys = _PREFLIGHT_KNOWS_MORE.get(explanation.finding.key, ())
+        finding = next((found for found in known if found.key in keys), explanation.finding)
         hint = _with_missing_capabilities(finding.remedy)
-        return kind(f"{what} failed: {finding.what}{where}{state}", hint=hint, causes=told.lines)
-    if outcome.hung:
+        return kind(f"{what} failed: {finding.what}{where}{state}", hint=hint, causes=explanation.lines)
+    if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed meanwhile, try again"
-        return kind(f"{what} failed: {said}{state}", hint=hint, causes=told.lines)
-    how = f"status {outcome.status}" if outcome.status >= 0 else f"signal {-outcome.status}"
-    said = told.lines[0] if told.lines and outcome.status >= 0 else f"CRIU ended with {how} and said nothing"
-    return kind(f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=told.lines)
+        return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
+    how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
+    said = (
+        explanation.lines[0] if explanation.lines and result.status >= 0 else f"CRIU ended with {how} and said nothing"
+    )
+    return kind(
+        f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=explanation.lines
+    )

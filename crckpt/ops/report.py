@@ -25,7 +25,7 @@ from crckpt.host.disk.files import open_private, removed_on_failure
 from crckpt.host.disk.log_ends import read_stream_ends
 from crckpt.ops.context import Context
 from crckpt.ops.doctor import doctor
-from crckpt.ops.failures import written_to
+from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect.show import show
 from crckpt.ops.list import list_checkpoints
 from crckpt.ops.version import version
@@ -85,7 +85,7 @@ def report(context: Context, request: ReportRequest) -> Report:
     """Write the archive (tar.gz, 0600). Raises UsageError if the file exists or cannot be made."""
     # First of all, so that the user need not wait for the probes to learn that the file cannot be made.
     descriptor = _create(request.output)
-    full = written_to(request.output, "name another file: --output FILE")
+    full = full_disk_reported(request.output, "name another file: --output FILE")
     with full, removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
         found, failed = _collect(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}

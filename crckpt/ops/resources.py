@@ -1,4 +1,4 @@
-"""What CRIU was at when it failed, by name: CRIU has numbers where a socket has addresses."""
+"""Name the place where CRIU failed: CRIU gives numbers where a socket has addresses."""
 
 from __future__ import annotations
 
@@ -16,60 +16,62 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
 
 
-def in_live_tree(seen: Observed, *, inside: bool) -> Callable[[Explanation], Place | None]:
-    """By the tree that was to be dumped, as it is now. `inside`: CRIU was in its pid namespace, and has those PIDs."""
+def name_place_in_tree(observed: Observed, *, inside: bool) -> Callable[[Explanation], Place | None]:
+    """Name places by the tree that was to be dumped, as it is now. `inside`: CRIU knows it by PIDs of its namespace."""
 
-    def resolved(told: Explanation) -> Place | None:
-        numbers = {process.ns_pids[-1] if inside else process.pid: process for process in seen.tree.processes}
-        if told.place is None:
-            return _this_end(seen, told.outside_end) if told.outside_end else None
-        process = numbers.get(told.place.pid)
-        if process is None or told.place.fd is None or told.place.path:
-            return told.place
-        return replace(told.place, path=_live_title(seen, process, told.place.fd))
+    def find_place(explanation: Explanation) -> Place | None:
+        numbers = {process.ns_pids[-1] if inside else process.pid: process for process in observed.tree.processes}
+        if explanation.place is None:
+            return _find_own_end(observed, explanation.outside_end) if explanation.outside_end else None
+        process = numbers.get(explanation.place.pid)
+        if process is None or explanation.place.fd is None or explanation.place.path:
+            return explanation.place
+        return replace(explanation.place, path=_live_title(observed, process, explanation.place.fd))
 
-    return resolved
+    return find_place
 
 
-def in_images(tree: ImageTree) -> Callable[[Explanation], Place | None]:
-    """By the images of the tree that was to be restored."""
+def name_place_in_images(tree: ImageTree) -> Callable[[Explanation], Place | None]:
+    """Name places by the images of the tree that was to be restored."""
 
-    def resolved(told: Explanation) -> Place | None:
-        process = next((found for found in tree.processes if told.place and found.pid == told.place.pid), None)
-        if told.place is None or process is None:
-            return told.place
-        place = replace(told.place, comm=process.comm)
+    def find_place(explanation: Explanation) -> Place | None:
+        process = next(
+            (found for found in tree.processes if explanation.place and found.pid == explanation.place.pid), None
+        )
+        if explanation.place is None or process is None:
+            return explanation.place
+        place = replace(explanation.place, comm=process.comm)
         file = next((found.file for found in process.descriptors if found.fd == place.fd), None)
         if file is None or place.path:
             return place
         return replace(place, path=file.path if isinstance(file, RegularFile) else file.title)
 
-    return resolved
+    return find_place
 
 
-def _live_title(seen: Observed, process: proc.Process, fd: int) -> str:
-    """Empty where the descriptor may have become another one since CRIU was at it."""
+def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
+    """What the descriptor is; empty if it may have become another one since CRIU failed at it."""
     now = proc.read_process(process.pid)
     found = next((found for found in proc.descriptors(process.pid) if found.fd == fd), None)
     if now is None or now.start != process.start or found is None:
         return ""
-    before = {(known.pid, known.fd): known.target for known in seen.descriptors}
+    before = {(known.pid, known.fd): known.target for known in observed.descriptors}
     if before.get((process.pid, fd), found.target) != found.target:
         return ""
     return observed_sockets.socket_titles(process.pid).get(found.socket_inode, found.target)
 
 
-def _this_end(seen: Observed, outside: int) -> Place | None:
-    """The descriptor of the tree that is connected to that unix socket."""
-    with suppress(OSError):  # the kernel tells nothing of sockets
+def _find_own_end(observed: Observed, outside: int) -> Place | None:
+    """The tree's descriptor that is connected to this unix socket outside of the tree."""
+    with suppress(OSError):  # this kernel cannot list sockets
         known = unix_sockets.unix_sockets()
-        for process in seen.tree.processes:
+        for process in observed.tree.processes:
             for found in proc.descriptors(process.pid):
                 end = known.get(found.socket_inode)
                 if end is not None and end.peer == outside:
-                    return Place(process.pid, process.comm, found.fd, f"{end.title} -> {_title_of(known, outside)}")
+                    return Place(process.pid, process.comm, found.fd, f"{end.title} -> {_title(known, outside)}")
     return None
 
 
-def _title_of(known: dict[int, unix_sockets.UnixSocket], inode: int) -> str:
+def _title(known: dict[int, unix_sockets.UnixSocket], inode: int) -> str:
     return known[inode].title if inode in known else f"#{inode}"

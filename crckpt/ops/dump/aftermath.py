@@ -17,7 +17,7 @@ from crckpt.host.disk.log_ends import read_file_ends
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.failures import as_ours, explained
+from crckpt.ops.failures import criu_failure, to_crckpt_error
 from crckpt.store import Repository
 
 _ENDING_S = 0.5
@@ -52,11 +52,11 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
     with interrupts_let_in():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
-        from crckpt.ops.resources import in_live_tree
+        from crckpt.ops.resources import name_place_in_tree
 
-        resolved = in_live_tree(target.observed, inside="pid" in target.plan.enter)
+        find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
         state = "; TCP connections may be dead" if dead else ""
-        failure = explained(result, DumpFailed, "the dump", resolved, state, target.plan.blockers)
+        failure = criu_failure(result, DumpFailed, "the dump", find_place, state, target.plan.blockers)
         reason = _find_mismatch(result) if target.parent else ""
         if not reason:
             raise failure
@@ -119,7 +119,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
         with interrupts_put_off():
             state = state_of(tree)
             name, made = _find_remains(log, repository)
-            failure = as_ours(error, DumpFailed, "the dump")
+            failure = to_crckpt_error(error, DumpFailed, "the dump")
             # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
             if name and (state.kind != "lost" or made == ""):
                 failure = _lift_lock(name, failure, tree)

@@ -30,7 +30,7 @@ from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
-from crckpt.ops.failures import as_ours
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Checkpoint, is_blank, load
 
 # The system's init may be slow to reap. Another parent reaps at once, or at a time that nobody knows.
@@ -138,7 +138,7 @@ def _dump_and_resume(
             with left_to(target.observed.tree.pids):
                 return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights))
         except OSError as error:
-            raise as_ours(error, DumpFailed, "the dump") from error
+            raise to_crckpt_error(error, DumpFailed, "the dump") from error
 
 
 def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:

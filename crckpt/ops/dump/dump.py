@@ -10,10 +10,10 @@ from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.host.target.hold import held
-from crckpt.ops.context import Context, need_root
+from crckpt.ops.context import Context, require_root
 from crckpt.ops.dump.launch import criu_started_early, opened_workspace
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.failures import limited_waits_of_dump, untouched_said
+from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
 from crckpt.store import is_blank
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def dump(
     result: DumpResult | None = None
     try:
         with ExitStack() as stack:
-            with untouched_said():
+            with nothing_begun_reported():
                 request.check()
-                need_root("to checkpoint a process")
+                require_root("to checkpoint a process")
                 root = stack.enter_context(held(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 process = proc.read_process(root.pid)

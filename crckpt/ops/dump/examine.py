@@ -19,13 +19,13 @@ from crckpt.host.observe import tree
 from crckpt.host.target import resolve
 from crckpt.host.target.hold import HeldProcess
 from crckpt.model import PAGE_SIZE, JobName
-from crckpt.ops.context import Context, as_user, in_pids_of, need_root, need_staging
+from crckpt.ops.context import Context, pid_namespace_words, require_root, require_staging, setpriv_words
 from crckpt.ops.dump.forecast import is_in_memory
 from crckpt.ops.dump.lineage import Lineage, predict_lineage
 from crckpt.ops.dump.parent_images import ParentImages
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult
-from crckpt.ops.failures import refused
+from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.dump.files import deleted_bytes
 from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.space import FreeSpace, find_shortages
@@ -103,8 +103,8 @@ class DumpTarget(Struct, frozen=True):
             words = (*self.lineage.environment, *words)
         else:
             words = (*untracked_words(self.criu.path, enter=pid if enter else None), *words)
-        user = as_user(self.plan.as_user, self.observed.own_capabilities)
-        return (*(in_pids_of(root.pid) if "pid" in enter else ()), *user, *words)
+        user = setpriv_words(self.plan.as_user, self.observed.own_capabilities)
+        return (*(pid_namespace_words(root.pid) if "pid" in enter else ()), *user, *words)
 
     def check_entered(self, log: str) -> None:
         """Raise DumpFailed if CRIU was to enter the mounts of the tree and, as its `log` says, did not."""
@@ -128,7 +128,7 @@ class Examination(Struct, frozen=True):
 
 def examine(request: DumpRequest, context: Context) -> Examination:
     """Examine a tree, and report what prevents a dump. Raises UsageError, PreflightRefused, HostCannot."""
-    need_root("to look into a process")
+    require_root("to look into a process")
     target = _observe_target(request, context, resolve.resolve(request.target))
     return Examination(target.pid, _find_blockers(target), target.plan, target.observed, target.job, target.criu)
 
@@ -143,9 +143,9 @@ def examine_target(request: DumpRequest, context: Context, root: HeldProcess, me
     if not (request.preflight or request.dry_run):
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
     if blockers:
-        raise refused(blockers)
+        raise preflight_refusal(blockers)
     if request.stop and not request.force and target.plan.untested:
-        raise refused(target.plan.untested)
+        raise preflight_refusal(target.plan.untested)
     return target
 
 
@@ -189,7 +189,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
     against = root_refusal(process, pid, own.pid, proc.ancestors(own.pid))
     if process is None or against is not None:
         assert against is not None
-        raise UsageError(against.what, hint=against.remedy) if process is None else refused((against,))
+        raise UsageError(against.what, hint=against.remedy) if process is None else preflight_refusal((against,))
     job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
     if request.tag is not None:
         check_name(request.tag, "tag")
@@ -228,7 +228,7 @@ def _estimate_images(target: DumpTarget) -> int:
 
 
 def _read_free_space(context: Context) -> FreeSpace:
-    need_staging(context)
+    require_staging(context)
     store = space.existing(context.store)
     directory = context.staging or store
     return FreeSpace(

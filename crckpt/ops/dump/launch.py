@@ -22,7 +22,7 @@ from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.model import DumpOptions
-from crckpt.ops.context import Context, need_staging
+from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import STAGING, Repository, staged
 from crckpt.tracking.keeper.sockets import keeper_socket
@@ -60,7 +60,7 @@ class Workspace(Struct, frozen=True):
 @contextmanager
 def opened_workspace(context: Context) -> Iterator[Workspace]:
     """Make a workspace, and remove it after the block. Raises UsageError, StoreUnusable, StoreLocked, OSError."""
-    need_staging(context)
+    require_staging(context)
     repository = context.repository(create=True)
     with ExitStack() as stack:
         stack.enter_context(repository.shared())

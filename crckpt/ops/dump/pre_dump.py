@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.host.target.hold import held
-from crckpt.ops.context import Context, need_root
+from crckpt.ops.context import Context, require_root
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_target
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
 from crckpt.ops.dump.rounds import take_round
-from crckpt.ops.failures import as_ours, limited_waits_of_dump, untouched_said
+from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported, to_crckpt_error
 from crckpt.store import Repository
 
 
@@ -30,8 +30,8 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
     done: PreDumpResult | None = None
     try:
         with ExitStack() as stack:
-            with untouched_said():
-                need_root("to checkpoint a process")
+            with nothing_begun_reported():
+                require_root("to checkpoint a process")
                 root = stack.enter_context(held(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 target = examine_target(request, context, root)
@@ -57,7 +57,7 @@ def _take_round(target: DumpTarget, repository: Repository, work: Path) -> PreDu
         hint = f"crckpt dump {target.request.target} {target.job} makes a full checkpoint"
         raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
     except OSError as error:
-        raise as_ours(error, DumpFailed, "the round") from error
+        raise to_crckpt_error(error, DumpFailed, "the round") from error
     finally:
         lineage.close()
     return PreDumpResult(target.job, target.pid, target.criu, lineage.summary, result)

@@ -21,7 +21,7 @@ from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import Examination
 from crckpt.ops.dump.forecast import SpeedTrial, load_of_tree, try_speed
-from crckpt.ops.failures import as_ours
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.preflight.dump.cost import (
     CommitSpeed,
     ImageFiles,
@@ -58,7 +58,7 @@ def predict(examination: Examination, context: Context) -> DumpPrediction:
             found = _prediction(examination, context, place)
             return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
     except (CrckptError, OSError) as error:
-        return DumpPrediction(why_not=as_ours(error, HostCannot, "a trial").message)
+        return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)
 
 
 class _TrialPlace(Struct, frozen=True):

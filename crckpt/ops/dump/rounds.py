@@ -26,7 +26,7 @@ from crckpt.ops.dump.hold import run_gated
 from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
 from crckpt.ops.dump.result import RoundResult
-from crckpt.ops.failures import refused
+from crckpt.ops.failures import preflight_refusal
 from crckpt.store import STAGING, Repository, handed_over
 from crckpt.tracking.base import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KeeperSession
@@ -147,7 +147,7 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
         size = tracked + whole + _count_untracked(lineage.summary.tracker, target.observed.tree) * PAGE_SIZE
         needed = min(needed, limits.needed(size, processes))
     if needed > limits.hard:
-        raise refused(
+        raise preflight_refusal(
             (cause("descriptors-for-rounds").told(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
         )
     # Twice as many: the tree may write more until CRIU has frozen it.

@@ -28,7 +28,7 @@ from crckpt.images.registers import Registers, read_registers
 from crckpt.images.tree import ImageTree, Process, Thread
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.context import Context, Progress
-from crckpt.ops.failures import written_to
+from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import Ids, Layout, MappedFile, Segment
 from crckpt.ops.inspect.images import read_image_tree
@@ -69,7 +69,7 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
             layout = elf_core.layout(segments, _notes(process, memory, registers))
-            with written_to(target, "name another place: --output FILE"):
+            with full_disk_reported(target, "name another place: --output FILE"):
                 _write(target, segments, layout, memory, context.progress)
     return CoreFile(
         id=checkpoint.id,

@@ -28,9 +28,9 @@ from crckpt.images.creds import Rights
 from crckpt.images.pipes import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import entered
-from crckpt.ops.failures import explained
-from crckpt.ops.resources import in_images
+from crckpt.ops.context import nsenter_words
+from crckpt.ops.failures import criu_failure
+from crckpt.ops.resources import name_place_in_images
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.memory_fill import fill_memory
@@ -117,7 +117,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
         if isolated.streams is not None:
             streamer.serve(isolated.streams)
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
-        inside = (*joining, *entered(new.init, KINDS))
+        inside = (*joining, *nsenter_words(new.init, KINDS))
         watches: list[Watch] = []
         lost: list[Finding] = []
 
@@ -178,7 +178,7 @@ def _run_criu(
     if not result.ok:
         streamer.check()
         _check_memory(isolated)
-        raise explained(result, RehearsalFailed, "the rehearsal", in_images(isolated.tree), NOTHING_LEFT)
+        raise criu_failure(result, RehearsalFailed, "the rehearsal", name_place_in_images(isolated.tree), NOTHING_LEFT)
     return result
 
 

@@ -14,7 +14,7 @@ from crckpt.criu.streamer import Streamer, serving
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process.signals import interrupts_put_off
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import entered
+from crckpt.ops.context import nsenter_words
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside import Outside, inherited_ends
@@ -66,7 +66,7 @@ def launched_criu(attempt: RestoreAttempt, outside: Outside, tree: ImageTree | N
             new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session))
         ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
-            *(entered(new.init, ("pid", "mnt")) if new else ()),
+            *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
             *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
         )
         with interrupts_put_off():

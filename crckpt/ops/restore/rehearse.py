@@ -15,8 +15,8 @@ from crckpt.errors import Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.creds import read_rights
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context, need_root
-from crckpt.ops.failures import as_ours, limited_waits_of_restore, refused
+from crckpt.ops.context import Context, require_root
+from crckpt.ops.failures import limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.images import ImageStreams, images_with_parent_signal, write_images
@@ -75,7 +75,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> Rehearsed:
     Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, and RehearsalFailed if the tree does not
     start.
     """
-    need_root("to rehearse a restore")
+    require_root("to rehearse a restore")
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(request.ref))
@@ -85,7 +85,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> Rehearsed:
             # Checks in the hold, which a restore has too, raise it.
             raise RehearsalFailed(error.message, hint=error.hint, causes=error.causes) from error
         except (Interrupted, OSError) as error:
-            ours = as_ours(error, RehearsalFailed, "the rehearsal")
+            ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
             raise type(ours)(f"{ours.message}{NOTHING_LEFT}", hint=ours.hint) from error
 
 
@@ -169,7 +169,7 @@ def _judge(planned: PlannedRestore, host: HostState) -> Verdict:
     verdict = judge_restore(planned, host)
     blockers = (*find_rehearsal_blockers(planned.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
     if blockers:
-        raise refused(blockers)
+        raise preflight_refusal(blockers)
     return replace(verdict, warnings=rehearsal_warnings(verdict))
 
 
@@ -179,7 +179,7 @@ def _memory_limit(tree: ImageTree, host: HostState) -> int:
     if pages + files > free:
         sizes = {"needed": pages + files, "memory": pages, "files": files, "free": free}
         words = {name: mebibytes(size) for name, size in sizes.items()}
-        raise refused((cause("memory-rehearsed").told(**words),))
+        raise preflight_refusal((cause("memory-rehearsed").told(**words),))
     return min(2 * (pages + files) + _SPARE, free)
 
 

@@ -27,8 +27,8 @@ from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context, need_root
-from crckpt.ops.failures import as_ours, explained, limited_waits_of_restore, refused
+from crckpt.ops.context import Context, require_root
+from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
@@ -58,7 +58,7 @@ def restore(request: RestoreRequest, context: Context) -> Restored:
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
     progress.
     """
-    need_root("to restore a checkpoint")
+    require_root("to restore a checkpoint")
     if request.or_older and not request.preflight:
         raise UsageError("--or-older cannot be combined with --no-preflight", hint="leave one of them out")
     repository = context.repository()
@@ -107,7 +107,7 @@ def _restore_reported(attempt: RestoreAttempt) -> Restored:
     try:
         return _restore(attempt)
     except (Interrupted, OSError) as error:
-        ours = as_ours(error, RestoreFailed, "the restore")
+        ours = to_crckpt_error(error, RestoreFailed, "the restore")
         raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
 
 
@@ -179,12 +179,12 @@ def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ..
 
 def _refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
     if attributes.verdict.weaker and not request.allow_weaker:
-        raise refused(attributes.verdict.weaker)
+        raise preflight_refusal(attributes.verdict.weaker)
     blockers = verdict.blockers
     if not (request.preflight or request.dry_run):
         blockers = tuple(blocker for blocker in blockers if blocker.key in UNCONDITIONAL)
     if blockers:
-        raise refused(blockers, is_in_use=verdict.is_in_use)
+        raise preflight_refusal(blockers, is_in_use=verdict.is_in_use)
 
 
 def _follow(
@@ -217,9 +217,11 @@ def _follow(
                 with interrupts_let_in():
                     criu.streamer.check()
                     # Only for failures, and slow to load.
-                    from crckpt.ops.resources import in_images
+                    from crckpt.ops.resources import name_place_in_images
 
-                    raise explained(result, RestoreFailed, "the restore", in_images(tree), "; nothing is left behind")
+                    raise criu_failure(
+                        result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind"
+                    )
             if detach:
                 lost.extend(_check_root(root, criu.init))
         _lift_network_lock(attempt.checkpoint)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crckpt.criu.explain import Explanation, Place
 from crckpt.host import proc
 from crckpt.host.observe.tree import Observed, observe
-from crckpt.ops.resources import in_live_tree
+from crckpt.ops.resources import name_place_in_tree
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def seen(listening: socket.socket) -> Observed:
 
 def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
     told = Explanation(None, (), place=Place(pid or os.getpid(), fd=fd))
-    place = in_live_tree(seen, inside=False)(told)
+    place = name_place_in_tree(seen, inside=False)(told)
     assert place is not None
     return place.path
 
