@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from own_process import descriptors
 
 from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.hold import holds_at
@@ -106,9 +107,9 @@ def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_is_left(criu: Path, tmp_path: Path) -> None:
-    before = list(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     held_run(criu, tmp_path, lambda _log: None)
-    assert list(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
 
 
 def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Path) -> None:

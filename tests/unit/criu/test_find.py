@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from own_process import children, descriptors
 
 from crckpt.criu import cache as criu_cache
 from crckpt.criu import find
@@ -96,28 +97,24 @@ def test_a_check_that_fails(tmp_path: Path, memory: Path) -> None:
     assert why_not(other, memory) == "criu check fails: Looks bad."
 
 
-def children() -> str:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-
-
 def test_a_trial_dump_that_fails(tmp_path: Path, memory: Path) -> None:
-    before = children(), list(Path("/proc/self/fd").iterdir())
+    before = children(), descriptors()
     failing = script(
         tmp_path / "criu",
         f'{VERSION}[ "$1" = check ] && exit 0\n'
         'echo "Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"; exit 1',
     )
     assert why_not(failing, memory).startswith("the trial dump fails: a socket speaks IP protocol 6")
-    assert (children(), list(Path("/proc/self/fd").iterdir())) == before
+    assert (children(), descriptors()) == before
 
 
 def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: Path, memory: Path) -> None:
-    before = children(), list(Path("/proc/self/fd").iterdir())
+    before = children(), descriptors()
     ending = script(tmp_path / "criu", f'{VERSION}case "$1" in dump) kill -9 "$3";; restore) exit 1;; esac')
     assert why_not(ending, memory) == "the trial restore fails"
     lying = script(tmp_path / "criu", f'{VERSION}case "$1" in dump) kill -9 "$3";; esac')
     assert why_not(lying, memory) == "the trial restore fails"
-    assert (children(), list(Path("/proc/self/fd").iterdir())) == before
+    assert (children(), descriptors()) == before
 
 
 def test_a_trial_program_that_does_not_start(tmp_path: Path) -> None:
@@ -149,11 +146,11 @@ def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp_path: Path) -> None:
     link = tmp_path / "criu"
     link.symlink_to(working)
-    before = children(), list(Path("/proc/self/fd").iterdir())
+    before = children(), descriptors()
     found = find.search(link, None, memory).criu
     assert found is not None
     assert (found.path, found.origin) == (link, "--criu")
-    assert (children(), list(Path("/proc/self/fd").iterdir())) == before
+    assert (children(), descriptors()) == before
     assert recall(link, memory) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
     assert version_of(link) == found.version
     link.unlink()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from entering import halted
+from own_process import descriptors
 from smaller_bounds import smaller_bounds
 
 from crckpt.criu import hold as hold_module
@@ -206,7 +207,7 @@ def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
 
 
 def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
-    before = list(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
@@ -214,11 +215,11 @@ def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
         assert modes == {"post-dump": 0o700, "hold": 0o700} | files
         hold.commit()
         hold.release()
-    assert list(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
 
 
 def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
-    before = list(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     with gate(tmp_path / "hold") as hold:
         assert hold.environment == {"CRCKPT_HOLD": f"{tmp_path}/hold"}
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hold").iterdir()}
@@ -228,7 +229,7 @@ def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable), gate(tmp_path / "hold"):
         raise StoreUnusable("no room")
     assert list(tmp_path.iterdir()) == []
-    assert list(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
 
 
 def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from own_process import descriptors
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
@@ -115,11 +116,11 @@ def test_the_namespace_ends_when_the_owner_dies_before_the_root_is_there(tmp_pat
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    before = list(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
         pass
     status_of(new.parent)
-    assert list(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
 
 
 def test_where_no_namespace_can_be_made(tmp_path: Path, commands: Path) -> None:

@@ -1,4 +1,4 @@
-"""JSON for programs: indented, and readable whatever a note or a name holds."""
+"""Output: JSON for programs, readable whatever a name holds; and failures as people read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import Output, emit, error_text
+from crckpt.errors import CrckptError, PreflightRefused
 
 PLAIN = {"a": [], "b": {}, "c": [[], [1, {"d": None}]], "e": 'x": [{,}', "f": "é\x7f\n", "g": 1e22, "h": True}
 
@@ -29,4 +30,25 @@ def test_values_of_ours_become_plain(capsys: pytest.CaptureFixture[str]) -> None
         "2026-01-02T00:00:00+00:00",
         {"document": 1, "text": ["x"]},
         ["y", "z"],
+    ]
+
+
+def test_what_others_named_cannot_reach_the_terminal() -> None:
+    """Whoever binds a socket that a tree is connected to picks its name."""
+    named = "a socket to @\x1b[31m\nX\udcff"
+    said = error_text(CrckptError(named, hint=named, causes=(named, named)))
+    assert said.replace("\n", "").isprintable()
+    assert len(said.splitlines()) == 4
+    said.encode()
+
+
+def test_several_reasons_are_said_once_each() -> None:
+    """The first one is not the headline, nor its remedy that of all."""
+    refusal = PreflightRefused(
+        "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
+    )
+    assert error_text(refusal).splitlines() == [
+        "crckpt: refused for 2 reasons:",
+        "  - PID 7 is taken: end it",
+        "  - x is gone: put it back",
     ]

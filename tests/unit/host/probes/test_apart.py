@@ -1,0 +1,97 @@
+"""A probe runs in a child: what breaks there, hangs or is interrupted is a fact by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from own_process import children, descriptors
+
+from crckpt.host.probes.apart import apart, forked, status_of
+from crckpt.host.probes.fact import Outcome, ok
+
+
+def fails() -> Outcome:
+    raise RuntimeError("on purpose")
+
+
+def dies() -> Outcome:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ok("not reached")
+
+
+def hangs() -> Outcome:
+    forked(hang)
+    hang()
+    return ok("not reached")
+
+
+def hang() -> int:
+    signal.pause()
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [(fails, "the trial failed: RuntimeError: on purpose"), (dies, "ended with -9"), (hangs, "no answer after 1 s")],
+)
+def test_a_probe_that_breaks_is_a_fact_by_itself(trial: Callable[[], Outcome], said: str) -> None:
+    before = children(), descriptors()
+    outcome = apart(trial, within=1)
+    assert (outcome.state, said in outcome.found) == ("limited", True), outcome
+    assert (children(), descriptors()) == before
+
+
+INTERRUPTED = """
+import os, signal, threading
+from pathlib import Path
+from crckpt.errors import Interrupted
+from crckpt.host.probes.apart import apart
+from crckpt.host.process.signals import interruptible
+
+def interrupts():
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.fork()
+    signal.pause()
+
+def left():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text(), len(os.listdir("/proc/self/fd"))
+
+# The signal may come to this one: then it is heard wherever the main thread happens to be.
+threading.Thread(target=signal.pause, daemon=True).start()
+interruptible()
+before = left()
+try:
+    apart(interrupts)
+except Interrupted as error:
+    print(error, left() == before, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_an_interruption_ends_the_probe() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("interrupted by SIGTERM True set()\n", "")
+
+
+def test_what_a_probe_starts_ends_with_it() -> None:
+    def starts() -> Outcome:
+        return ok(str(forked(hang)))
+
+    child = int(apart(starts).found)
+    deadline = time.monotonic() + 10  # it is not ours: whoever adopts it reaps it
+    while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < deadline, f"{child} still runs"
+
+
+def test_a_child_that_raises_does_not_answer_in_place_of_its_parent() -> None:
+    def raises() -> int:
+        raise OSError
+
+    assert status_of(forked(raises)) == 255
+    assert apart(lambda: ok(str(status_of(forked(raises))))) == ok("255")

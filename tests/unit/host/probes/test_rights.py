@@ -1,0 +1,33 @@
+"""Rights that CRIU has without root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.probes import rights
+from crckpt.host.process import run
+
+IS_ROOT = os.geteuid() == 0
+AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
+
+
+@AS_ROOT
+def test_capabilities_of_criu_without_root(tmp_path: Path) -> None:
+    program = Path(shutil.copy("/bin/true", tmp_path / "criu"))
+    if shutil.which("setcap") is None:
+        pytest.skip("there is no setcap")
+    bare = rights.rootless(program)
+    assert (bare.state, bare.fix) == ("limited", f"sudo setcap cap_checkpoint_restore,cap_setpcap+eip {program}")
+    run.run(["setcap", "cap_setpcap+eip", program])
+    assert rights.rootless(program).found == f"{program} lacks cap_checkpoint_restore"
+    given = run.run(bare.fix.split()[1:])
+    assert given.ok, given.output
+    assert rights.rootless(program).state == "ok"
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+    assert "is a script" in rights.rootless(script).found
+    assert rights.rootless(None).fix == "scripts/install-criu"

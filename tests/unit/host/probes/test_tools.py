@@ -1,0 +1,31 @@
+"""Which programs are found, and which plugins of CRIU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.probes import network, tools
+from crckpt.host.probes.fact import ok
+
+
+def test_tools_are_looked_for_where_they_are_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tools.util_linux().state == "ok"
+    request.getfixturevalue("commands")
+    assert tools.util_linux().fix == "apt-get install util-linux"
+    assert tools.ssh().fix == "apt-get install openssh-client"
+    assert network.lock_by_iptables().fix == "apt-get install iptables"
+
+
+def test_plugins_lie_where_criu_says(tmp_path: Path) -> None:
+    criu = tmp_path / "criu"
+    criu.write_text(f"#!/bin/sh\necho '  -L|--libdir           path to a plugin directory (by default {tmp_path}/)'\n")
+    criu.chmod(0o755)
+    assert tools.criu_plugins(criu).state == "missing"
+    (tmp_path / "cuda_plugin.so").touch()
+    assert tools.criu_plugins(criu) == ok(f"cuda_plugin.so in {tmp_path}")
+    assert tools.criu_plugins(None).fix == "scripts/install-criu"
