@@ -24,6 +24,13 @@ STARTS = (
         "runc, podman, LXC",
     ),
     Cause(
+        "engine-criu-version",
+        "the container engine cannot read the version of this CRIU",
+        "use a release of CRIU, not a build from git: scripts/install-criu",
+        r"[Uu]nable to parse the CRIU version",
+        "docker 1.x, libcontainer",
+    ),
+    Cause(
         "engine-no-checkpoint",
         "the container engine or its runtime is not set up for checkpoints",
         "enable them (docker: experimental), or use a runtime with them (runc; a crun built with CRIU)",

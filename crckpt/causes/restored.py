@@ -13,7 +13,7 @@ RESTORED = (
         "criu/cr-restore.c",
     ),
     Cause(
-        "clone3-refused",
+        "clone-refused",
         "clone3, by which CRIU chooses the numbers of processes, is answered as no kernel of Linux does ({why}): a"
         " seccomp profile of an old container engine forbids it, or a kernel has a part of it only (Oracle's 5.4)",
         "update docker and libseccomp, or start the container with --security-opt seccomp=unconfined; else boot"

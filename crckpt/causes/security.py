@@ -21,6 +21,14 @@ SECURITY = (
         "criu/seccomp.c",
     ),
     Cause(
+        "seccomp-unsupported",
+        "this CRIU is too old to save seccomp filters",
+        "use CRIU 1.8 or later: scripts/install-criu",
+        "SECCOMP_MODE_FILTER not currently supported",
+        "criu 1.7, proc_parse.c",
+        fixed=(1, 8),
+    ),
+    Cause(
         "seccomp-suspend",
         "the seccomp filter of the program cannot be set aside for the dump",
         "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own), on a kernel"
