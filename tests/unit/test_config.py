@@ -14,7 +14,7 @@ NAME = "/etc/crckpt.yaml"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "{}"])
-def test_silence(text: str) -> None:
+def test_an_empty_configuration(text: str) -> None:
     assert parse(text, NAME) == Config(None, None, None, hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -25,7 +25,7 @@ def test_everything() -> None:
     assert found.staging == Path("/mnt")
 
 
-def test_an_empty_path_is_silence() -> None:
+def test_an_empty_path_counts_as_missing() -> None:
     assert parse("store:\ncriu: null\n", NAME).store is None
 
 
@@ -59,7 +59,7 @@ def test_levels(level: int) -> None:
         ("compress:", "not None"),
     ],
 )
-def test_what_cannot_be_meant(text: str, told: str) -> None:
+def test_invalid_configurations(text: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, NAME)
     assert NAME in caught.value.message

@@ -17,14 +17,14 @@ CLASSES = {
 }
 
 
-def test_exit_codes_are_unique_and_none_is_a_bugs() -> None:
+def test_exit_codes_are_unique_and_not_that_of_a_bug() -> None:
     codes = [kind.exit_code for kind in CLASSES.values()]
     assert len(codes) == len(set(codes))
     assert not {0, 1} & set(codes)
     assert CrckptError("a bug").exit_code == 1
 
 
-def test_the_tree_in_the_docstring_is_the_codes() -> None:
+def test_the_tree_in_the_docstring_matches_the_classes() -> None:
     drawn = re.findall(r"([│ ]*)[├└]── (\w+) +(\d+) ", errors.__doc__ or "")
     assert {name: int(code) for _, name, code in drawn} == {name: kind.exit_code for name, kind in CLASSES.items()}
     below = {name for indent, name, _ in drawn if "│" in indent}

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("verb", ["dump.dump", "dump.checkpoint", "restore.restore", "list", "restore.rehearse"])
-def test_what_takes_long_to_load_is_loaded_only_where_it_is_used(verb: str) -> None:
+def test_slow_modules_are_imported_only_where_used(verb: str) -> None:
     said = f"import crckpt.ops.{verb}, sys; print(*{{'cryptography', 'numpy', 'rich', 'zstandard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -26,7 +26,7 @@ def limited() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("failure", [None, SystemExit(143), KeyboardInterrupt()])
-def test_the_limit_is_put_back(limited: int, failure: BaseException | None) -> None:
+def test_the_limit_is_restored(limited: int, failure: BaseException | None) -> None:
     try:
         with disk.held(HERE):
             assert disk.rate(HERE) == disk.USUAL * MEBIBYTE
@@ -37,5 +37,5 @@ def test_the_limit_is_put_back(limited: int, failure: BaseException | None) -> N
     assert disk.rate(HERE) == limited
 
 
-def test_what_is_on_no_disk_cannot_be_held() -> None:
+def test_files_on_no_disk_cannot_be_limited() -> None:
     assert not disk.can_be_held(Path("/proc"))

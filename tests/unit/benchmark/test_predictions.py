@@ -12,7 +12,7 @@ from benchmark.report import Row, shown
 @pytest.mark.parametrize(
     ("ours", "came", "far"), [(1.0, 1.0, 1.0), (3.0, 1.0, 3.0), (1.0, 4.0, 4.0), (0.0, 1.0, math.inf)]
 )
-def test_too_much_and_too_little_are_as_far(ours: float, came: float, far: float) -> None:
+def test_the_factor_is_the_same_up_and_down(ours: float, came: float, far: float) -> None:
     assert factor(Row("predictions", "a tree: dump time", "s", (ours,), "the dump", (came,))) == far
 
 

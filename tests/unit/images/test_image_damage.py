@@ -106,13 +106,13 @@ def test_missing_images_are_named(images: dict[str, bytes]) -> None:
         ("ghost-file-2.img", r"ghost-file-2\.img is missing"),
     ],
 )
-def test_what_others_speak_of_must_be_there(images: dict[str, bytes], name: str, why: str) -> None:
+def test_referenced_entries_must_exist(images: dict[str, bytes], name: str, why: str) -> None:
     without = {other: data for other, data in images.items() if other != name}
     with pytest.raises(IntegrityError, match=why):
         read_tree(without.__getitem__, without)
 
 
-def test_only_what_is_needed_is_read(images: dict[str, bytes]) -> None:
+def test_only_needed_images_are_read(images: dict[str, bytes]) -> None:
     seen: list[str] = []
 
     def read(name: str) -> bytes:
@@ -178,7 +178,7 @@ def test_a_ghost_image_without_records_is_refused() -> None:
         read_ghost(write_image(Image(magics.GHOST_FILE, ())), "ghost-file-1.img")
 
 
-def test_architecture_of_the_future() -> None:
+def test_an_unknown_architecture() -> None:
     assert read_core(one(magics.CORE, (1, wire.VARINT, 40))).arch == "unknown"
     assert read_core(one(magics.CORE, (1, wire.VARINT, 3))).arch == "aarch64"
 

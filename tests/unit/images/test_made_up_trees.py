@@ -75,7 +75,7 @@ def _port_beyond_number(images: Images) -> None:
         (_port_beyond_number, "is not a port"),
     ],
 )
-def test_what_crckpt_and_criu_would_read_differently_is_refused(
+def test_images_that_criu_reads_differently_are_refused(
     attack: Callable[[Images], None], said: str, images: Images
 ) -> None:
     made_up = dict(images)

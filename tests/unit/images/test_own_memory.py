@@ -37,7 +37,7 @@ def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0
     return replace(root, pid=pid, threads=(thread,), memory=replace(root.memory, vmas=vmas))
 
 
-def test_ordinary_memory_is_its_own(tree: ImageTree) -> None:
+def test_ordinary_memory_is_own_memory(tree: ImageTree) -> None:
     heap = replace(ORDINARY, start=START - PAGE_SIZE, end=START, status=ORDINARY.status | mm.HEAP)
     assert own_memory(alone(tree, heap, ORDINARY)) == {
         tree.root.pid: (MemoryRange(heap.start, heap.end, False), MemoryRange(ORDINARY.start, ORDINARY.end, False))
@@ -57,11 +57,11 @@ def test_ordinary_memory_is_its_own(tree: ImageTree) -> None:
         {"status": mm.REGULAR | mm.ANON_SHARED},
     ],
 )
-def test_all_else_is_left_to_criu(tree: ImageTree, other: dict[str, int]) -> None:
+def test_criu_restores_all_other_memory(tree: ImageTree, other: dict[str, int]) -> None:
     assert own_memory(alone(tree, replace(ORDINARY, **other))) == {}
 
 
-def test_where_processes_may_have_pages_in_common_criu_decides(tree: ImageTree) -> None:
+def test_criu_restores_maps_that_processes_may_share(tree: ImageTree) -> None:
     """A child has what its parent had when it was born; what it has mapped since is its own."""
     shorter = replace(ORDINARY, end=ORDINARY.end - PAGE_SIZE)
     moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
@@ -75,7 +75,7 @@ def test_where_processes_may_have_pages_in_common_criu_decides(tree: ImageTree) 
 @pytest.mark.parametrize(
     ("offset", "size", "left_out"), [(0, 32, (0,)), (2 * PAGE_SIZE + 64, 32, (2,)), (PAGE_SIZE - 16, 32, (0, 1))]
 )
-def test_where_the_kernel_writes_is_left_out(
+def test_pages_that_the_kernel_writes_are_left_out(
     tree: ImageTree, offset: int, size: int, left_out: tuple[int, ...]
 ) -> None:
     (ranges,) = own_memory(alone(tree, ORDINARY, rseq=(START + offset, size))).values()
@@ -83,7 +83,7 @@ def test_where_the_kernel_writes_is_left_out(
     assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
 
 
-def test_a_zombie_has_none(tree: ImageTree) -> None:
+def test_a_zombie_has_no_registers_in_use(tree: ImageTree) -> None:
     assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
 
 
@@ -134,7 +134,7 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
     start=st.integers(0, 1500),
     sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=3),
 )
-def test_of_a_huge_page_one_page_is_left_to_criu(entries: list[tuple[int, int]], start: int, sizes: list[int]) -> None:
+def test_criu_fills_one_page_of_an_incomplete_huge_page(entries: list[tuple[int, int]], start: int, sizes: list[int]) -> None:
     """The first that there is, unless all of it is there, in mappings next to each other, too.
 
     Where no huge pages are wanted none is.

@@ -39,13 +39,13 @@ def messages(content: bytes) -> list[dict[int, int | bytes]]:
 
 
 @given(st.integers(0, (1 << 32) - 1), st.lists(entries, max_size=20))
-def test_what_is_written_is_read(pages_id: int, listed: list[Entry]) -> None:
+def test_written_page_maps_are_read(pages_id: int, listed: list[Entry]) -> None:
     found = read_pagemap(write_pagemap(PageMap.of(pages_id, listed)))
     assert (found.pages_id, found.entries) == (pages_id, tuple(listed))
 
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
-def test_all_at_once_is_as_one_by_one(listed: list[Entry], data: st.DataObject) -> None:
+def test_vectorised_and_single_decoding_agree(listed: list[Entry], data: st.DataObject) -> None:
     """Whatever the bytes are: one of a good map is another here, or is not there."""
     content = bytearray(write_pagemap(PageMap.of(1, listed)))
     at = data.draw(st.integers(8, len(content) - 1))
@@ -62,7 +62,7 @@ def test_all_at_once_is_as_one_by_one(listed: list[Entry], data: st.DataObject) 
     assert read() == expected
 
 
-def test_real_maps_are_written_as_they_were_and_for_older_crius(images: dict[str, bytes]) -> None:
+def test_real_page_maps_round_trip_also_for_older_criu(images: dict[str, bytes]) -> None:
     """CRIU before 4.2 takes the 32-bit count alone: with 0 in it, it would restore no page at all."""
     names = [name for name in images if name.startswith("pagemap-")]
     assert len(names) > 3
@@ -82,7 +82,7 @@ def test_present_counts_the_pages_in_the_file() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.sampled_from(FLAGS)), max_size=8))
-def test_joined_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
+def test_join_keeps_the_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
     listed = [Entry(first * PAGE_SIZE, pages, flags) for first, pages, flags in parts]
     joined = PageMap.of(1, listed).join().entries
 
@@ -94,7 +94,7 @@ def test_joined_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, 
     assert all(after.vaddr != before.vaddr + before.pages * PAGE_SIZE for before, after in pairwise(joined))
 
 
-def test_the_last_page_of_all_goes_not_on_with_the_first() -> None:
+def test_the_last_page_is_not_joined_with_the_first() -> None:
     listed = (Entry((1 << 64) - PAGE_SIZE, 1, PRESENT), Entry(0, 1, PRESENT))
     assert PageMap.of(1, listed).join().entries == listed
 
@@ -142,7 +142,7 @@ def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], exp
         pytest.param([(2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "field 1 is missing", id="no address"),
     ],
 )
-def test_what_is_not_understood_is_refused(payload: list[tuple[int, int, int | bytes]], word: str) -> None:
+def test_unknown_entries_are_refused(payload: list[tuple[int, int, int | bytes]], word: str) -> None:
     with pytest.raises(IntegrityError, match=word):
         read_pagemap(image(payload), "pagemap-1.img")
 

@@ -24,6 +24,6 @@ def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
 
 
 @pytest.mark.parametrize("policy", [0, 1, 2, 3, 5])
-def test_other_policies_stay(policy: int) -> None:
+def test_other_policies_are_unchanged(policy: int) -> None:
     """Byte for byte."""
     assert drop_deadline(_core(policy)) == _core(policy)

@@ -65,7 +65,7 @@ def test_blocked_and_pending_signals(tree: ImageTree) -> None:
     assert tree.root.core.pending == ()
 
 
-def test_children(tree: ImageTree) -> None:
+def test_states_of_children(tree: ImageTree) -> None:
     assert {process.ppid for process in tree.processes[1:]} == {tree.root.pid}
     assert child(tree, core.ALIVE, own_session=True).pgid != tree.root.pgid
     stopped = child(tree, core.STOPPED)
@@ -73,7 +73,7 @@ def test_children(tree: ImageTree) -> None:
     assert len(stopped.descriptors) == len(tree.root.descriptors)
 
 
-def test_a_zombie_has_its_exit_status_and_nothing_else(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_a_zombie_has_only_its_exit_status(tree: ImageTree, images: dict[str, bytes]) -> None:
     zombie = child(tree, core.ZOMBIE)
     assert os.waitstatus_to_exitcode(zombie.core.exit_code) == 3
     assert [thread.tid for thread in zombie.threads] == [zombie.pid]

@@ -79,7 +79,7 @@ def test_a_message_cut_inside_a_field_is_refused(
         (b"\x0a\x05abc", "5 bytes announced and 3 left"),
     ],
 )
-def test_what_is_no_protobuf_is_refused(data: bytes, why: str) -> None:
+def test_invalid_protobuf_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(IntegrityError, match=rf"core-1\.img: .*{why}"):
         list(fields(data, "core-1.img"))
 

@@ -54,11 +54,11 @@ def test_devices_that_criu_knows(held: Descriptor) -> None:
     ],
     ids=lambda held: held.target,
 )
-def test_devices_that_it_does_not(held: Descriptor) -> None:
+def test_devices_that_criu_does_not_know(held: Descriptor) -> None:
     assert found(replace(PLAIN, descriptors=(held,))) == ["device"]
 
 
-def test_what_lies_in_a_namespace_of_the_tree_goes_with_it() -> None:
+def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
     """CRIU saves the network devices and the System V memory of a namespace that is not its own."""
     held = replace(
         PLAIN,
@@ -70,13 +70,13 @@ def test_what_lies_in_a_namespace_of_the_tree_goes_with_it() -> None:
     assert found(replace(held, own_namespaces=elsewhere)) == []
 
 
-def test_a_namespace_is_known_if_anybody_here_is_in_it() -> None:
+def test_a_namespace_of_the_tree_or_of_crckpt_is_known() -> None:
     known, strange = (replace(device(f"net:[{inode}]", 0, 0, stat.S_IFREG), fd=inode) for inode in (3, 77))
     assert found(replace(PLAIN, descriptors=(known,))) == []
     assert found(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]
 
 
-def test_a_network_namespace_in_another_is_made_again() -> None:
+def test_a_nested_network_namespace_is_restored() -> None:
     """As long as the root's is not ours, which CRIU takes as it is."""
     child = replace(ROOT, pid=101, namespaces=(("net", 33),))
     observation = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
@@ -84,11 +84,11 @@ def test_a_network_namespace_in_another_is_made_again() -> None:
     assert found(replace(observation, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
 
 
-def test_sealed_memory_stands_against_nothing() -> None:
+def test_sealed_memory_is_no_blocker() -> None:
     assert found(replace(PLAIN, mappings=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []
 
 
-def test_who_traces_a_thread_is_named() -> None:
+def test_the_tracer_of_a_thread_is_named() -> None:
     observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
     (told,) = find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)
     assert told.key == "traced"
@@ -96,7 +96,7 @@ def test_who_traces_a_thread_is_named() -> None:
     assert observation.tracers == {900}
 
 
-def test_nobody_is_told_to_end_the_root_because_it_traces() -> None:
+def test_the_remedy_for_a_tracing_root_is_not_to_kill_it() -> None:
     (told,) = find_blockers(
         replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True
     )
@@ -104,7 +104,7 @@ def test_nobody_is_told_to_end_the_root_because_it_traces() -> None:
     assert "kill" not in told.remedy
 
 
-def test_what_passes_does_not_count() -> None:
+def test_a_passing_state_is_no_blocker() -> None:
     """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Passing(queue, message, pair, frozenset({100}))
@@ -113,6 +113,6 @@ def test_what_passes_does_not_count() -> None:
     assert found(replace(PLAIN, passing=first.stayed(Passing(shared=pair)))) == ["memory-in-common"]
 
 
-def test_another_time_namespace_for_children_is_one() -> None:
+def test_another_time_namespace_for_children_is_nested() -> None:
     other = replace(ROOT, namespaces=(*NAMESPACES, ("time_for_children", 9)))
     assert found(replace(PLAIN, tree=Tree(other, (other,)))) == ["nested-namespace"]

@@ -81,7 +81,7 @@ def why(found: DumpPlan, option: str) -> str:
     return reason
 
 
-def test_a_plain_tree_needs_nothing() -> None:
+def test_a_plain_tree_needs_no_option() -> None:
     assert planned(PLAIN) == DumpPlan(DumpOptions(), (), (), (), (), None)
     assert planned(PLAIN, "keep").options == DumpOptions(), "no connection, no option"
 
@@ -97,7 +97,7 @@ def test_a_plain_tree_needs_nothing() -> None:
         (replace(ROOT, state="zombie"), 100, "zombie"),
     ],
 )
-def test_roots_that_are_refused(process: Process | None, pid: int, key: str) -> None:
+def test_refused_roots(process: Process | None, pid: int, key: str) -> None:
     found = root_refusal(process, pid, 50, (40, 1))
     assert found is not None
     assert found.key == key
@@ -107,7 +107,7 @@ def test_roots_that_are_refused(process: Process | None, pid: int, key: str) -> 
 
 
 @pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
-def test_roots_that_are_taken(state: str) -> None:
+def test_accepted_roots(state: str) -> None:
     assert root_refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
 
 
@@ -124,7 +124,7 @@ def test_connections_need_a_choice() -> None:
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
 
-def test_what_deleted_files_take() -> None:
+def test_bytes_of_deleted_files() -> None:
     """Each once, whoever has it open; what is mapped and in memory counts there."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
@@ -135,7 +135,7 @@ def test_what_deleted_files_take() -> None:
     assert deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
 
 
-def test_what_was_chosen_holds_for_connections_that_are_still_to_come() -> None:
+def test_the_choice_holds_for_later_connections() -> None:
     """At the freeze there may be one where we have observation none: then CRIU must know."""
     listening = replace(PLAIN, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
     close, keep = planned(PLAIN, "close"), planned(listening, "keep")
@@ -218,7 +218,7 @@ def test_a_file_that_lost_one_of_its_names() -> None:
     assert not planned(with_files(GONE)).options.link_remap
 
 
-def test_all_of_a_network_of_its_own_is_locked() -> None:
+def test_a_private_network_is_locked_as_a_whole() -> None:
     there = with_tree(in_namespaces(ROOT, net=99))
     assert planned(PLAIN).options.network_lock is None
     assert planned(there).options.network_lock == "nftables"
@@ -259,7 +259,7 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
         replace(FILE, size=5 << 30),
     ],
 )
-def test_what_is_no_ghost(other: Descriptor) -> None:
+def test_files_that_are_no_ghosts(other: Descriptor) -> None:
     assert planned(with_files(other)).options.ghost_limit == 0
 
 
@@ -280,7 +280,7 @@ def test_datagram_sockets() -> None:
     ("end", "key", "told"),
     [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
-def test_a_pipe_to_somebody_outside(end: Descriptor, key: str, told: str) -> None:
+def test_a_pipe_to_a_process_outside(end: Descriptor, key: str, told: str) -> None:
     observation = with_files(end, replace(end, pid=101, fd=9))
     (warning,) = planned(observation).warnings
     assert (warning.key, told in warning.what) == (key, True)
@@ -296,7 +296,7 @@ def test_more_pipes_than_criu_saves() -> None:
     assert (found.key, "1025 pipes" in found.what) == ("pipes-too-many", True)
 
 
-def test_pipes_inside_are_not_told() -> None:
+def test_pipes_inside_are_not_reported() -> None:
     assert planned(with_files(READS, replace(WRITES, pid=101))).warnings == ()
     assert planned(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
     assert planned(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()
@@ -386,12 +386,12 @@ def test_limits_of_other_users(
     assert (able.as_user, able.blockers) == (None, ())
 
 
-def test_the_user_is_named_whose_limits_cannot_be_read() -> None:
+def test_a_user_with_unreadable_limits_is_named() -> None:
     (blocker,) = planned(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
     assert "process 101 (worker) runs as user 33" in blocker.what
 
 
-def test_every_finding_is_whole() -> None:
+def test_every_finding_is_complete() -> None:
     observation = replace(
         with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
         descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
@@ -404,7 +404,7 @@ def test_every_finding_is_whole() -> None:
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
 
-def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
+def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
     observation = replace(PLAIN, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, "")))
     told = [finding.what for finding in planned(observation).blockers]
     assert told == [
@@ -413,7 +413,7 @@ def test_a_unix_connection_to_the_outside_stands_against_it() -> None:
     ]
 
 
-def test_calls_that_a_dump_interrupts_are_told_by_thread() -> None:
+def test_interrupted_calls_are_reported_by_thread() -> None:
     """Without the preload library all of them; with it those that only the kernel could go on with."""
     waits = (Wait(100, 105, "poll"), Wait(101, 101, RESTARTED))
     observation = replace(PLAIN, waits=waits)
@@ -423,7 +423,7 @@ def test_calls_that_a_dump_interrupts_are_told_by_thread() -> None:
     assert without.warnings == (cause("call-interrupted").told(pid=100, tid=105, call="poll"), again)
 
 
-def test_in_the_trees_own_mounts_there_is_the_library_too() -> None:
+def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
     observation = replace(with_tree(apart), waits=(Wait(100, 100, "epoll_wait"),))
     assert keys(planned(observation).warnings) == ["mount-namespace"]

@@ -22,16 +22,16 @@ ENOUGH = 1 << 40
         (800, FreeSpace("/shm", 0, 0, in_memory=True, beside=False), ["disk", "memory"]),
     ],
 )
-def test_what_does_not_fit(images: int, space: FreeSpace, short: list[str]) -> None:
+def test_shortages(images: int, space: FreeSpace, short: list[str]) -> None:
     assert [finding.key for finding in find_shortages(images * MEBIBYTE, space)] == short
 
 
-def test_the_numbers_are_said() -> None:
+def test_shortages_have_numbers() -> None:
     (disk,) = find_shortages(4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, beside=True))
     assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
     assert "--staging" in disk.remedy
 
 
-def test_what_takes_no_writes_is_said_instead() -> None:
+def test_a_read_only_mount_is_reported_instead() -> None:
     (found,) = find_shortages(MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, beside=True, read_only="/store"))
     assert (found.key, found.what) == ("store-read-only", "/store lies on a read-only mount")

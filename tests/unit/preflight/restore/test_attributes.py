@@ -32,7 +32,7 @@ def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> Att
     return AttributeRecord(cpus, (ProcessRecord(root, threads, **more),), groups)
 
 
-def test_the_list_and_what_reads_and_sets_agree() -> None:
+def test_the_list_of_attributes_matches_readers_and_setters() -> None:
     read = {attribute.name for attribute in ATTRIBUTES if attribute.read == "outside"}
     assert read == {*OF_THREAD, *OF_PROCESS}
     assert {attribute.name for attribute in ATTRIBUTES if attribute.back == "outside"} == {*SETTERS}
@@ -40,7 +40,7 @@ def test_the_list_and_what_reads_and_sets_agree() -> None:
     assert all(attribute.note for attribute in ATTRIBUTES if attribute.back == "not")
 
 
-def test_a_checkpoint_without_a_record_wants_nothing() -> None:
+def test_a_checkpoint_may_have_no_record() -> None:
     assert read_attribute_record({}) is None
     assert read_attribute_record({"schema": 1, "append_sizes": {}}) is None
 
@@ -56,12 +56,12 @@ def test_a_checkpoint_without_a_record_wants_nothing() -> None:
         {"cpus": [0], "processes": [], "groups": [[{"controllers": 1, "path": "/"}]]},
     ],
 )
-def test_a_record_that_is_none_is_refused(damaged: object) -> None:
+def test_a_damaged_record_is_refused(damaged: object) -> None:
     with pytest.raises(IntegrityError, match="the record of the program's attributes is damaged"):
         read_attribute_record({"attributes": damaged})
 
 
-def test_a_stranger_gets_nothing(tree: ImageTree) -> None:
+def test_a_process_outside_the_tree_gets_nothing(tree: ImageTree) -> None:
     """A record that names a process outside of the tree changes nothing of that."""
     record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
     assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
@@ -69,7 +69,7 @@ def test_a_stranger_gets_nothing(tree: ImageTree) -> None:
     assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO))}
 
 
-def test_who_is_younger_than_the_record_inherited(tree: ImageTree) -> None:
+def test_younger_tasks_inherit_attributes(tree: ImageTree) -> None:
     """Threads from the first of their process, processes from their parent."""
     found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO)))
     assert {thread.pid for thread in found} == {process.pid for process in tree.processes}
@@ -86,7 +86,7 @@ def test_who_is_younger_than_the_record_inherited(tree: ImageTree) -> None:
     ],
     ids=["as it was", "all are all", "what is left", "nothing is left"],
 )
-def test_cpus_of_another_host(
+def test_affinity_on_another_host(
     tree: ImageTree, had: tuple[int, ...], was: tuple[int, ...], now: tuple[int, ...], gets: tuple[int, ...]
 ) -> None:
     record = of_root(tree, was, threads={tree.root.pid: {"affinity": had}})
@@ -96,7 +96,7 @@ def test_cpus_of_another_host(
     assert ("this host has no CPU 5" in said) == (5 in had)
 
 
-def test_nodes_that_no_kernel_has_are_left_out(tree: ImageTree) -> None:
+def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:
     record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
     assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
 
@@ -131,14 +131,14 @@ def test_control_groups(
     assert len(found.moves) == moves
 
 
-def test_labels_that_were_to_come(tree: ImageTree) -> None:
+def test_pending_labels(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
     (found,) = judge_attributes(record, tree, HostAttributes(TWO)).weaker
     assert f"process {tree.root.pid} (" in found.what
     assert "has set exec to confined_t" in found.what
 
 
-def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:
+def test_session_keyrings_that_a_tree_may_have(tree: ImageTree) -> None:
     """That of its own user, or the one that it had; without one of ours there is nothing to hand on."""
     who = tree.root.core.credentials
     assert who is not None
@@ -164,7 +164,7 @@ def test_whose_session_keyring_a_tree_may_have(tree: ImageTree) -> None:
         ({}, None, False),
     ],
 )
-def test_who_came_after_the_question_has_nothing_that_its_parent_has_not(
+def test_a_later_process_must_have_a_confined_parent(
     tree: ImageTree, parent: dict[str, bool], asked: bool | None, is_refused: bool
 ) -> None:
     """Unless that need not be the process that made it; a checkpoint from before this was noted says nothing."""
@@ -182,7 +182,7 @@ def _with_core(process: Process, **changes: bool) -> Process:
     return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
 
 
-def test_many_processes_in_many_groups_are_judged_in_no_time(tree: ImageTree) -> None:
+def test_many_processes_in_many_groups_are_judged_quickly(tree: ImageTree) -> None:
     """The groups are looked at once, however often the record names the processes."""
     root = tree.root.pid
     groups = tuple(ControlGroup(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))

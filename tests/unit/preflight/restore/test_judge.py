@@ -135,17 +135,17 @@ def test_an_older_criu_is_refused(planned: PlannedRestore, host: HostState, ours
         ("9" * 5000 + ".1", "4.2.1"),
     ],
 )
-def test_one_that_is_not_known_to_be_older_may_restore(
+def test_a_criu_that_is_not_known_to_be_older_may_restore(
     planned: PlannedRestore, host: HostState, crius: tuple[str, str]
 ) -> None:
     assert judge_restore(replace(planned, crius=crius), host).blockers == ()
 
 
-def test_where_everything_is_as_it_was(planned: PlannedRestore, host: HostState) -> None:
+def test_an_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
     assert judge_restore(planned, host) == Verdict((), (), (), (), needs_terminal=False)
 
 
-def test_every_number_of_the_tree_is_asked_for(tree: ImageTree) -> None:
+def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
     asked = needed_ids(tree)
     assert asked >= {process.pid for process in tree.processes}
     assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
@@ -155,7 +155,7 @@ def test_every_number_of_the_tree_is_asked_for(tree: ImageTree) -> None:
     assert 0 not in needed_ids(outside), "0 stands for a session outside the pid namespace"
 
 
-def test_the_session_and_the_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
+def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
     """The tree gets those of crckpt."""
     asked = needed_ids(tree)
     others = (replace(process, sid=5000) for process in tree.processes[1:])
@@ -163,7 +163,7 @@ def test_the_session_and_the_group_of_the_shell_may_be_taken(tree: ImageTree) ->
     assert needed_ids(outside) == asked
 
 
-def test_each_path_is_asked_for_once_and_by_the_file_whose_size_is_known(tree: ImageTree) -> None:
+def test_each_path_is_needed_once_preferably_with_its_size(tree: ImageTree) -> None:
     asked = [needed_path(file) for file in needed_files(tree)]
     assert len(asked) == len(set(asked))
     assert {LOG, PLAIN, RUN, "/", f"{RUN}/shared-map"} <= set(asked)
@@ -173,7 +173,7 @@ def test_each_path_is_asked_for_once_and_by_the_file_whose_size_is_known(tree: I
         assert chosen.size == 100
 
 
-def test_deleted_files_are_brought_along(tree: ImageTree) -> None:
+def test_deleted_files_need_no_path(tree: ImageTree) -> None:
     file = file_of(tree, PLAIN)
     assert needed_path(replace(file, remap=Remap(GHOST, 5))) == ""
     assert needed_path(replace(file, remap=Remap(PROCESS, 5))) == ""
@@ -183,7 +183,7 @@ def test_deleted_files_are_brought_along(tree: ImageTree) -> None:
 @pytest.mark.parametrize(
     "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
 )
-def test_what_needs_not_be_there(tree: ImageTree, change: dict[str, object]) -> None:
+def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -> None:
     assert needed_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 
@@ -196,7 +196,7 @@ def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, ho
     assert judge_restore(replace(planned, tree=apart), replace(host, files={})).blockers == ()
 
 
-def test_another_user_namespace_stands_against_it(planned: PlannedRestore, host: HostState) -> None:
+def test_a_recorded_user_namespace_is_an_unconditional_blocker(planned: PlannedRestore, host: HostState) -> None:
     ids = planned.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, user=ids.namespaces.user + 1))
@@ -206,7 +206,7 @@ def test_another_user_namespace_stands_against_it(planned: PlannedRestore, host:
     assert "had its own user namespace at the dump" in blocker.what
 
 
-def test_uses_name_process_and_way(tree: ImageTree) -> None:
+def test_uses_name_process_and_use(tree: ImageTree) -> None:
     used = file_uses(tree)
     assert used[file_of(tree, LOG).id].endswith(f"of python3, PID {tree.root.pid}")
     assert used[file_of(tree, LOG).id].startswith("fd ")
@@ -219,7 +219,7 @@ def test_uses_name_process_and_way(tree: ImageTree) -> None:
 
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
-def test_numbers_that_are_taken(planned: PlannedRestore, host: HostState, role: str) -> None:
+def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
     told = only_blocker(judge_restore(planned, taken))
@@ -227,13 +227,13 @@ def test_numbers_that_are_taken(planned: PlannedRestore, host: HostState, role: 
     assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
 
 
-def test_a_number_that_crckpt_itself_got(planned: PlannedRestore, host: HostState) -> None:
+def test_an_id_that_crckpt_itself_has(planned: PlannedRestore, host: HostState) -> None:
     """Whoever is told to end it would look for what has gone by then."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
     assert "type it again" in only_blocker(judge_restore(planned, ours))
 
 
-def test_a_process_is_told_once_for_all_its_threads(planned: PlannedRestore, host: HostState) -> None:
+def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
     threads = tuple(IdUser(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
     other = IdUser(7998, "group", 41, 1, "y", "sleeping")
     verdict = judge_restore(
@@ -243,7 +243,7 @@ def test_a_process_is_told_once_for_all_its_threads(planned: PlannedRestore, hos
     assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
 
 
-def test_a_number_that_nobody_has_reaped(planned: PlannedRestore, host: HostState) -> None:
+def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
     assert told.startswith("pid-unreaped: PID 7993 is taken by old, which has ended, but which its parent 40 has not")
 
@@ -297,7 +297,7 @@ def test_files_that_grew(
     assert "?" not in str(finding)
 
 
-def test_no_file_is_cut_back_under_its_writer(planned: PlannedRestore, host: HostState) -> None:
+def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
     """It may be the program itself, whose PID is no hindrance in a namespace of its own."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: Writer(41, "nginx")}))
@@ -306,14 +306,14 @@ def test_no_file_is_cut_back_under_its_writer(planned: PlannedRestore, host: Hos
     assert "nginx (PID 41) has it open for writing" in finding.what
 
 
-def test_no_file_is_cut_back_through_a_link(planned: PlannedRestore, host: HostState) -> None:
+def test_no_file_is_cut_through_a_link(planned: PlannedRestore, host: HostState) -> None:
     """Its target is not the file that was meant."""
     verdict = judge_restore(replace(planned, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True))
     assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
 
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
-def test_no_program_is_cut_back(planned: PlannedRestore, host: HostState, grown: str) -> None:
+def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
     """A longer one is another build, also if none has an id."""
     assert grown in ("refuse", "rewind")
     programs = {file.path for file in needed_files(planned.tree) if file.build_id}
@@ -327,7 +327,7 @@ def test_no_program_is_cut_back(planned: PlannedRestore, host: HostState, grown:
         assert (finding.key, verdict.is_in_use) == ("program-grown", False)
 
 
-def test_a_log_of_which_only_its_position_is_known_to_be_later(planned: PlannedRestore, host: HostState) -> None:
+def test_the_position_of_a_log_may_be_after_its_recorded_size(planned: PlannedRestore, host: HostState) -> None:
     """The size was seen before the freeze; what was appended until then moved the position."""
     early = replace(planned, append_sizes={LOG: 4})
     assert judge_restore(early, host).blockers == ()
@@ -335,7 +335,7 @@ def test_a_log_of_which_only_its_position_is_known_to_be_later(planned: PlannedR
     assert "from 11 to 12 bytes" in grown.what
 
 
-def test_a_log_whose_size_nobody_saw_is_taken_as_it_is(planned: PlannedRestore, host: HostState) -> None:
+def test_a_log_without_recorded_size_is_not_compared(planned: PlannedRestore, host: HostState) -> None:
     assert judge_restore(replace(planned, append_sizes={}), with_changed(host, LOG, size=5000)).blockers == ()
 
 
@@ -349,7 +349,7 @@ def test_a_program_of_another_build(planned: PlannedRestore, host: HostState) ->
     )
 
 
-def test_another_mode(planned: PlannedRestore, host: HostState) -> None:
+def test_a_file_with_another_mode(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
     assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}, at the checkpoint it had 06")
     assert told.endswith(PLAIN)
@@ -357,7 +357,7 @@ def test_another_mode(planned: PlannedRestore, host: HostState) -> None:
     assert "has mode 0123" in told
 
 
-def test_another_kind_of_file(planned: PlannedRestore, host: HostState) -> None:
+def test_a_file_of_another_kind(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
     assert told.startswith(
         f"file-kind: {PLAIN} is a directory since {CHANGED}, at the checkpoint it was a regular file (fd "
@@ -377,7 +377,7 @@ def test_written_after_the_checkpoint(planned: PlannedRestore, host: HostState) 
     )
 
 
-def test_a_link_that_criu_left_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
+def test_a_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
     def link(file: RegularFile) -> RegularFile:
         return replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))
 
@@ -387,13 +387,13 @@ def test_a_link_that_criu_left_is_compared_like_the_file(planned: PlannedRestore
     assert only_blocker(judge_restore(linked, host)).startswith("file-missing: /srv/link_remap.5 is missing")
 
 
-def test_a_port_that_is_taken(planned: PlannedRestore, host: HostState) -> None:
+def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     told = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
     assert told == "port-taken: TCP port [::1]:47002 is taken by another program: end it: ss -ltnp 'sport = :47002'"
 
 
-def test_a_datagram_port_that_is_taken(planned: PlannedRestore, host: HostState) -> None:
+def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
@@ -411,7 +411,7 @@ def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: 
     assert told.endswith("ip addr add 192.0.2.1 dev INTERFACE")
 
 
-def test_connections_need_their_address_only_if_they_go_on(planned: PlannedRestore) -> None:
+def test_connections_need_their_address_only_if_they_are_kept(planned: PlannedRestore) -> None:
     established = {socket.id for socket in planned.tree.established}
     assert established
     assert not established & {socket.id for socket, _ in bound_sockets(planned)}
@@ -433,7 +433,7 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 @pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
-def test_a_file_of_a_package_that_was_upgraded(
+def test_an_upgraded_package(
     planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
 ) -> None:
     """Whatever became of it: it is not cut back, and the version that it had is named."""
@@ -455,7 +455,7 @@ def test_a_file_of_a_package_that_was_upgraded(
     )
 
 
-def test_a_file_of_a_package_that_is_older_was_changed_by_somebody_else(
+def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(
     planned: PlannedRestore, host: HostState
 ) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
@@ -466,13 +466,13 @@ def test_a_file_of_a_package_that_is_older_was_changed_by_somebody_else(
     assert told.startswith("file-replaced: ")
 
 
-def test_packages_are_asked_for_only_where_something_changed(planned: PlannedRestore, host: HostState) -> None:
+def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, host: HostState) -> None:
     assert changed_paths(planned, host) == ()
     assert changed_paths(planned, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
     assert changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
 
 
-def test_a_terminal_of_somebody_else_is_needed(planned: PlannedRestore, host: HostState) -> None:
+def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
     """The images have a pty with both sides; without the master it is a terminal outside."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     outside = replace(planned, tree=replace(planned.tree, terminals=slaves))
@@ -516,7 +516,7 @@ def test_only_a_terminal_outside_is_needed(
     assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
 
 
-def test_pipes_to_somebody_outside(planned: PlannedRestore, host: HostState) -> None:
+def test_pipes_to_a_process_outside(planned: PlannedRestore, host: HostState) -> None:
     ends = (
         Pipe(901, 61, os.O_RDONLY),
         Pipe(902, 62, os.O_WRONLY | os.O_NONBLOCK),
@@ -530,18 +530,18 @@ def test_pipes_to_somebody_outside(planned: PlannedRestore, host: HostState) -> 
     assert judge_restore(replace(piped, closed_pipes=frozenset({62})), host).outside_pipes == ()
 
 
-def test_all_that_is_wrong_is_told_at_once(planned: PlannedRestore, host: HostState) -> None:
+def test_all_blockers_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:
     worse = with_changed(with_changed(host, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
     worse = replace(worse, owners=(IdUser(7993, "PID", 7993, 1, "x", "running"),))
     told = [finding.key for finding in judge_restore(planned, worse).blockers]
     assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]
 
 
-def test_moment() -> None:
+def test_utc_datetime() -> None:
     assert utc_datetime(CREATED.timestamp()) == CREATED
 
 
-def test_thousands_of_files_that_grew_are_judged_in_no_time(planned: PlannedRestore, host: HostState) -> None:
+def test_thousands_of_grown_files_are_judged_quickly(planned: PlannedRestore, host: HostState) -> None:
     """All that the tree has open is looked through once, and not once for each of them."""
     first = next(file for file in needed_files(planned.tree) if file.size and not file.build_id)
     many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(10_000)]

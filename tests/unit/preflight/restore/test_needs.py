@@ -68,22 +68,22 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
     return replace(tree, processes=(replace(tree.root, memory=more), *tree.processes[1:]))
 
 
-def test_where_nothing_lacks(tree: ImageTree) -> None:
+def test_a_host_that_lacks_nothing(tree: ImageTree) -> None:
     assert told(tree, HERE) == ""
     assert list(find_warnings(HERE)) == []
 
 
-def test_instructions_that_this_cpu_lacks_are_named(tree: ImageTree) -> None:
+def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
     said = told(tree, HERE, recorded=("sse2", "avx512f", "amx_tile", "nopl", "retpoline"))
     assert said.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
 
 
-def test_words_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
+def test_cpu_flags_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
     """They come and go with versions and options of the same machine's kernel."""
     assert needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk")) == frozenset()
 
 
-def test_a_cpu_of_which_nothing_is_known_lacks_nothing(tree: ImageTree) -> None:
+def test_an_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, cpu_features=frozenset())) == ""
     assert told(tree, HERE, recorded=()) == ""
 
@@ -92,18 +92,18 @@ def test_shadow_stacks_need_a_cpu_with_them(tree: ImageTree) -> None:
     assert told(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
 
 
-def test_images_of_another_machine(tree: ImageTree) -> None:
+def test_images_of_another_architecture(tree: ImageTree) -> None:
     said = told(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
     assert said.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
 
 
-def test_a_number_above_the_limit(tree: ImageTree) -> None:
+def test_an_id_above_the_limit(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, pid_limit=9001)) == ""
     said = told(tree, replace(HERE, pid_limit=9000))
     assert said.startswith("pid-limit: process number 9000 is above the limit of this host: sysctl -w kernel.pid_max=")
 
 
-def test_tasks_that_the_group_does_not_let_in(tree: ImageTree) -> None:
+def test_more_tasks_than_the_control_group_allows(tree: ImageTree) -> None:
     count = count_tasks(tree)
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
@@ -111,7 +111,7 @@ def test_tasks_that_the_group_does_not_let_in(tree: ImageTree) -> None:
     assert f"has {count} processes and threads, and control group /sys/fs/cgroup/a lets in {count - 1} more" in said
 
 
-def test_memory_and_space_with_their_numbers(tree: ImageTree) -> None:
+def test_missing_memory_and_space_are_reported_with_numbers(tree: ImageTree) -> None:
     said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
     assert said.startswith("tree-memory: the tree takes 40 MiB of memory, and 39 MiB are free: ")
     assert "and 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
@@ -121,7 +121,7 @@ def test_memory_and_space_with_their_numbers(tree: ImageTree) -> None:
     )
 
 
-def test_huge_pages_that_are_not_set_aside(tree: ImageTree) -> None:
+def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
     enough = HugePages(1 << 30, 2, 2)
     assert told(tree, replace(HERE, huge_pages=(enough,))) == ""
     said = told(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
@@ -144,13 +144,13 @@ def test_huge_pages_that_are_not_set_aside(tree: ImageTree) -> None:
     ],
     ids=lambda need: need.key,
 )
-def test_what_the_kernel_cannot_do_is_told(tree: ImageTree, need: Need) -> None:
+def test_missing_kernel_needs_are_reported(tree: ImageTree, need: Need) -> None:
     here = replace(HERE, missing=(need,))
     assert told(tree, here).startswith(f"{need.key}: ")
     assert list(find_warnings(here)) == []
 
 
-def test_clocks_that_jump_are_no_obstacle(tree: ImageTree) -> None:
+def test_clocks_that_jump_are_a_warning(tree: ImageTree) -> None:
     here = replace(HERE, missing=(Need("clocks-jump"),))
     assert told(tree, here) == ""
     assert [finding.key for finding in find_warnings(here)] == ["clocks-jump"]
@@ -162,7 +162,7 @@ def asked(tree: ImageTree, *, names: frozenset[str] = frozenset(), keeps: bool =
     return {need.key for need in found}
 
 
-def test_a_kernel_is_asked_for_what_these_images_hold(tree: ImageTree) -> None:
+def test_kernel_needs_come_from_the_images(tree: ImageTree) -> None:
     assert tree.inet_sockets
     plain = replace(tree, files=tuple(file for file in tree.files if not isinstance(file, InetSocket)))
     assert asked(plain, keeps=True) == set()

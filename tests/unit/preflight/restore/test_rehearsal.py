@@ -41,7 +41,7 @@ SIZE = 1000
         ("fd00::7", ("fd00::7",)),
     ],
 )
-def test_addresses_that_a_loopback_interface_lacks(tree: ImageTree, host: str, wanted: tuple[str, ...]) -> None:
+def test_addresses_missing_on_a_loopback_interface(tree: ImageTree, host: str, wanted: tuple[str, ...]) -> None:
     """Whether a socket is bound or connected to them."""
     (first, *_) = tree.inet_sockets
     here, there = Address("127.0.0.1", 1), Address(host, 2)
@@ -55,7 +55,7 @@ def test_each_address_once(tree: ImageTree) -> None:
     assert needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
 
 
-def test_only_what_can_be_written_is_copied(tree: ImageTree) -> None:
+def test_only_writable_files_are_counted(tree: ImageTree) -> None:
     now: dict[str, FileState | None] = {needed_path(file): there() for file in needed_files(tree)}
     before = writable_bytes(tree, now)
     (file, *_) = (one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and needed_path(one))
@@ -95,7 +95,7 @@ def test_a_terminal(tree: ImageTree) -> None:
     assert found.key == "terminal-rehearsed"
 
 
-def test_cut_back_here_is_not_cut_back_there() -> None:
+def test_a_rehearsal_says_where_it_cuts_files() -> None:
     """What a restore would say of it does not hold in a rehearsal; other warnings do."""
     said = cause("file-rewound").told(path="/a", size=1, now=2), cause("file-written").told(path="/b")
     verdict = Verdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
