@@ -83,7 +83,7 @@ def test_pages_that_the_kernel_writes_are_left_out(
     assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
 
 
-def test_a_zombie_has_no_registers_in_use(tree: ImageTree) -> None:
+def test_a_zombie_has_no_own_memory(tree: ImageTree) -> None:
     assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
 
 
@@ -134,7 +134,9 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
     start=st.integers(0, 1500),
     sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=3),
 )
-def test_criu_fills_one_page_of_an_incomplete_huge_page(entries: list[tuple[int, int]], start: int, sizes: list[int]) -> None:
+def test_criu_fills_a_page_of_an_incomplete_huge_page(
+    entries: list[tuple[int, int]], start: int, sizes: list[int]
+) -> None:
     """The first that there is, unless all of it is there, in mappings next to each other, too.
 
     Where no huge pages are wanted none is.

@@ -433,9 +433,7 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 @pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
-def test_an_upgraded_package(
-    planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
-) -> None:
+def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]) -> None:
     """Whatever became of it: it is not cut back, and the version that it had is named."""
     assert grown in ("refuse", "rewind")
     chosen = replace(planned, grown=grown)
@@ -455,9 +453,7 @@ def test_an_upgraded_package(
     )
 
 
-def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(
-    planned: PlannedRestore, host: HostState
-) -> None:
+def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     older = replace(UPGRADED, since=CREATED - timedelta(days=1))
     told = only_blocker(
