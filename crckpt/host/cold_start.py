@@ -17,13 +17,13 @@ from pathlib import Path
 from crckpt import __version__
 from crckpt.host.disk.own_files import open_own, read_own, write_private
 
-_PLACE = Path(__file__).parents[1] / "__pycache__"
+PLACE = Path(__file__).parents[1] / "__pycache__"
 
 
-def read_ahead(command: str) -> None:
+def read_ahead(command: str, place: Path = PLACE) -> None:
     """Begin to read what was noted for this command, if the disk has to be asked for it."""
     with suppress(OSError, RuntimeError):  # or no thread can be started
-        note = open_own(_note(command))
+        note = open_own(_note(command, place))
         try:
             if not _is_in_memory(note):
                 threading.Thread(target=_read, args=(os.dup(note),), daemon=True).start()
@@ -31,10 +31,10 @@ def read_ahead(command: str) -> None:
             os.close(note)
 
 
-def note(command: str) -> None:
+def note(command: str, place: Path = PLACE) -> None:
     """Note which modules are loaded, if they are more than were noted, and Python itself may leave files there."""
     loaded = [str(path) for module in tuple(sys.modules.values()) if (path := getattr(module, "__cached__", None))]
-    path = _note(command)
+    path = _note(command, place)
     with suppress(OSError):
         before = _noted(path)
         if len(loaded) > len(before) and not sys.dont_write_bytecode:
@@ -51,8 +51,8 @@ def _noted(path: Path) -> list[bytes]:
         return []
 
 
-def _note(command: str) -> Path:
-    return _PLACE / f"{command}-{__version__}.loaded"
+def _note(command: str, place: Path) -> Path:
+    return place / f"{command}-{__version__}.loaded"
 
 
 def _is_in_memory(file: int) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -44,15 +44,24 @@ def memory(*pids: int) -> int:
 
     Nothing of processes that have ended.
     """
+    return sum_memory(_rollups(pids))
+
+
+def sum_memory(rollups: Iterable[Sequence[str]]) -> int:
+    """`memory` of the processes that have these lines of smaps_rollup."""
     own = shared = 0
+    for lines in rollups:
+        sizes = {name: int(size) << 10 for name, size, *_ in map(str.split, lines[1:])}
+        own += sum(sizes.get(name, 0) for name in _IN_NO_FILE)
+        # The kernel does not say how many processes share huge pages: they count as if all shared the same ones.
+        shared = max(shared, sizes.get(_SHARED_HUGE, 0))
+    return own + shared
+
+
+def _rollups(pids: Iterable[int]) -> Iterator[Sequence[str]]:
     for pid in pids:
         with suppress(OSError):
-            rows = (line.split() for line in procfs.lines(f"/proc/{pid}/smaps_rollup")[1:])
-            sizes = {name: int(size) << 10 for name, size, *_ in rows}
-            own += sum(sizes.get(name, 0) for name in _IN_NO_FILE)
-            # The kernel does not say how many processes share huge pages: they count as if all shared the same ones.
-            shared = max(shared, sizes.get(_SHARED_HUGE, 0))
-    return own + shared
+            yield procfs.lines(f"/proc/{pid}/smaps_rollup")
 
 
 def find_unsavable_maps(pid: int) -> tuple[UnsavableMap, ...]:

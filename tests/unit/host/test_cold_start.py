@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,7 +21,7 @@ WITHIN_S = 20
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where notes are made."""
-    monkeypatch.setattr(cold_start, "_PLACE", tmp_path)
+    # As where nobody has set PYTHONDONTWRITEBYTECODE.
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     return tmp_path
 
@@ -30,7 +31,9 @@ def compiled(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The compiled file of a module that is loaded."""
     path = place / "module.pyc"
     path.write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(cold_start, "__cached__", str(path))
+    module = ModuleType("of_this_test")
+    vars(module)["__cached__"] = str(path)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     return path
 
 
@@ -56,10 +59,10 @@ def is_in_memory(path: Path) -> bool:
 
 
 def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     assert str(compiled) in noted(place).read_text().split("\n")
     forget(compiled, noted(place))
-    cold_start.read_ahead(COMMAND)
+    cold_start.read_ahead(COMMAND, place)
     until = time.monotonic() + WITHIN_S
     while not is_in_memory(compiled):
         assert time.monotonic() < until, "it was not read"
@@ -67,44 +70,43 @@ def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
 
 
 def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     forget(compiled)
     assert is_in_memory(noted(place))
     before = threading.enumerate()
-    cold_start.read_ahead(COMMAND)
+    cold_start.read_ahead(COMMAND, place)
     assert threading.enumerate() == before
     assert not is_in_memory(compiled)
 
 
 @pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
 def test_a_note_of_fewer_modules_is_replaced(place: Path, count: int, *, stays: bool) -> None:
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     path = noted(place)
     before = b"\n".join([b"/gone/module.pyc"] * count)
     path.write_bytes(before)
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     assert (path.read_bytes() == before) == stays
     assert [*place.iterdir()] == [path]
 
 
 def test_where_python_leaves_no_files_nothing_is_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     assert [*place.iterdir()] == []
 
 
 def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
-    cold_start.note(COMMAND)
+    cold_start.note(COMMAND, place)
     path = noted(place)
     path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
     forget(path)
-    cold_start.read_ahead(COMMAND)
+    cold_start.read_ahead(COMMAND, place)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(WITHIN_S)
 
 
-def test_without_a_place_nothing_is_noted_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_start, "_PLACE", Path("/proc/1/nowhere"))
-    cold_start.note(COMMAND)
-    cold_start.read_ahead(COMMAND)
+def test_without_a_place_nothing_is_noted_or_read() -> None:
+    cold_start.note(COMMAND, Path("/proc/1/nowhere"))
+    cold_start.read_ahead(COMMAND, Path("/proc/1/nowhere"))

@@ -76,9 +76,8 @@ def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
 def test_a_note_of_modules_is_private_and_not_believed_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cold_start, "_PLACE", tmp_path)
     monkeypatch.setattr("sys.dont_write_bytecode", False)
-    cold_start.note("list")
+    cold_start.note("list", tmp_path)
     (note,) = tmp_path.iterdir()
     assert note.stat().st_mode & 0o777 == 0o600
     opened: list[int] = []
@@ -88,13 +87,13 @@ def test_a_note_of_modules_is_private_and_not_believed_of_others(
         return True
 
     monkeypatch.setattr(cold_start, "_is_in_memory", is_in_memory)
-    cold_start.read_ahead("list")
+    cold_start.read_ahead("list", tmp_path)
     assert len(opened) == 1
     note.chmod(0o666)
     note.write_text("/dev/zero\n" * 100_000)
-    cold_start.read_ahead("list")
+    cold_start.read_ahead("list", tmp_path)
     assert len(opened) == 1
     # It is replaced, though it names more.
-    cold_start.note("list")
+    cold_start.note("list", tmp_path)
     assert note.stat().st_mode & 0o777 == 0o600
     assert "/dev/zero" not in note.read_text()

@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 
 import psutil
-import pytest
 
 from crckpt.host import proc
 from crckpt.host.disk import space
-from crckpt.host.proc import procfs
+from crckpt.host.proc.smaps import sum_memory
 
 
 def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_the_memory_of_a_process_is_what_it_wrote() -> None:
     assert proc.memory(2**22 + 1) == 0
 
 
-def test_huge_pages_that_are_shared_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_pages_that_are_shared_count_once() -> None:
     """A hundred processes of a database have the same ones."""
     rows = [
         "0-1 ---p 0 0 0 [rollup]",
@@ -56,5 +55,4 @@ def test_huge_pages_that_are_shared_count_once(monkeypatch: pytest.MonkeyPatch) 
         "Shared_Hugetlb: 8388608 kB",
         "THPeligible: 0",
     ]
-    monkeypatch.setattr(procfs, "lines", lambda _path: rows)
-    assert proc.memory(*range(1, 101)) == (8 << 30) + 100 * (12 << 10)
+    assert sum_memory([rows] * 100) == (8 << 30) + 100 * (12 << 10)
