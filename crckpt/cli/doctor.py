@@ -66,7 +66,7 @@ def doctor(
 
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
-    # Not needed to diagnose the host, and slow to load.
+    # Slow to load, and not needed to check the host.
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.predict import predict
     from crckpt.ops.dump.request import DumpRequest

@@ -39,7 +39,14 @@ def dump(
             "refuses without --allow-weaker.",
         ),
     ] = False,
-    tcp: options.Tcp = None,
+    tcp: Annotated[
+        options.TcpConnections | None,
+        typer.Option(
+            "--tcp",
+            help="Established TCP connections: **keep** them (they go on after the restore) or **close** them.",
+            show_default="refuse if there are any",
+        ),
+    ] = None,
     skip_in_flight: Annotated[
         bool,
         typer.Option(

@@ -20,7 +20,7 @@ _NUMBERS = frozenset({"procs", "frozen", "raw", "new", "stored"})
 
 
 def list_checkpoints(
-    job: Annotated[str | None, typer.Argument(help="List this job only.", show_default="all")] = None,
+    job: Annotated[str | None, typer.Argument(help="List this job only.", metavar="JOB", show_default="all")] = None,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,

@@ -70,15 +70,6 @@ class TcpConnections(enum.StrEnum):
     close = "close"
 
 
-Tcp = Annotated[
-    TcpConnections | None,
-    typer.Option(
-        "--tcp",
-        help="Established TCP connections: **keep** them (they go on after the restore) or **close** them.",
-        show_default="refuse if there are any",
-    ),
-]
-
 _MOST_CONFIGURATION: Final = 1 << 20
 
 

@@ -35,7 +35,14 @@ def restore(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when the tree runs; do not stay its parent.")
     ] = False,
-    tcp: options.Tcp = None,
+    tcp: Annotated[
+        options.TcpConnections | None,
+        typer.Option(
+            "--tcp",
+            help="Established TCP connections: **keep** them or **close** them.",
+            show_default="as chosen for the dump",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check whether it would work; do nothing.")] = False,
     or_older: Annotated[
         bool,

@@ -9,13 +9,16 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.format import creation_time, draw_table, duration, escape, size
 from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.show_sections import lines
+from crckpt.ops.context import Context
+from crckpt.ops.inspect.sections import sections
+from crckpt.ops.inspect.show import CheckpointDetail, ProcessDetail
+from crckpt.ops.inspect.show import show as perform
+from crckpt.ops.inspect.strings import strings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
-
-    from crckpt.ops.context import Context
-    from crckpt.ops.inspect.show import CheckpointDetail, ProcessDetail
 
 
 def show(
@@ -57,8 +60,6 @@ def show(
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
         _sections(options.context(store, config=config), ref, wanted, strings, as_json=as_json)
         return
-    from crckpt.ops.inspect.show import show as perform
-
     detail = perform(options.context(store, config=config), ref)
     checkpoint = detail.checkpoint
     document = {
@@ -74,10 +75,6 @@ def show(
 
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
-    from crckpt.cli.show_sections import lines
-    from crckpt.ops.inspect.sections import sections
-    from crckpt.ops.inspect.strings import strings
-
     found = sections(context, ref, **wanted)
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
     document = {
@@ -123,7 +120,7 @@ def _draw(console: Console, detail: CheckpointDetail) -> None:
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:
-    from rich.tree import Tree
+    from rich.tree import Tree  # only where something is drawn
 
     drawn: dict[int, Tree] = {}
     root = Tree("[bold]processes[/]")

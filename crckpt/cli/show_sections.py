@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from crckpt.cli.format import align, size, title
-
-if TYPE_CHECKING:
-    from crckpt.ops.inspect.descriptors import FileSection, SocketSection
-    from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection, Sections
-    from crckpt.ops.inspect.strings import Match
+from crckpt.ops.inspect.descriptors import FileSection, SocketSection
+from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection, Sections
+from crckpt.ops.inspect.strings import Match
 
 
 def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
