@@ -20,11 +20,13 @@ from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
 from crckpt.causes.outside import OUTSIDE
 from crckpt.causes.passing import EARLIER, PASSING, SILENT
-from crckpt.causes.preflight import PREFLIGHT
+from crckpt.causes.pipes import PIPES
+from crckpt.causes.rehearsal import REHEARSAL
 from crckpt.causes.releases import OLD_CRIU
 from crckpt.causes.restored import RESTORED
 from crckpt.causes.security import SECURITY
 from crckpt.causes.sockets import SOCKETS
+from crckpt.causes.space import SPACE
 from crckpt.causes.tasks import TASKS
 from crckpt.causes.terminals import TERMINALS
 from crckpt.causes.virtual_machines import VIRTUAL_MACHINES
@@ -52,11 +54,12 @@ __all__ = [
 
 ENGINES = (*STARTS, *REFUSALS, *VIRTUAL_MACHINES)
 """They count where CRIU's own log says nothing."""
-SPECIFIC = (
+_SUBJECTS = (
     *EXHAUSTED,
     *MEMORY,
     *FILES,
     *DESCRIPTORS,
+    *PIPES,
     *SOCKETS,
     *NETWORK,
     *NAMESPACES,
@@ -69,13 +72,16 @@ SPECIFIC = (
     *IMAGES,
     *SURE_PARTS,
 )
+SPECIFIC = tuple(entry for entry in _SUBJECTS if entry.pattern)
+"""The causes of one subject that CRIU's log names. The others are found before a dump or a restore."""
 CATALOGUE = (
-    *PREFLIGHT,
+    *SPACE,
+    *REHEARSAL,
     *NEEDS,
     *ATTRIBUTES,
     *OUTSIDE,
     *BUGS,
-    *SPECIFIC,
+    *_SUBJECTS,
     *PASSING,
     *SILENT,
     *(entry for _, entry in EARLIER),

@@ -71,4 +71,15 @@ CGROUPS = (
         r"|Expected '\['|Unknown strategy .+ in controller's",
         "criu/cgroup-props.c",
     ),
+    Cause(
+        "group-rules-lost",
+        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its rules on {what}",
+        "run crckpt restore in a group with these rules; or restore with less protection: --allow-weaker",
+    ),
+    Cause(
+        "group-limits-lost",
+        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its limits of {what}",
+        "to keep them, run crckpt restore in a group with these limits: systemd-run --scope -p MemoryMax=SIZE "
+        "crckpt restore REF",
+    ),
 )

@@ -92,42 +92,6 @@ DESCRIPTORS = (
         "criu/bpfmap.c",
     ),
     Cause(
-        "packet-pipe",
-        "the tree has a pipe in packet mode (O_DIRECT)",
-        "open it without O_DIRECT in the program",
-        "packetized mode for pipes is not supported",
-        "criu/pipes.c",
-    ),
-    Cause(
-        "pipes-too-many",
-        "the tree reads {count|more than 1024} {what|pipes}, and CRIU saves at most 1024",
-        "dump a part of the tree, or close some in the program",
-        r"OOM storing pipe",
-        "criu/pipes.c",
-    ),
-    Cause(
-        "pipe-size",
-        "a pipe of the tree cannot get back its size",
-        "raise the limits: sysctl -w fs.pipe-max-size=16777216 fs.pipe-user-pages-soft=0",
-        "Can't restore pipe size|Unable to set a pipe size",
-        "criu/pipes.c",
-    ),
-    Cause(
-        "pipe-data",
-        "what waits in a pipe of the tree cannot be saved or put back",
-        "let the program empty the pipe, then try again",
-        "Can't obtain piped data size|Can't (?:pick|push) pipe data|Error splicing data"
-        r"|Wanted to restore \d+ bytes",
-        "criu/pipes.c",
-    ),
-    Cause(
-        "fifo",
-        "named pipe /{path} cannot be opened",
-        "make it again: mkfifo /{path}",
-        r"Can't open (?:fake )?fifo \S+ \[/?(?P<path>.*)\]",
-        "criu/fifo.c",
-    ),
-    Cause(
         "descriptors-refused",
         "the program's descriptors cannot be handed to CRIU (error {code})",
         "raise the limit of open files: ulimit -n 1048576",
@@ -162,5 +126,33 @@ DESCRIPTORS = (
         r"Autofs \d+ is alive, but unreachable|Failed to find read pipe fd \(ino"
         "|Abandoned mount or control was delegated|Non-catatonic mount without master",
         "criu/autofs.c",
+    ),
+    Cause(
+        "unread",
+        "what waits to be read from descriptor {fd} of PID {pid} ({kind}) is not saved, and after a restore it is lost",
+        "",
+    ),
+    Cause(
+        "eventfd-semaphore",
+        "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
+        "read takes all",
+        "",
+    ),
+    Cause(
+        "bpf-map-support",
+        "fd {fd} of PID {pid} is a BPF map, which only a CRIU that was built with libbpf can save (Debian's is not)",
+        "close it in the program, or take such a CRIU: --criu PATH",
+    ),
+    Cause(
+        "descriptors-for-rounds",
+        "CRIU needs about {needed} descriptors to copy the tree while it runs, and may open {limit}",
+        "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), allow "
+        "larger pipes (sysctl -w fs.pipe-max-size=4194304), give crckpt the capability CAP_SYS_RESOURCE, or leave out "
+        "--pre-copy or pre-dump (a longer freeze)",
+    ),
+    Cause(
+        "untested-kind",
+        "no test shows that a restore brings back: {kind} ({where})",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
     ),
 )

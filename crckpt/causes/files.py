@@ -280,4 +280,69 @@ FILES = (
         r"(?P<path>/\S*) is a fuse mount but not external",
         "criu/filesystems.c",
     ),
+    Cause(
+        "link-remap",
+        "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
+        "use --stop, or close the file",
+    ),
+    Cause(
+        "lock-shared",
+        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: there is no "
+        "restore until that lets go",
+        "",
+    ),
+    Cause("file-missing", "{path} is missing ({use})", "put it back"),
+    Cause(
+        "file-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
+        "--grown rewind cuts it back (what came after is kept beside it); --grown keep is only for files that the "
+        "program opened for appending",
+    ),
+    Cause(
+        "log-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
+        "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
+    ),
+    Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
+    Cause(
+        "file-rewound",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
+        "what came after is kept beside it",
+    ),
+    Cause(
+        "file-being-written",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and {comm} (PID {writer}) has it open "
+        "for writing: it cannot be cut back",
+        "end that program first: it may be the one that was checkpointed",
+    ),
+    Cause(
+        "file-linked",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and is reached through a symbolic link "
+        "now: it is not cut back",
+        "put the file itself there",
+    ),
+    Cause(
+        "program-grown",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
+        "put back the file as it was at {created}",
+    ),
+    Cause(
+        "file-shrunk",
+        "{path} has {now} bytes since {since}, at the checkpoint it had {size} ({use})",
+        "put back the file as it was at {created}",
+    ),
+    Cause(
+        "file-replaced",
+        "{path} is another build than at the checkpoint, since {since} ({use})",
+        "install the build with id {build_id} again",
+    ),
+    Cause(
+        "file-kind",
+        "{path} is a {now} since {since}, at the checkpoint it was a {was} ({use})",
+        "put back what was there",
+    ),
+    Cause("file-mode", "{path} has mode {now} since {since}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
+        "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
+    ),
 )

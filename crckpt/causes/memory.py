@@ -280,4 +280,9 @@ MEMORY = (
         r"sys_prctl\(PR_SET_MM, PR_SET_MM_MAP\) failed with",
         "criu/pie/restorer.c",
     ),
+    Cause(
+        "sealed",
+        "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
+        "",
+    ),
 )

@@ -114,4 +114,37 @@ NAMESPACES = (
         "Unable to set a (?:monotonic|boottime) clock offset|Time namespaces are not supported",
         "criu/timens.c",
     ),
+    Cause(
+        "container",
+        "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
+        "checkpoint it with its container engine, for example: podman container checkpoint",
+    ),
+    Cause(
+        "other-user-namespace",
+        "process {pid} ({comm}) runs in another user namespace than crckpt, and no restore can make that again",
+        "start it without its own user namespace (unshare --user, PrivateUsers=), or checkpoint it with its container "
+        "engine",
+    ),
+    Cause(
+        "namespace-owner",
+        "the {kind} namespace of process {pid} ({comm}) belongs to another user namespace than crckpt's: its owner "
+        "controls what CRIU finds in it",
+        "start the program without that user namespace, or checkpoint it with its container engine",
+    ),
+    Cause(
+        "user-namespace-recorded",
+        "process {pid} ({comm}) had its own user namespace at the dump, and crckpt cannot make one again",
+        "restore it with the program that dumped it, for example its container engine",
+    ),
+    Cause(
+        "cannot-enter",
+        "process {pid} has its own mounts, and CRIU cannot run in them safely: {why}",
+        "install a CRIU that loads crckpt's preload library: scripts/install-criu; or start the program without "
+        "its own mounts",
+    ),
+    Cause(
+        "mount-namespace",
+        "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
+        "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",
+    ),
 )

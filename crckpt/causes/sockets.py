@@ -287,4 +287,41 @@ SOCKETS = (
         "Can't bind inet socket(?! back: Invalid argument)|Can't listen on a socket",
         "criu/sk-inet.c",
     ),
+    Cause(
+        "tcp-layer",
+        "the TCP connection fd {fd} of PID {pid} works with a layer of the kernel ({layer}), whose keys and state CRIU "
+        "does not save: a restored one would go on in plain text",
+        "close the connection: --tcp close; or have the program encrypt by itself",
+    ),
+    Cause(
+        "tcp",
+        "PID {pid} has fd {fd} connected over TCP: {local} -> {remote} ({status})",
+        "choose: --tcp keep (the connection is frozen and goes on) or --tcp close (the program sees it closed)",
+    ),
+    Cause(
+        "tcp-keys",
+        "fd {fd} of process {pid} ({comm}) accepts only signed TCP segments (TCP_MD5SIG), and CRIU loses the keys: a "
+        "restore is refused without --allow-weaker",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+    ),
+    Cause(
+        "peer-of-another",
+        "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root: a "
+        "restore is refused without --allow-weaker",
+        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+    ),
+    Cause(
+        "in-flight-skipped",
+        "crckpt does not save a TCP connection that waits to be accepted at fd {fd} of PID {pid}: after a restore it "
+        "is gone, and with --stop its peer sees a reset",
+        "",
+    ),
+    Cause(
+        "port-taken",
+        "{protocol} port {address} is taken by another program",
+        "end it: ss {options} 'sport = :{port}'",
+    ),
+    Cause(
+        "network-lock", "this CRIU cannot hold packets back by nftables, which --tcp keep needs", "scripts/install-criu"
+    ),
 )

@@ -235,4 +235,78 @@ TASKS = (
         r"Write \S+ to /proc/self/oom_score_adj failed",
         "criu/cr-restore.c",
     ),
+    Cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
+    Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
+    Cause(
+        "ancestor",
+        "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
+        "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
+    ),
+    Cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
+    Cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
+    Cause(
+        "zombie",
+        "process {pid} ({comm}) has ended and waits to be reaped by its parent {ppid}",
+        "there is nothing left to save; give the PID of a living program",
+    ),
+    Cause(
+        "traced",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one can trace at a time",
+        "end the debugger or strace first: kill {tracer}",
+    ),
+    Cause(
+        "traced-by-root",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree itself",
+        "let the program end its tracing first, or give the PID of something else than a debugger",
+    ),
+    Cause(
+        "being-dumped",
+        "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
+        "try again when that is done",
+    ),
+    Cause(
+        "frozen-group",
+        "process {pid} stands still, as all of its control group does, which is frozen ({group})",
+        "thaw it, as with systemctl thaw, podman unpause or: {thaw}",
+    ),
+    Cause(
+        "foreign-limits",
+        "process {pid} ({comm}) runs as user {uid}, whose limits cannot be read without CAP_SYS_RESOURCE",
+        "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
+    ),
+    Cause(
+        "call-interrupted",
+        "{call} of thread {tid} (PID {pid}) returns EINTR after the dump and after a restore",
+        "",
+    ),
+    Cause(
+        "call-interrupted-again",
+        "a stop signal or a debugger interrupted the system call of thread {tid} (PID {pid}): it may return EINTR "
+        "after the dump, and returns EINTR after a restore",
+        "",
+    ),
+    Cause(
+        "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
+    ),
+    Cause(
+        "pid-ours",
+        "{kind} {pid}, which the tree had, is by chance that of this command itself",
+        "type it again: it gets another one",
+    ),
+    Cause(
+        "pid-unreaped",
+        "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
+        "end the parent, or use --new-pid-namespace",
+    ),
+    Cause(
+        "parent-death",
+        "process {pid} no longer gets signal {signal} when its parent ends (PR_SET_PDEATHSIG): its parent is now "
+        "an init",
+        "",
+    ),
+    Cause(
+        "root-ended",
+        "the root, process {pid}, was restored and has ended with status 0",
+        "",
+    ),
 )

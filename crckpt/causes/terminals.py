@@ -79,4 +79,28 @@ TERMINALS = (
         "criu/tty.c",
         sure=False,
     ),
+    Cause(
+        "terminal",
+        "the tree was started from a terminal and wants one",
+        "restore it from a terminal, without --detach",
+    ),
+    Cause(
+        "terminal-of-another",
+        "the tree runs as user {user} and wants a terminal, but this terminal belongs to user {owner}: the program "
+        "could type commands into it",
+        "restore it from a terminal of user {user}, or in one of its own: "
+        "script -c 'crckpt restore REF --allow-weaker' /dev/null",
+    ),
+    Cause(
+        "console-of-another",
+        "the tree runs as user {user} and has {path} open, which belongs to user {owner} now: the program could read "
+        "what is typed there, or type itself",
+        "log in there as user {user}, or accept it with --allow-weaker",
+    ),
+    Cause(
+        "terminal-group-outside",
+        "the first process of the tree is on a terminal and leads no process group, which CRIU cannot restore in a new "
+        "PID namespace",
+        "restore it without --new-pid-namespace",
+    ),
 )
