@@ -19,7 +19,7 @@ from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
 from crckpt.host.process.signals import interrupts_put_off
 
-_COMMANDS: Final = {
+COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
@@ -72,13 +72,13 @@ def _app(command: str) -> typer.Typer:
         epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.",
     )
     app.callback()(_options)
-    if command in _COMMANDS:
+    if command in COMMANDS:
         # Loading all the commands would take longer than most of them run.
-        place, summary = _COMMANDS[command]
+        place, summary = COMMANDS[command]
         module, _, function = place.partition(":")
         app.command(command, short_help=summary)(getattr(importlib.import_module(f"crckpt.cli.{module}"), function))
         return app
-    for name, (_, summary) in _COMMANDS.items():
+    for name, (_, summary) in COMMANDS.items():
         app.command(name, short_help=summary)(_never_run)
     return app
 
@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
             app = _app(command)
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
         sys.stdout.flush()
-        if command in _COMMANDS:
+        if command in COMMANDS:
             cold_start.note(command)
     except CrckptError as error:
         return _failed(command, error, as_json=as_json)
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         if not message:
             return UsageError.exit_code  # `crckpt` alone, which has printed its help
-        hint = f"crckpt {command} --help" if command in _COMMANDS else "crckpt --help"
+        hint = f"crckpt {command} --help" if command in COMMANDS else "crckpt --help"
         return _failed(command, UsageError(message, hint=hint), as_json=as_json)
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)

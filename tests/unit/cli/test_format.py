@@ -1,4 +1,4 @@
-"""Long lists as text: columns stand below each other, and no note can break a line."""
+"""Columns are aligned, and text of others cannot break a line or hide from the reader."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
 
 
-def test_what_would_break_a_line_is_replaced() -> None:
+def test_characters_that_break_a_line_are_replaced() -> None:
     assert on_one_line("a\n\x1b[31mb\udce9ö") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}ö"
 
 
-def test_what_cannot_be_seen_is_written_as_its_number() -> None:
-    """Marks that turn the direction, have no width, or break a line in some terminals only; private and unused ones."""
+def test_invisible_characters_are_written_as_their_number() -> None:
+    """Marks of direction, without width, or that break a line in some terminals; private and unused code points."""
     assert on_one_line("exe\u202egpj.\u200b\u2028\u2029\u2066\ufeff") == (
         "exe\\u202egpj.\\u200b\\u2028\\u2029\\u2066\\ufeff"
     )
@@ -43,18 +43,18 @@ def test_no_character_of_such_a_kind_is_left(category: str) -> None:
     assert escape(all_of_it).replace("\\\\", "\\").isprintable()
 
 
-def test_no_line_of_a_result_brings_another_or_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever files and programs are called."""
+def test_a_line_of_a_result_stays_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the names of files and programs are."""
     emit("doctor", Output({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n"))), as_json=False)
     sign = "\N{REPLACEMENT CHARACTER}"
     assert capsys.readouterr().out == f"--file-locks: a lock on /tmp/{sign}[2J\n\na{sign}b\n"
 
 
-def test_what_rich_draws_breaks_no_line_either() -> None:
+def test_escaped_text_breaks_no_line_that_rich_draws() -> None:
     assert escape("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.parametrize("character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\U000e0100"])
 def test_letters_and_marks_without_a_shape_are_written_as_their_number(character: str) -> None:
-    """Else two names that differ look the same."""
+    """If not, two different names would look the same."""
     assert on_one_line(f"a{character}b \u00e9") == f"a{character.encode('ascii', 'backslashreplace').decode()}b \u00e9"

@@ -1,4 +1,4 @@
-"""Too little memory is said to be that, also where a library ends the process or cannot be loaded."""
+"""Too little memory is reported as such, also where a library ends the process or cannot be loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTEGRITY = 13
 
 @pytest.mark.parametrize("kilobytes", [50_000, 70_000, 100_000, 110_000, 120_000, 130_000, 150_000])
 def test_a_limit_of_address_space(tmp_path: Path, kilobytes: int) -> None:
-    """numpy is loaded, or has no room for its libraries, or none for its own memory."""
+    """numpy can be loaded, or there is no memory for its libraries, or for what it allocates."""
     crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
     done = subprocess.run(("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False)
     assert "this is a bug" not in done.stderr
@@ -28,7 +28,7 @@ def test_a_limit_of_address_space(tmp_path: Path, kilobytes: int) -> None:
         assert "too little memory" in done.stderr
 
 
-def test_export_to_a_stream_is_refused(tmp_path: Path) -> None:
+def test_export_to_stdout_is_refused(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "crckpt", "export", "job", "-", "--store", tmp_path / "store")
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2

@@ -16,13 +16,13 @@ PLAIN = {"a": [], "b": {}, "c": [[], [1, {"d": None}]], "e": 'x": [{,}', "f": "Ã
 
 
 @pytest.mark.parametrize("note", ["nightly", "Ã©", os.fsdecode(b"caf\xe9"), "\N{GRINNING FACE}"], ids=ascii)
-def test_a_document_is_indented_as_json_does_it(note: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_is_indented_like_json_dumps(note: str, capsys: pytest.CaptureFixture[str]) -> None:
     emit("list", Output({**PLAIN, "note": note}, iter(())), as_json=True)
     document = {"schema": 1, "command": "list", "status": "ok", "result": {**PLAIN, "note": note}}
     assert capsys.readouterr().out == json.dumps(document, indent=2) + "\n"
 
 
-def test_values_of_ours_become_plain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFixture[str]) -> None:
     values = (Path("/a"), datetime(2026, 1, 2, tzinfo=UTC), Output(1, iter("x")), (part for part in "yz"))
     emit("list", Output(values, iter(())), as_json=True)
     assert json.loads(capsys.readouterr().out)["result"] == [
@@ -33,8 +33,8 @@ def test_values_of_ours_become_plain(capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
-def test_what_others_named_cannot_reach_the_terminal() -> None:
-    """Whoever binds a socket that a tree is connected to picks its name."""
+def test_names_of_others_cannot_control_the_terminal() -> None:
+    """Any program can choose the name of a socket that a tree is connected to."""
     named = "a socket to @\x1b[31m\nX\udcff"
     said = error_text(CrckptError(named, hint=named, causes=(named, named)))
     assert said.replace("\n", "").isprintable()
@@ -42,8 +42,8 @@ def test_what_others_named_cannot_reach_the_terminal() -> None:
     said.encode()
 
 
-def test_several_reasons_are_said_once_each() -> None:
-    """The first one is not the headline, nor its remedy that of all."""
+def test_several_reasons_are_listed_once_each() -> None:
+    """The first reason is not the headline, and its remedy is not the remedy of all."""
     refusal = PreflightRefused(
         "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
     )

@@ -1,0 +1,28 @@
+"""The list of all commands, and how each is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from crckpt.cli.app import COMMANDS, run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_the_list_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"crckpt {command} " in capsys.readouterr().out
+
+
+def test_the_list_loads_no_command() -> None:
+    code = "import sys; from crckpt.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
+    assert not [module for module in done.stderr.split() if module.startswith("crckpt.ops")]
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dunp"]) == 2
+    assert "dunp" in capsys.readouterr().err
