@@ -57,14 +57,14 @@ def _command() -> int:
     from crckpt.cli import command_in
     from crckpt.host.cold_start import read_ahead
     from crckpt.host.process.address_space import is_out_of_memory, refuse_large_imports
-    from crckpt.host.process.signals import interruptible, interrupts_put_off
+    from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
 
     # Before the slow imports: an interruption always ends with a message.
-    interruptible()
+    handle_interrupts()
     refuse_large_imports()
     try:
         # An import might swallow the interruption: some modules catch everything while they try to import others.
-        with interrupts_put_off():
+        with interrupts_deferred():
             read_ahead(command_in(sys.argv[1:]))
             from crckpt.cli.app import run
 

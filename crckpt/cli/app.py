@@ -17,7 +17,7 @@ from crckpt.cli.output import discard, error_document, error_text
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 
 COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     command = command_in(arguments)
     try:
-        with interrupts_put_off():
+        with interrupts_deferred():
             app = _app(command)
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from crckpt.ops.doctor import doctor as perform
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from crckpt.host.probes.fact import Fact
+    from crckpt.host.probes.outcome import Fact
     from crckpt.ops.context import Context
     from crckpt.ops.dump.examine import Examination
     from crckpt.ops.dump.predict import DumpPrediction

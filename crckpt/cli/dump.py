@@ -16,7 +16,7 @@ from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
-from crckpt.host.process.background import continued_in_background
+from crckpt.host.process.background import continue_in_background
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 
@@ -124,7 +124,7 @@ def dump(
     `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
     """
     # Fork before much is loaded: the kernel copies each page that the child changes, if only a count of references.
-    release = continued_in_background() if asynchronous and not dry_run else None
+    release = continue_in_background() if asynchronous and not dry_run else None
 
     from crckpt.ops.dump.dump import dump as perform
 

@@ -12,7 +12,7 @@ from crckpt.cli.format import short_id
 from crckpt.cli.output import Output, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import UsageError
-from crckpt.host.process.run import spelled
+from crckpt.host.process.run import quote
 from crckpt.ops.export import export as perform
 
 
@@ -27,7 +27,7 @@ def export(
     if str(directory) == "-":
         raise UsageError(
             "crckpt export writes a directory and cannot write to stdout (-)",
-            hint=f"crckpt export {spelled([ref])} DIR && tar -C DIR -c .",
+            hint=f"crckpt export {quote([ref])} DIR && tar -C DIR -c .",
         )
     with progress_bar("unpacking", as_json=as_json) as progress:
         result = perform(options.context(store, config=config, progress=progress), ref, directory)

@@ -28,10 +28,10 @@ from crckpt.host.process.orphans import continue_with_descendants, end_with_desc
 from crckpt.host.process.progress import Progress
 from crckpt.host.process.signals import (
     interrupt_is_waiting,
-    interrupts_let_in,
-    interrupts_put_off,
-    left_alone,
-    stops_put_off,
+    interruption,
+    interrupts_allowed,
+    interrupts_deferred,
+    stops_deferred,
 )
 
 _LOOK_S = 1.0
@@ -99,7 +99,7 @@ class CriuRun:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> CriuResult:
         """As `run_criu` does."""
-        with interrupts_put_off(), _stops(self._terminal):
+        with interrupts_deferred(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
             self._failure = failure = self._attend(hold, in_hold)
@@ -140,7 +140,7 @@ class CriuRun:
             self._child.let_go()
             said = f"CRIU, process {self.pid}, waits in the kernel and cannot be ended"
             if is_interrupted:
-                raise self._failure or left_alone(said)
+                raise self._failure or interruption(said)
             hint = "end the program that CRIU waits for (a FUSE file system of the tree): then the tree runs on"
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
@@ -158,7 +158,7 @@ class CriuRun:
             return None
         hold.work_began = time.monotonic()
         try:
-            with interrupts_let_in():
+            with interrupts_allowed():
                 in_hold()
             hold.commit()
         # Whatever it was: CRIU must first undo and end.
@@ -190,7 +190,7 @@ def run_criu(
     it is `limited`, as every restore is, CRIU and all that it made is ended once it makes no progress. `tree` is the
     PID of the root of the tree that it dumps.
     """
-    with interrupts_put_off(), _stops(terminal):
+    with interrupts_deferred(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
         criu = CriuRun(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
         return criu.follow(hold, in_hold, meanwhile)
@@ -198,7 +198,7 @@ def run_criu(
 
 def _stops(terminal: int | None) -> AbstractContextManager[None]:
     """A CRIU that ^Z stops would never end: there it is not put off."""
-    return stops_put_off() if terminal is None else nullcontext()
+    return stops_deferred() if terminal is None else nullcontext()
 
 
 def run_id(log: str) -> str | None:

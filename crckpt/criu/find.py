@@ -71,10 +71,10 @@ def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candi
         return None
     # What a trial needs is not loaded where nothing is tried.
     from crckpt.criu.trial import digest_of, locks_by_nftables, trial
-    from crckpt.host.versions import version_of
+    from crckpt.host.versions import read_criu_version
 
     try:
-        version = version_of(candidate.path)
+        version = read_criu_version(candidate.path)
         why = trial(candidate.path)
     except HostCannot as error:
         why = error.message

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from crckpt.host.disk.pipes import Lender
+from crckpt.host.disk.vmsplice import Lender
 from crckpt.host.process.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 

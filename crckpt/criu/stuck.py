@@ -34,7 +34,7 @@ class DumpLimit:
 
     def look(self, *, is_to_end: bool) -> None:
         """Do what is to be done. Call it every second; `is_to_end` after an interruption or a failure."""
-        criu, tree = fuse.tree_of(self._pid), fuse.tree_of(self._root)
+        criu, tree = fuse.tree_pids(self._pid), fuse.tree_pids(self._root)
         signs = dump_signs(criu, tree, self._log)
         # Once CRIU is killed the tree runs on, and gives signs.
         self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
@@ -44,7 +44,7 @@ class DumpLimit:
         self._quiet = 0
         if self._aborts < _ABORTS and waits_for_a_program((*criu, *tree)):
             self._aborts += 1
-            if found := fuse.abort(tree):
+            if found := fuse.abort_connections(tree):
                 self.waited_for = tuple(dict.fromkeys((*self.waited_for, *found)))
                 return
         if self.is_killed:

@@ -9,7 +9,7 @@ from crckpt.host.probes.kernel import cpu_features
 from crckpt.model import Host
 
 
-def host(criu_version: str, criu_digest: str) -> Host:
+def describe_host(criu_version: str, criu_digest: str) -> Host:
     """This host, with the CRIU that makes the checkpoint."""
     return Host(
         hostname=platform.node(),

@@ -9,7 +9,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.process import run
 
 
-def version_of(criu: Path) -> str:
+def read_criu_version(criu: Path) -> str:
     """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
     said = run.run([criu, "--version"])
     found = re.search(r"Version: (\S+)", said.output)

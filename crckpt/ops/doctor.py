@@ -11,8 +11,8 @@ from msgspec import Struct
 from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
 from crckpt.errors import HostCannot
-from crckpt.host.probes.fact import Fact, Outcome, fact
-from crckpt.host.probes.probe import Subject, probe
+from crckpt.host.probes.host import ProbeRequest, probe_host
+from crckpt.host.probes.outcome import Fact, Outcome, fact
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.tracker import find_method
@@ -68,8 +68,8 @@ def _facts(context: Context) -> tuple[Fact, ...]:
     criu, found = _criu(context)
     named = found.criu.path if found and found.criu else _first_candidate(context)
     locks = found.criu.locks_by_nftables if found and found.criu else None
-    subject = Subject(context.store, context.staging, named, locks)
-    return (fact("criu", criu), fact("tracker", _tracker(criu, found)), *probe(subject))
+    subject = ProbeRequest(context.store, context.staging, named, locks)
+    return (fact("criu", criu), fact("tracker", _tracker(criu, found)), *probe_host(subject))
 
 
 def _tracker(criu: Outcome, found: Search | None) -> Outcome:

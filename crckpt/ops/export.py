@@ -14,7 +14,7 @@ from msgspec import Struct
 from crckpt.criu.command import Paths, restore_command
 from crckpt.errors import UsageError
 from crckpt.host.disk.files import ensure_directories, sync_content, sync_directory
-from crckpt.host.process.run import spelled
+from crckpt.host.process.run import quote
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import full_disk_reported
@@ -56,7 +56,7 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
         with suppress(PermissionError):  # a directory that can be written but not read
             sync_directory(target.parent, "exported")
     words = restore_command(Path("criu"), Paths(target, target), checkpoint.options, sibling=False)
-    return ExportResult(checkpoint.id, target, spelled(words))
+    return ExportResult(checkpoint.id, target, quote(words))
 
 
 def _make_directory(directory: Path) -> bool:

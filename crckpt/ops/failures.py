@@ -87,7 +87,7 @@ def limited_waits_of_dump(root: int) -> Iterator[None]:
 
     If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.stuck`.
     """
-    with _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort(fuse.tree_of(root))):
+    with _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(fuse.tree_pids(root))):
         yield
 
 
@@ -99,9 +99,9 @@ def limited_waits_of_restore(users: frozenset[int]) -> Iterator[None]:
     """
 
     def ours() -> tuple[int, ...]:
-        return fuse.tree_of(os.getpid())
+        return fuse.tree_pids(os.getpid())
 
-    with _limited_waits(ours, lambda: fuse.abort(ours(), users)):
+    with _limited_waits(ours, lambda: fuse.abort_connections(ours(), users)):
         yield
 
 

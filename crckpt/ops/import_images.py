@@ -43,7 +43,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
         job=name,
         created=utc_datetime(inventory.stat().st_mtime),
         host=replace(
-            machine.host(_UNKNOWN, _UNKNOWN),
+            machine.describe_host(_UNKNOWN, _UNKNOWN),
             hostname=_UNKNOWN,
             kernel=_UNKNOWN,
             cpu_features=_features(directory, tree),

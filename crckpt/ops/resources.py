@@ -64,7 +64,7 @@ def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
 def _find_own_end(observed: Observed, outside: int) -> Place | None:
     """The tree's descriptor that is connected to this unix socket outside of the tree."""
     with suppress(OSError):  # this kernel cannot list sockets
-        known = unix_sockets.unix_sockets()
+        known = unix_sockets.read_unix_sockets()
         for process in observed.tree.processes:
             for found in proc.descriptors(process.pid):
                 end = known.get(found.socket_inode)
@@ -73,5 +73,5 @@ def _find_own_end(observed: Observed, outside: int) -> Place | None:
     return None
 
 
-def _title(known: dict[int, unix_sockets.UnixSocket], inode: int) -> str:
+def _title(known: dict[int, unix_sockets.LiveUnixSocket], inode: int) -> str:
     return known[inode].title if inode in known else f"#{inode}"

@@ -21,11 +21,11 @@ def version() -> str:
         if facts:
             return "\n".join([*lines, f"CRIU {facts.version} ({path})"])
     # Only if none is remembered: what starts programs is slow to load.
-    from crckpt.host.versions import version_of
+    from crckpt.host.versions import read_criu_version
 
     for candidate in present:
         try:
-            return "\n".join([*lines, f"CRIU {version_of(candidate.path)} ({candidate.path}, not tried yet)"])
+            return "\n".join([*lines, f"CRIU {read_criu_version(candidate.path)} ({candidate.path}, not tried yet)"])
         except HostCannot:
             continue
     return "\n".join([*lines, "CRIU not found (install one: scripts/install-criu)"])

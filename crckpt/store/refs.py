@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
-from crckpt.host.disk.files import losses_passed_over
+from crckpt.host.disk.files import losses_ignored
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.layout import TAGS
@@ -86,7 +86,7 @@ def _tags_of(backend: Backend, job: JobName) -> Iterator[Tag]:
 
 def _content(backend: Backend, name: str) -> str:
     """What it holds; nothing if that is no text, the disk has lost it, or somebody has removed it a moment ago."""
-    with suppress(FileNotFoundError, IntegrityError), losses_passed_over():
+    with suppress(FileNotFoundError, IntegrityError), losses_ignored():
         return backend.read(name, _MOST_BYTES).decode(errors="replace").strip()
     return ""
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 from crckpt.store.owner import read_owner, write_owner
 
 STAGING = "staging"
@@ -39,10 +39,10 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
         write_owner(path / _OWNER, time.time(), "owner")
         yield Transaction(path)
     except BaseException:
-        with interrupts_put_off():
+        with interrupts_deferred():
             _remove(path)
             raise
-    with interrupts_put_off():
+    with interrupts_deferred():
         _remove(path)
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -27,12 +27,12 @@ class Workers(ThreadPoolExecutor):
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a thread do this; ask `result_of` for what it returns."""
-        with interrupts_put_off():
+        with interrupts_deferred():
             return super().submit(work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As that of any executor."""
-        with interrupts_put_off():
+        with interrupts_deferred():
             super().shutdown(wait, cancel_futures=cancel_futures)
 
 
@@ -48,5 +48,5 @@ def workers() -> Iterator[Workers]:
 
 def result_of(future: Future[T]) -> T:
     """What a thread of `Workers` returns, or the exception that it raises. An interruption comes when it has."""
-    with interrupts_put_off():
+    with interrupts_deferred():
         return future.result()

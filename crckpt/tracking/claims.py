@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk.files import runtime_directory
-from crckpt.host.disk.runtime_directory import make_for
+from crckpt.host.disk.runtime_directory import make_runtime_directory
 
 _PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are centuries of clock ticks
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
@@ -26,7 +26,7 @@ class Claims:
         """`path` is the file, unless it is to be the host's own. Raises OSError."""
         if path is None:
             path = runtime_directory() / "tracked"
-            make_for(path)
+            make_runtime_directory(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def claim(self, pid: int, start: int) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.process.userfaultfd import Taken, close_in, userfaultfds
+from crckpt.host.process.userfaultfd import TakeResult, close_descriptors, take_userfaultfds
 from crckpt.host.syscalls import pagemap
 from crckpt.tracking import unseen
 from crckpt.tracking.preload import library
@@ -44,11 +44,11 @@ class UffdWp:
             pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
-        return refused | {taken.pid: self._attach_to(taken) for taken in userfaultfds(others)}
+        return refused | {taken.pid: self._attach_to(taken) for taken in take_userfaultfds(others)}
 
     def _close_inherited(self, pids: Iterable[int]) -> None:
         """Close what a child inherited that another thread forked just when its parent held ours."""
-        close_in({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
+        close_descriptors({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:
         """Whether a process without attachment inherited a userfaultfd of ours."""
@@ -58,7 +58,7 @@ class UffdWp:
         found = unseen.userfaultfds_of(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
-    def _attach_to(self, taken: Taken) -> Protected | str:
+    def _attach_to(self, taken: TakeResult) -> Protected | str:
         if taken.descriptor < 0:
             why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
             return f"{why} ({taken.hint})" if taken.hint else why

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmark.setting import MEBIBYTE, Setting
-from crckpt.host.versions import version_of
+from crckpt.host.versions import read_criu_version
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 _NO_ORDER: Final = 11
@@ -46,7 +46,7 @@ def described(setting: Setting) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     return {
         "machine": f"{_cpu()}, {cores} cores, {memory:.0f} GiB, Linux {platform.release()}",
-        "CRIU": f"{version_of(setting.criu)} ({setting.criu})",
+        "CRIU": f"{read_criu_version(setting.criu)} ({setting.criu})",
         "disk": _disk(setting.work),
     }
 

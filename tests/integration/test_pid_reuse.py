@@ -18,7 +18,7 @@ from moments import ENDS_WITHIN_S, manifests
 from trees import wait_for
 
 from crckpt.host import proc
-from crckpt.host.target.hold import HeldProcess
+from crckpt.host.target.pinned import PinnedProcess
 
 _SYS_CLONE3 = 435
 SLEEP = ("/bin/sleep", "1000")
@@ -121,21 +121,21 @@ def test_a_number_that_was_given_to_another_process_while_it_is_tracked(
 
 
 def test_a_process_keeps_its_number_until_it_is_reaped(sleeper: Sleeper) -> None:
-    held = HeldProcess(sleeper.pid)
+    held = PinnedProcess(sleeper.pid)
     assert_has_number(held)
     os.kill(sleeper.pid, signal.SIGKILL)
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert_has_number(held)
     sleeper.replace()
     assert_has_number(held, has=False)
-    again = HeldProcess(sleeper.pid)
+    again = PinnedProcess(sleeper.pid)
     assert_has_number(again)
     held.close()
     again.close()
     assert_has_number(held, has=False)
 
 
-def assert_has_number(held: HeldProcess, *, has: bool = True) -> None:
+def assert_has_number(held: PinnedProcess, *, has: bool = True) -> None:
     assert held.has_its_number == has
 
 

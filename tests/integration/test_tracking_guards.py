@@ -18,7 +18,7 @@ from entering import preload_library, reset
 from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compiled
 
 from crckpt.host import proc
-from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.process.userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import WriteProtection
 from crckpt.tracking import unseen
@@ -141,7 +141,7 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
     with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
         if pagemap.tracks_by_soft_dirty():
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
-        (taken,) = userfaultfds([pid])
+        (taken,) = take_userfaultfds([pid])
         own = WriteProtection(taken.descriptor)
         for one in pagemap.private_anonymous(pid):
             with suppress(OSError):  # it has gone meanwhile

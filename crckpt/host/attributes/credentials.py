@@ -9,7 +9,7 @@ from crckpt.host.proc.status import read_status
 from crckpt.images.creds import CAPABILITIES, Rights
 
 
-def rights_below(root: int) -> dict[int, Rights]:
+def read_thread_rights(root: int) -> dict[int, Rights]:
     """Thread id, in the thread's own pid namespace -> its rights, of process `root` and all its descendants."""
     found: dict[int, Rights] = {}
     waiting = [root]

@@ -60,7 +60,7 @@ class Order(Struct, frozen=True):
     start: int = 0
 
 
-class Answer(Struct, frozen=True):
+class OrderResult(Struct, frozen=True):
     """What became of an order: `values` that were asked for; `failed` is (name, why) of what could not be set.
 
     With `why` nothing could be done in that thread.
@@ -71,7 +71,7 @@ class Answer(Struct, frozen=True):
     why: str = ""
 
 
-def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
+def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     """Carry out the orders in a helper process; return one answer for each. Takes about 0.1 s, and 1 ms for each.
 
     Leave a helper alone that a process blocks: to kill it during a call would kill that process, and it cannot be
@@ -84,14 +84,14 @@ def enter(orders: Sequence[Order]) -> tuple[Answer, ...]:
         os.lseek(said, 0, os.SEEK_SET)
         words = (sys.executable, "-P", "-m", __name__, str(said), str(answers))
         child = run.start(words, output=Path(os.devnull), keep=(said, answers), python_path=Path(__file__).parents[3])
-        has_ended = _ended(child, answers)
+        has_ended = _wait_for_progress(child, answers)
         why = f"crckpt's helper process ended with status {child.wait()}" if has_ended else _KEPT_WAITING
         os.lseek(answers, 0, os.SEEK_SET)
-        found = [msgspec.json.decode(line, type=Answer) for line in _all(answers).splitlines()]
-    return (*found, *(Answer(why=why) for _ in orders[len(found) :]))
+        found = [msgspec.json.decode(line, type=OrderResult) for line in _read_all(answers).splitlines()]
+    return (*found, *(OrderResult(why=why) for _ in orders[len(found) :]))
 
 
-def _ended(child: run.Child, answers: int) -> bool:
+def _wait_for_progress(child: run.Child, answers: int) -> bool:
     """Wait for the helper while it makes progress. Return whether it has ended."""
     written = -1
     while (now := os.fstat(answers).st_size) != written:
@@ -111,32 +111,32 @@ def _memory() -> Iterator[int]:
         os.close(descriptor)
 
 
-def _all(descriptor: int) -> bytes:
+def _read_all(descriptor: int) -> bytes:
     return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b""))
 
 
 def main(words: list[str]) -> int:
     """Follow the orders, and write down what became of each."""
     said, answers = (int(word) for word in words)
-    for order in msgspec.json.decode(_all(said), type=tuple[Order, ...]):
-        os.write(answers, msgspec.json.encode(_answer(order)) + b"\n")
+    for order in msgspec.json.decode(_read_all(said), type=tuple[Order, ...]):
+        os.write(answers, msgspec.json.encode(_carry_out_one(order)) + b"\n")
     return 0
 
 
-def _answer(order: Order) -> Answer:
+def _carry_out_one(order: Order) -> OrderResult:
     try:
         if order.does == "ask":
             with ptrace.stopped(order.pid, start=order.start) as thread:
-                return Answer(dict(_asked(thread, order.pid)))
-        with _lent(order), ptrace.stopped(order.pid, order.tid) as thread:
-            return Answer(failed=tuple(_set(thread, order)))
+                return OrderResult(dict(_read_attributes(thread, order.pid)))
+        with _without_tracer(order), ptrace.stopped(order.pid, order.tid) as thread:
+            return OrderResult(failed=tuple(_set(thread, order)))
     except HostCannot as error:
-        return Answer(why=error.message)
+        return OrderResult(why=error.message)
     except (OSError, ValueError) as error:
-        return Answer(why=f"crckpt cannot attach to PID {order.pid}: {error}")
+        return OrderResult(why=f"crckpt cannot attach to PID {order.pid}: {error}")
 
 
-def _asked(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     number = _PRCTL_32 if thread.is_compat else _PRCTL
     refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
@@ -234,7 +234,7 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
 
 
 @contextmanager
-def _lent(order: Order) -> Iterator[None]:
+def _without_tracer(order: Order) -> Iterator[None]:
     """The thread without its tracer, which is stopped meanwhile, if it is to lend it."""
     tracer = status.tracer(order.pid, order.tid)
     if not tracer or not order.is_lent:

@@ -177,7 +177,7 @@ class SocketRecord(Struct, frozen=True):
         return not (self.options or self.interfaces or self.memberships or self.owner or self.has_keys)
 
 
-class NotSet(Struct, frozen=True):
+class SocketFailure(Struct, frozen=True):
     """What could not be put back, and why."""
 
     title: str
@@ -232,7 +232,7 @@ def owner(ours: int) -> tuple[int, ...]:
         return _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))[1:]
 
 
-def put_back(ours: int, record: SocketRecord) -> Iterator[NotSet]:
+def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
     """Give the socket behind our descriptor what the record says; what could not be set.
 
     Does nothing to a socket of another kind. A connection that is one no longer says nothing.
@@ -321,7 +321,7 @@ def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict
     return options, interfaces, is_connected
 
 
-def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[NotSet]:
+def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFailure]:
     priority = held.getsockopt(_SOCKET, _SO_PRIORITY)
     for name, option in OPTIONS.items():
         if name not in record.options and name not in record.interfaces:
@@ -335,7 +335,7 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[NotSet]:
             if held.getsockopt(option.level, option.number, option.size or 4) != value:
                 held.setsockopt(option.level, option.number, value)
         except (OSError, ValueError, KeyError, struct.error) as error:
-            yield NotSet(name, option.protects, str(getattr(error, "strerror", None) or error))
+            yield SocketFailure(name, option.protects, str(getattr(error, "strerror", None) or error))
     # IP_TOS sets it, too.
     if held.getsockopt(_SOCKET, _SO_PRIORITY) != priority:
         held.setsockopt(_SOCKET, _SO_PRIORITY, priority)
@@ -395,7 +395,7 @@ def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bo
         sources = min(count, _MOST_SOURCES)
 
 
-def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[NotSet]:
+def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[SocketFailure]:
     for member in memberships:
         level = _IPV6 if ":" in member.group else _IP
         try:
@@ -406,7 +406,7 @@ def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[
                 held.setsockopt(level, _BLOCK_SOURCE if member.excludes else _JOIN_SOURCE, group + _address(source))
         except (OSError, ValueError) as error:
             title = f"the membership in {member.group} on {member.interface}"
-            yield NotSet(title, protects=False, why=str(getattr(error, "strerror", None) or error))
+            yield SocketFailure(title, protects=False, why=str(getattr(error, "strerror", None) or error))
 
 
 def _address(host: str) -> bytes:

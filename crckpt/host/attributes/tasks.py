@@ -219,7 +219,7 @@ SETTERS: Final[dict[str, Callable[[int, Value], None]]] = {
 }
 
 
-def cpus() -> frozenset[int]:
+def online_cpus() -> frozenset[int]:
     """The CPUs of this host that are online."""
     said = procfs.text("/sys/devices/system/cpu/online")
     return frozenset(_numbers(said.strip()))

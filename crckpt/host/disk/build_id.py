@@ -20,7 +20,7 @@ _MOST = 1 << 62
 """No file is as long."""
 
 
-def build_id(path: str) -> bytes | None:
+def read_build_id(path: str) -> bytes | None:
     """The GNU build-id of a 64-bit little-endian ELF file; None for other files and files without one.
 
     Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.

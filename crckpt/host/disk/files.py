@@ -24,7 +24,7 @@ LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 
 
 @contextmanager
-def losses_passed_over() -> Iterator[None]:
+def losses_ignored() -> Iterator[None]:
     """What the disk has lost ends the block, and no more."""
     try:
         yield
@@ -302,7 +302,7 @@ def _rmdir_in(above: int, path: Path, what: str) -> None:
 
 def is_named(path: Path) -> bool:
     """Whether there is such a name; also if the disk has lost what is behind it."""
-    with losses_passed_over():
+    with losses_ignored():
         try:
             path.lstat()
         except (FileNotFoundError, NotADirectoryError):

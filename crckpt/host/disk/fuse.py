@@ -13,7 +13,7 @@ from threading import Event
 from typing import Final
 
 from crckpt.host import proc
-from crckpt.host.proc.mountinfo import Mount, mounts_of
+from crckpt.host.proc.mountinfo import Mount, read_mounts_of
 from crckpt.host.process.progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
@@ -23,7 +23,7 @@ _WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]
 _LOOK_S: Final = 1.0
 
 
-def abort(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
+def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
     """Abort connections that owe an answer, of mounts that these processes see; return their mount points.
 
     Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
@@ -43,7 +43,7 @@ def abort(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
 def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tuple[str, ...]]) -> Iterator[list[str]]:
     """During this block no process of `waiting` waits for an answer for more than QUIET_S seconds.
 
-    Then call `abort`. The mount points that it returns are added to the list.
+    Then call `abort_connections`. The mount points that it returns are added to the list.
     """
     is_over = Event()
     aborted: list[str] = []
@@ -64,7 +64,7 @@ def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tu
         thread.join()
 
 
-def tree_of(root: int) -> tuple[int, ...]:
+def tree_pids(root: int) -> tuple[int, ...]:
     """PIDs of the tree below `root`; none if there is no such process."""
     process = proc.read_process(root)
     return proc.read_tree(process).pids if process is not None else ()
@@ -78,7 +78,7 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
         with suppress(OSError):
             process = proc.read_process(pid)
             users.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
-            found.update((mount.device, mount) for mount in mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
+            found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
     return (mount for mount in found.values() if mount.of_all & users)
 
 

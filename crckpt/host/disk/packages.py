@@ -32,14 +32,14 @@ class Package(Struct, frozen=True):
     before: str = ""
 
 
-def owners(paths: Iterable[str], after: datetime) -> dict[str, Package]:
+def find_packages(paths: Iterable[str], after: datetime) -> dict[str, Package]:
     """Of those files that a package owns, the package, and what became of it first after that moment."""
     wanted = tuple(paths)
     with suppress(HostCannot, OSError, ValueError):
-        if _there("dpkg"):
-            return _of_dpkg(wanted, after)
-        if _there("rpm"):
-            return {path: package for path in wanted if (package := _of_rpm(path))}
+        if _is_installed("dpkg"):
+            return _ask_dpkg(wanted, after)
+        if _is_installed("rpm"):
+            return {path: package for path in wanted if (package := _ask_rpm(path))}
     return {}
 
 
@@ -61,11 +61,11 @@ def first_change(log: str, name: str, after: datetime) -> tuple[datetime, str] |
     return None
 
 
-def _there(tool: str) -> bool:
+def _is_installed(tool: str) -> bool:
     return shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is not None
 
 
-def _of_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
+def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
     spelled = {other: path for path in paths for other in _spellings(path)}
     names: dict[str, str] = {}
     # Its status says only that it knew not all of them.
@@ -95,7 +95,7 @@ def _package(name: str, log: str, after: datetime) -> Package | None:
     return Package(plain, shown.output, utc_datetime(lists.stat().st_mtime))
 
 
-def _of_rpm(path: str) -> Package | None:
+def _ask_rpm(path: str) -> Package | None:
     done = run.run(("rpm", "--query", "--queryformat", _OF_RPM, "--file", path), timeout=_WITHIN_S)
     if not done.ok:
         return None

@@ -19,14 +19,14 @@ _MOST_LINKS: Final = 40
 """The kernel's limit. Source: path_resolution(7)."""
 
 
-class Entry(Struct, frozen=True):
+class PathEntry(Struct, frozen=True):
     """A directory or symbolic link on a path, or its end."""
 
     path: Path
     status: os.stat_result
 
 
-def find_intruder(entries: tuple[Entry, ...], users: frozenset[int]) -> str:
+def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
     """Say which entry somebody other than root and `users` can change, and why; empty if there is none.
 
     In a sticky directory (/tmp) only the owner of the file counts.
@@ -55,7 +55,7 @@ class Changers(Struct, frozen=True):
         return bool(self.users) or self.anyone
 
 
-def changers(directory: Path) -> Changers:
+def find_changers(directory: Path) -> Changers:
     """Who but root can put another file in the place of one in this directory, or another directory in its place."""
     try:
         descriptor, entries = open_path(directory)
@@ -79,19 +79,19 @@ def find_intruder_on(path: Path, users: frozenset[int]) -> str:
     return find_intruder(entries, users)
 
 
-def open_path(path: Path) -> tuple[int, tuple[Entry, ...]]:
+def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
     """Open what `path` names, and list its entries from the root on: the descriptor is that of the last one.
 
     The descriptor (O_PATH) names the file, but cannot read it. Raises OSError.
     """
     with ExitStack() as stack:
         here = _open("/", None, stack)
-        entries = [Entry(Path("/"), os.fstat(here))]
+        entries = [PathEntry(Path("/"), os.fstat(here))]
         parts = deque(path.absolute().parts[1:])
         links = 0
         while parts:
             found = _open(parts.popleft(), here, stack)
-            entries.append(Entry(Path(f"/proc/self/fd/{found}").readlink(), os.fstat(found)))
+            entries.append(PathEntry(Path(f"/proc/self/fd/{found}").readlink(), os.fstat(found)))
             if not stat.S_ISLNK(entries[-1].status.st_mode):
                 here = found
                 continue
@@ -161,5 +161,5 @@ class PathChangers:
     def __call__(self, path: str) -> Changers:
         above = path.rpartition("/")[0] or "/"
         if above not in self._known:
-            self._known[above] = changers(Path(above))
+            self._known[above] = find_changers(Path(above))
         return self._known[above]

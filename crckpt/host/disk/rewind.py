@@ -16,7 +16,7 @@ from typing import Final
 
 from crckpt.errors import RestoreFailed
 from crckpt.host.disk.files import PRIVATE_FILE, resize, sync, write
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
 
@@ -27,7 +27,7 @@ _EXCHANGED: Final = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.ENO
 
 
 @contextmanager
-def put_back_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
+def restored_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
     """Truncate the file `path` to `size` bytes, and keep the later lines in a new file next to it.
 
     The new file is named `kept`, or the first of `kept.2`, `kept.3` ... that is free; it belongs to the owner of
@@ -52,7 +52,7 @@ def put_back_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
             is_cut = True
             yield
         except BaseException:
-            with interrupts_put_off():
+            with interrupts_deferred():
                 # An interruption may come when the file is cut, and before `is_cut` says so.
                 if is_cut or os.fstat(file).st_size == size:
                     _copy(tail, 0, file, size, "rewound", kept_bytes or None)

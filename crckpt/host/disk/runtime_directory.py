@@ -14,7 +14,7 @@ from crckpt.host.disk.own_files import is_own
 _PRIVATE: Final = 0o700
 
 
-def make_for(path: Path) -> None:
+def make_runtime_directory(path: Path) -> None:
     """Make the private directory in which `path` is to be, below `runtime_directory`, whatever the umask.
 
     Raises OSError if another user has made it, or can write to it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import cgroups
 
 _MEMINFO = Path("/proc/meminfo")
@@ -13,7 +13,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path, or the first directory above it that is there."""
     return next(above for above in (path, *path.parents) if above.exists())
 
@@ -32,7 +32,7 @@ def is_read_only(path: Path) -> bool:
 def is_in_memory(path: Path) -> bool:
     """Whether what is written to an existing path takes memory."""
     device = path.stat().st_dev
-    kind = next((mount.kind for mount in every_mount() if mount.device == device), "")
+    kind = next((mount.kind for mount in read_mounts() if mount.device == device), "")
     return kind in _IN_MEMORY
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from crckpt.host.process.signals import PASSED_ON, heard
+from crckpt.host.process.signals import FORWARDED, handle_signal
 
 _LOOK_S = 0.05
 
@@ -61,8 +61,8 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
     root = _Root(pid)
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
-    for number in PASSED_ON:
-        heard(number, root.pass_on)
+    for number in FORWARDED:
+        handle_signal(number, root.pass_on)
     lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
     if plan:
         from crckpt.host.namespaces.isolation import seclude

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.disk.own_files import write_private
-from crckpt.host.proc.mountinfo import Mount, mounted
+from crckpt.host.proc.mountinfo import Mount, mount_points
 from crckpt.host.syscalls.mount import become_root, bind, bind_read_only, mount
 
 _SIOCSIFFLAGS: Final = 0x8914
@@ -31,7 +31,7 @@ _IFF_UP: Final = 1
 """linux/sockios.h, linux/if.h"""
 
 
-class Plan(Struct, frozen=True):
+class SeclusionPlan(Struct, frozen=True):
     """What is asked for.
 
     `work` is a private directory that stays shared with the host, `sockets` are paths of sockets of the host that stay
@@ -46,28 +46,28 @@ class Plan(Struct, frozen=True):
     room: int
 
 
-class Secluded(Struct, frozen=True):
+class SeclusionResult(Struct, frozen=True):
     """What came of it: `unwritable` are mount points that could get no overlay, so they are read-only or not there."""
 
     unwritable: tuple[str, ...]
 
 
 def seclude(plan: Path) -> None:
-    """Carry out the plan, and write what came of it beside it as `answer_to` says. Raises OSError."""
-    wanted = msgspec.json.decode(plan.read_bytes(), type=Plan)
+    """Carry out the plan, and write what came of it beside it as `result_path` says. Raises OSError."""
+    wanted = msgspec.json.decode(plan.read_bytes(), type=SeclusionPlan)
     _put_on_loopback(wanted.addresses)
     unwritable = _renew_root(wanted)
     for path, size in wanted.cut:
         os.truncate(path, size)
-    write_private(answer_to(plan), msgspec.json.encode(Secluded(unwritable)))
+    write_private(result_path(plan), msgspec.json.encode(SeclusionResult(unwritable)))
 
 
-def answer_to(plan: Path) -> Path:
-    """Where the answer to a plan lies: a `Secluded` as JSON."""
+def result_path(plan: Path) -> Path:
+    """Where the answer to a plan lies: a `SeclusionResult` as JSON."""
     return plan.with_suffix(".answer")
 
 
-def _renew_root(wanted: Plan) -> tuple[str, ...]:
+def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
     """Mount everything anew below a directory and make it the root."""
     memory = Path(wanted.work) / "overlays"
     memory.mkdir(mode=0o700)
@@ -76,7 +76,7 @@ def _renew_root(wanted: Plan) -> tuple[str, ...]:
     root.mkdir()
     root.chmod(0o755)
     unwritable = []
-    for number, found in enumerate(mounted()):
+    for number, found in enumerate(mount_points()):
         # Of what is mounted below the directory, or below a mount that hides it, nothing is to be seen.
         if found.path == str(memory) or not os.path.lexists(found.path):
             continue

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from crckpt.host.disk.files import own_name
 from crckpt.host.process.cgroups import groups
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 
 _PREFIX: Final = "crckpt-rehearsal-"
 _LIMITS: Final = ("memory.max", "memory.limit_in_bytes")
@@ -27,7 +27,7 @@ _EMPTY_WITHIN_S: Final = 5.0
 _JOIN: Final = 'echo $$ >"$0" && exec "$@"'
 
 
-class Group(Struct, frozen=True):
+class MemoryGroup(Struct, frozen=True):
     """A group in which all processes together may take `limit` bytes of memory."""
 
     path: Path
@@ -49,7 +49,7 @@ class Group(Struct, frozen=True):
 
 
 @contextmanager
-def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Group | None]:
+def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[MemoryGroup | None]:
     """A new group with this limit in bytes, gone after the block, which ends its processes; None if there can be none.
 
     It is made in the first of `within` that allows it; these are our own group and those above it if left out.
@@ -58,7 +58,7 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Gro
     places = tuple(groups("memory")) if within is None else within
     for top in (place for place in places if place.parent not in places):
         _remove_abandoned(top)
-    path = _made(places, memory)
+    path = _make_group(places, memory)
     if path is None:
         yield None
         return
@@ -66,14 +66,14 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Gro
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Group(path, memory)
+        yield MemoryGroup(path, memory)
     finally:
-        with interrupts_put_off():
+        with interrupts_deferred():
             _remove(path)
             os.close(descriptor)
 
 
-def _made(places: tuple[Path, ...], memory: int) -> Path | None:
+def _make_group(places: tuple[Path, ...], memory: int) -> Path | None:
     """Under version 2 it can only be beside our own group: one that has processes gives no memory to those below."""
     for place in places:
         path = place / f"{_PREFIX}{own_name()}"

@@ -20,7 +20,7 @@ _NAMED = Path("/run/netns")
 _LOCK_NAME = len("CRIU-") + 16
 
 
-def nft() -> Path | None:
+def find_nft() -> Path | None:
     """The packet filter's tool: the system's, or the one that came with CRIU."""
     found = shutil.which("nft", path=run.ENVIRONMENT["PATH"])
     if found:
@@ -30,7 +30,7 @@ def nft() -> Path | None:
 
 def can_filter() -> bool:
     """Whether the kernel lets us look at its packet filter."""
-    tool = nft()
+    tool = find_nft()
     return tool is not None and run.run([tool, "list", "tables"]).ok
 
 
@@ -42,10 +42,10 @@ def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
     table = _lock_of(run_id, inside)
     if table is None:
         return None
-    argv = [*_entering(inside), str(nft()), "delete", "table", "inet", table]
+    argv = [*_entering(inside), str(find_nft()), "delete", "table", "inet", table]
     done = run.run(argv)
     if not done.ok:
-        raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.spelled(argv))
+        raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.quote(argv))
     return table
 
 
@@ -80,7 +80,7 @@ def _entering(inside: Path | None) -> tuple[str, ...]:
 
 def _lock_of(run_id: str, inside: Path | None) -> str | None:
     """CRIU cuts the name to what a buffer of its own holds: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
-    tool = nft()
+    tool = find_nft()
     listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
     names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
     return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)

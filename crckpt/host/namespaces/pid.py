@@ -31,13 +31,13 @@ def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = Tru
     needs its parent, the init, in our session: without a parent there the kernel does not stop it (^Z). Raises
     HostCannot.
     """
-    with begun(("unshare",), root, work, owner, own_session=own_session) as (child, init):
+    with started_init(("unshare",), root, work, owner, own_session=own_session) as (child, init):
         yield PidNamespace(init, child.pid)
         child.let_go()
 
 
 @contextmanager
-def begun(
+def started_init(
     unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str, own_session: bool = True
 ) -> Iterator[tuple[run.Child, int]]:
     """The child that makes a pid namespace, and that namespace's init; ended if the block fails.

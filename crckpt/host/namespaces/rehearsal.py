@@ -11,10 +11,10 @@ from typing import BinaryIO, Final
 import msgspec
 
 from crckpt.host.disk.own_files import write_private
-from crckpt.host.namespaces.isolation import Plan, Secluded, answer_to
-from crckpt.host.namespaces.pid import begun
+from crckpt.host.namespaces.isolation import SeclusionPlan, SeclusionResult, result_path
+from crckpt.host.namespaces.pid import started_init
 from crckpt.host.process import run
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 
 KINDS: Final = ("pid", "mnt", "net", "ipc", "uts")
 
@@ -22,7 +22,7 @@ KINDS: Final = ("pid", "mnt", "net", "ipc", "uts")
 class Throwaway:
     """Namespaces in which nothing of the host is changed. `init` is their PID 1 as we see it."""
 
-    def __init__(self, init: int, secluded: Secluded, child: run.Child, alive: BinaryIO) -> None:
+    def __init__(self, init: int, secluded: SeclusionResult, child: run.Child, alive: BinaryIO) -> None:
         self.init = init
         self.secluded = secluded
         self._child = child
@@ -30,13 +30,13 @@ class Throwaway:
 
     def end(self) -> int:
         """End all that is in them; the exit status of the root, or 128 plus its signal, if it had ended before."""
-        with interrupts_put_off():
+        with interrupts_deferred():
             self._alive.close()
             return self._child.wait()
 
 
 @contextmanager
-def throwaway(root: int, plan: Plan, joining: tuple[str, ...] = ()) -> Iterator[Throwaway]:
+def throwaway(root: int, plan: SeclusionPlan, joining: tuple[str, ...] = ()) -> Iterator[Throwaway]:
     """New namespaces after a plan, with an init for the process that will be `root`; ended with the block, or with us.
 
     `joining` are words before the command that makes them. Raises HostCannot.
@@ -48,8 +48,8 @@ def throwaway(root: int, plan: Plan, joining: tuple[str, ...] = ()) -> Iterator[
     unshare = (*joining, "unshare", "--net", "--ipc", "--uts")
     with owner.open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        with begun(unshare, root, work, owner, str(written)) as (child, init):
-            secluded = msgspec.json.decode(answer_to(written).read_bytes(), type=Secluded)
+        with started_init(unshare, root, work, owner, str(written)) as (child, init):
+            secluded = msgspec.json.decode(result_path(written).read_bytes(), type=SeclusionResult)
             new = Throwaway(init, secluded, child, alive)
             try:
                 yield new

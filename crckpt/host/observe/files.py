@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.maps import mapped_files
-from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.proc.mountinfo import read_mounts
 
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
 """What lies on no disk, or is found another way (/proc/PID of a process that has ended)."""
 
 
-class OutOfReach(Struct, frozen=True):
+class UnreachableFile(Struct, frozen=True):
     """A file in use that its name does not lead to: it lies on a mount that is not there (`mount`), or under another.
 
     `fd` is -1 for a mapped file and a directory that a process is in.
@@ -30,45 +30,45 @@ class OutOfReach(Struct, frozen=True):
     why: Literal["mount", "hidden"]
 
 
-def out_of_reach(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[OutOfReach, ...]:
+def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[UnreachableFile, ...]:
     """Of these processes, all of our mount namespace. What changes while it is looked at is left out."""
     mounts = _mounts()
     known: dict[str, tuple[int, int] | None] = {}
     reached: set[tuple[str, str, str]] = set()
     held = tuple(found for found in descriptors if _is_file(found.mode, found.target))
     return (
-        *(OutOfReach(found.pid, found.fd, found.target, "mount") for found in held if found.mount not in mounts),
+        *(UnreachableFile(found.pid, found.fd, found.target, "mount") for found in held if found.mount not in mounts),
         *(
-            OutOfReach(found.pid, found.fd, found.target, "hidden")
+            UnreachableFile(found.pid, found.fd, found.target, "hidden")
             for found in held
-            if found.mount in mounts and _hidden(f"/proc/{found.pid}/fd/{found.fd}", found.target, known)
+            if found.mount in mounts and _is_hidden(f"/proc/{found.pid}/fd/{found.fd}", found.target, known)
         ),
-        *(found for pid in pids for found in _unreached(pid, known, reached)),
+        *(found for pid in pids for found in _find_in_process(pid, known, reached)),
     )
 
 
-def _unreached(
+def _find_in_process(
     pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
-) -> Iterator[OutOfReach]:
+) -> Iterator[UnreachableFile]:
     """A mapped file that is `reached` by its name in one process is so in all."""
     for name in ("cwd", "root"):
-        yield from _hidden_behind(pid, f"/proc/{pid}/{name}", known)
+        yield from _find_hidden(pid, f"/proc/{pid}/{name}", known)
     for file, link in mapped_files(pid).items():
         if file not in reached:
-            found = tuple(_hidden_behind(pid, link, known))
+            found = tuple(_find_hidden(pid, link, known))
             yield from found
             if not found:
                 reached.add(file)
 
 
-def _hidden_behind(pid: int, link: str, known: dict[str, tuple[int, int] | None]) -> Iterator[OutOfReach]:
+def _find_hidden(pid: int, link: str, known: dict[str, tuple[int, int] | None]) -> Iterator[UnreachableFile]:
     with suppress(OSError):
         target = os.readlink(link)
-        if not target.startswith(_NAMELESS) and target.startswith("/") and _hidden(link, target, known):
-            yield OutOfReach(pid, -1, target, "hidden")
+        if not target.startswith(_NAMELESS) and target.startswith("/") and _is_hidden(link, target, known):
+            yield UnreachableFile(pid, -1, target, "hidden")
 
 
-def _hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
+def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
     """Whether the name leads to another file than the link, or to none, and did so before and after a look."""
     if target.endswith(" (deleted)"):
         return False
@@ -103,4 +103,4 @@ def _is_file(mode: int, target: str) -> bool:
 
 
 def _mounts() -> frozenset[int]:
-    return frozenset(mount.id for mount in every_mount())
+    return frozenset(mount.id for mount in read_mounts())

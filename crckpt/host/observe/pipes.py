@@ -17,17 +17,17 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.syscalls.pidfd_getfd import borrow
 
 
-def reads(end: Descriptor) -> bool:
+def is_read_end(end: Descriptor) -> bool:
     """Whether a pipe can be read there."""
     return end.flags & os.O_ACCMODE != os.O_WRONLY
 
 
-def writes(end: Descriptor) -> bool:
+def is_write_end(end: Descriptor) -> bool:
     """Whether a pipe can be written to there."""
     return end.flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def pipes(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
+def group_by_pipe(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
     """Inode of each pipe -> the descriptors that lead to it, in the order given. Named pipes are not among them."""
     found: dict[int, tuple[Descriptor, ...]] = {}
     for each in descriptors:
@@ -37,7 +37,7 @@ def pipes(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]
     return found
 
 
-def filled_pipe(size: int, content: bytes) -> tuple[int, int]:
+def make_filled_pipe(size: int, content: bytes) -> tuple[int, int]:
     """Both ends of a new pipe that takes `size` bytes (0: as many as usual) and has `content` in it.
 
     Closing them is the caller's. Raises OSError if we may not make it so large.
@@ -52,12 +52,12 @@ def filled_pipe(size: int, content: bytes) -> tuple[int, int]:
     return reader, writer
 
 
-def closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
+def find_closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
     """Inodes of the pipes with one end: no process, in the tree or elsewhere, has the other.
 
     Skips a process that closed its end meanwhile, or that we may not inspect.
     """
-    return frozenset(inode for inode, ends in pipes(descriptors).items() if _is_closed(inode, ends))
+    return frozenset(inode for inode, ends in group_by_pipe(descriptors).items() if _is_closed(inode, ends))
 
 
 def _fill(writer: int, size: int, content: bytes) -> None:
@@ -70,7 +70,7 @@ def _fill(writer: int, size: int, content: bytes) -> None:
 
 def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
     # Where the tree writes, it is to be known whether anybody reads: the tree itself may have done so until now.
-    for end in sorted(ends, key=reads):
+    for end in sorted(ends, key=is_read_end):
         with suppress(OSError):
             borrowed = borrow(end.pid, end.fd)
             try:

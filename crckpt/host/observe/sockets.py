@@ -11,7 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.observe.unix_sockets import UnixSocket
+from crckpt.host.observe.unix_sockets import LiveUnixSocket
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_unix
 
@@ -43,7 +43,7 @@ def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
     )
 
 
-def waited_for(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def find_waiting_listeners(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """(PID, descriptor) of every listening TCP socket at which a connection waits to be accepted."""
     return tuple((pid, fd) for pid, fd, row in _tcp_sockets(pids) if row.state == "LISTEN" and row.unread)
 
@@ -53,7 +53,7 @@ def socket_titles(pid: int) -> dict[int, str]:
 
     As the images have it. Of sockets of other families than internet and unix nothing is said.
     """
-    titles = {row.inode: UnixSocket(row.inode, row.kind, 0, row.path).title for row in read_unix(pid)}
+    titles = {row.inode: LiveUnixSocket(row.inode, row.kind, 0, row.path).title for row in read_unix(pid)}
     for table in _INET:
         for row in read_inet(pid, table):
             to = f" -> {row.remote}" if row.has_peer else ""
@@ -67,7 +67,7 @@ Binding = Literal["listen", "datagram", "connection"]
 """What a socket does with its address: a TCP socket that listens or is connected, or a UDP socket."""
 
 
-def refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
+def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
     """Whether a restore could not bind a socket there: it is taken, or the host does not have that address.
 
     A connection shares its port with whoever listens: it only needs the address. What else may be wrong, only a

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from crckpt.host.syscalls.sock_diag import aligned, answers
+from crckpt.host.syscalls.sock_diag import aligned, ask_for_sockets
 
 # linux/inet_diag.h
 _INFO: Final = 2
@@ -25,7 +25,7 @@ def find_sockets_with_keys() -> frozenset[int]:
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
             # The kernel tells of keys only where it is asked for the state of the connection.
-            for message in answers(_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)):
+            for message in ask_for_sockets(_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)):
                 if _MD5SIG in _attributes(message[_MESSAGE_BYTES:]):
                     found.add(struct.unpack_from("=I", message, _INODE_AT)[0])
     return frozenset(found)

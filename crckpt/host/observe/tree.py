@@ -10,19 +10,19 @@ from typing import Final, Literal
 from msgspec import Struct, structs
 
 from crckpt.host import proc
-from crckpt.host.namespaces.owners import ForeignNamespace, foreign_namespaces
+from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
-from crckpt.host.observe.files import OutOfReach, out_of_reach
-from crckpt.host.observe.pipes import closed_pipes
-from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
-from crckpt.host.observe.waits import Wait, interrupted_calls
-from crckpt.host.observe.watches import lost_watches
-from crckpt.host.observe.weak_sockets import WeakSocket, weak_sockets
+from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
+from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.observe.tasks import WaitingThread, find_waiting_threads
+from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
+from crckpt.host.observe.watches import find_lost_watches
+from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
 from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
-from crckpt.host.syscalls.kcmp import escaped, share_memory, sharers
-from crckpt.host.syscalls.pidfd_getfd import SocketKind, is_readable, socket_kinds, unread_bytes
+from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_sharing_memory
+from crckpt.host.syscalls.pidfd_getfd import SocketKind, is_readable, read_socket_kinds, unread_bytes
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
@@ -31,10 +31,10 @@ _OF_ONE_PROCESS: Final = (
     "outside_ends",
     "sockets",
     "unread",
-    "mappings",
-    "out_of_reach",
+    "unsavable_maps",
+    "unreachable_files",
     "lost_watches",
-    "escaped",
+    "escaped_epolls",
     "shared_locks",
     "traced_threads",
     "waits",
@@ -77,7 +77,7 @@ class TracedThread(Struct, frozen=True):
     tracer: int
 
 
-class Passing(Struct, frozen=True):
+class Transient(Struct, frozen=True):
     """What a running tree may be over with in a moment: it counts if it was so at two looks.
 
     `queues` are (PID, fd) of listening TCP sockets where somebody waits, `messages` of netlink sockets with something
@@ -90,9 +90,9 @@ class Passing(Struct, frozen=True):
     shared: frozenset[tuple[int, int]] = frozenset()
     waiting: frozenset[int] = frozenset()
 
-    def stayed(self, later: Passing) -> Passing:
+    def unchanged(self, later: Transient) -> Transient:
         """What was the same at another look."""
-        return Passing(
+        return Transient(
             self.queues & later.queues,
             self.messages & later.messages,
             self.shared & later.shared,
@@ -101,13 +101,13 @@ class Passing(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """What was seen of a live tree and of ourselves, at one time, without stopping it.
+    """The state of a live tree and of ourselves at one time, read without stopping it.
 
     `deleted_maps` are (path, bytes, links) of mapped files whose name is gone, `own_namespaces` ours by kind, `memory`
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
-    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are
-    threads in a call that CRIU alone would interrupt. `weak_sockets` come back with less protection.
+    namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
+    call that CRIU alone would interrupt. `weak_sockets` come back with less protection.
     """
 
     tree: proc.Tree
@@ -121,18 +121,18 @@ class Observed(Struct, frozen=True):
     outside_ends: tuple[OutsideEnd, ...] = ()
     sockets: tuple[SocketKind, ...] = ()
     unread: tuple[Unread, ...] = ()
-    mappings: tuple[UnsavableMap, ...] = ()
-    out_of_reach: tuple[OutOfReach, ...] = ()
+    unsavable_maps: tuple[UnsavableMap, ...] = ()
+    unreachable_files: tuple[UnreachableFile, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
-    escaped: tuple[proc.Descriptor, ...] = ()
+    escaped_epolls: tuple[proc.Descriptor, ...] = ()
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
-    frozen: tuple[tuple[int, cgroups.Frozen], ...] = ()
+    frozen: tuple[tuple[int, cgroups.FrozenGroup], ...] = ()
     foreign_namespaces: tuple[ForeignNamespace, ...] = ()
     closed_pipes: frozenset[int] = frozenset()
-    passing: Passing = Passing()
-    waits: tuple[Wait, ...] = ()
+    transient: Transient = Transient()
+    waits: tuple[WaitingThread, ...] = ()
     weak_sockets: tuple[WeakSocket, ...] = ()
 
     @property
@@ -165,7 +165,7 @@ def without_ended(seen: Observed) -> Observed:
         seen,
         tree=proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
         frozen=tuple((pid, frozen) for pid, frozen in seen.frozen if pid not in ended),
-        closed_pipes=closed_pipes(descriptors),
+        closed_pipes=find_closed_pipes(descriptors),
         **kept,
     )
 
@@ -174,13 +174,13 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     tree = proc.read_tree(root)
     descriptors = _descriptors(tree)
     # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.
-    measured = _meanwhile(lambda: proc.memory(*tree.pids) if memory is None else memory)
-    sockets = tuple(_kinds(descriptors))
-    passing = _passing(tree, sockets)
+    measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
+    sockets = tuple(_read_socket_kinds(descriptors))
+    transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP, and each time anew. Sockets that we may not see may be of it.
     may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
-    here = frozenset(process.pid for process in tree.processes if _same(process, own, "mnt"))
+    here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     reached = tuple(found for found in descriptors if found.pid in here)
     return Observed(
         tree=tree,
@@ -190,32 +190,36 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         datagram_sockets=observed_sockets.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
-        outside_ends=_outside_ends(root, descriptors) if with_sockets and _same(root, own, "net") else (),
+        outside_ends=_find_outside_ends(root, descriptors)
+        if with_sockets and _is_same_namespace(root, own, "net")
+        else (),
         sockets=sockets,
-        unread=tuple(_unread(descriptors, sockets)),
-        mappings=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
-        out_of_reach=out_of_reach(sorted(here), reached),
-        lost_watches=lost_watches(reached),
-        escaped=escaped(descriptors),
-        shared_locks=tuple(_shared_locks(tree, descriptors)),
+        unread=tuple(_find_unread(descriptors, sockets)),
+        unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
+        unreachable_files=find_unreachable_files(sorted(here), reached),
+        lost_watches=find_lost_watches(reached),
+        escaped_epolls=find_escaped_epolls(descriptors),
+        shared_locks=tuple(_find_shared_locks(tree, descriptors)),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)
             for process in tree.processes
             if len(process.threads) > 1
             for tid, tracer in proc.tracers(process.pid)
         ),
-        strangers=frozenset(_strangers(tree, descriptors)),
-        frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.frozen(pid)) is not None),
-        foreign_namespaces=foreign_namespaces(tree.processes, own),
-        closed_pipes=closed_pipes(descriptors),
-        passing=passing.stayed(_passing(tree, sockets)) if passing != Passing() else passing,
-        waits=tuple(found for process in tree.processes for found in interrupted_calls(process.pid, process.threads)),
-        weak_sockets=tuple(_weak(tree, descriptors, sockets)),
+        strangers=frozenset(_find_strangers(tree, descriptors)),
+        frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
+        foreign_namespaces=find_foreign_namespaces(tree.processes, own),
+        closed_pipes=find_closed_pipes(descriptors),
+        transient=transient.unchanged(_read_transient(tree, sockets)) if transient != Transient() else transient,
+        waits=tuple(
+            found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
+        ),
+        weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
         memory=measured(),
     )
 
 
-def _meanwhile(work: Callable[[], int]) -> Callable[[], int]:
+def _start_measuring(work: Callable[[], int]) -> Callable[[], int]:
     """Have a thread do it; what is returned waits for the result."""
     found: list[int] = []
     thread = start_thread(lambda: found.append(work()))
@@ -227,12 +231,14 @@ def _meanwhile(work: Callable[[], int]) -> Callable[[], int]:
     return result
 
 
-def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
+def _read_transient(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Transient:
     shared = frozenset(
-        (process.pid, process.ppid) for process in tree.processes[1:] if share_memory(process.pid, process.ppid)
+        (process.pid, process.ppid) for process in tree.processes[1:] if is_sharing_memory(process.pid, process.ppid)
     )
-    return Passing(
-        queues=frozenset(observed_sockets.waited_for(sorted({held.pid for held in sockets if held.is_tcp}))),
+    return Transient(
+        queues=frozenset(
+            observed_sockets.find_waiting_listeners(sorted({held.pid for held in sockets if held.is_tcp}))
+        ),
         messages=frozenset(
             (held.pid, held.fd)
             for held in sockets
@@ -243,19 +249,19 @@ def _passing(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Passing:
     )
 
 
-def _weak(
+def _find_weak_sockets(
     tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]
 ) -> Iterator[WeakSocket]:
     inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
-    return weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
+    return find_weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
 
 
-def _shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
+def _find_shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
     """A lock of a process (POSIX) goes with it, all others with their open file."""
     inside = frozenset(tree.pids)
     for found in descriptors:
         if _LOCKED.search(found.info):
-            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in sharers(found, inside))
+            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in find_sharers(found, inside))
 
 
 def _waits(pid: int) -> bool:
@@ -263,7 +269,7 @@ def _waits(pid: int) -> bool:
     return process is not None and process.state == "uninterruptible"
 
 
-def _strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
+def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
     """The kernel says 0 of a process that we cannot see, and -1 of one that has ended."""
     for found in descriptors:
         if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
@@ -272,7 +278,7 @@ def _strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Ite
                 yield pid
 
 
-def _unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
+def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
     for held in sockets:
         if held.protocol == socket.IPPROTO_UDP and unread_bytes(held.pid, held.fd):
             yield Unread(held.pid, held.fd, "UDP")
@@ -285,9 +291,9 @@ def _descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
     return tuple(found for pid in tree.pids for found in proc.descriptors(pid))
 
 
-def _kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
+def _read_socket_kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
     for found in _by_inode(descriptors).values():
-        yield from socket_kinds(found.pid, (found.fd,))
+        yield from read_socket_kinds(found.pid, (found.fd,))
 
 
 def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descriptor]:
@@ -295,26 +301,26 @@ def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descri
     return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
 
 
-def _same(one: proc.Process, other: proc.Process, kind: str) -> bool:
+def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:
     """Of another network namespace the kernel tells us nothing, and in another mount namespace paths mean others."""
     return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
 
 
-def _outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
+def _find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
     """The tree runs on and makes connections: one is outside that was there before and after a look for its ends."""
     try:
-        before = unix_sockets()
+        before = read_unix_sockets()
         if not any(_ends(before, descriptors)):
             return ()
         descriptors = _descriptors(proc.read_tree(root))
-        stayed = dict(before.items() & unix_sockets().items())
+        stayed = dict(before.items() & read_unix_sockets().items())
     except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
         return ()
     # What waits in a socket of the tree to be received, CRIU saves: the other end may be there.
     return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
 
 
-def _ends(known: dict[int, UnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
+def _ends(known: dict[int, LiveUnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
     """Of connections, and of datagram sockets whose peer has no name: any other is found again by it."""
     inside = _by_inode(descriptors)
     for inode, found in reversed(inside.items()):

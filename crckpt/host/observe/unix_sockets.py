@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.sock_diag import aligned, answers
+from crckpt.host.syscalls.sock_diag import aligned, ask_for_sockets
 
 # include/uapi/linux/unix_diag.h
 _NAME: Final = 0
@@ -29,7 +29,7 @@ _ATTRIBUTE: Final = struct.Struct("=HH")
 _INODE: Final = struct.Struct("=I")
 
 
-class UnixSocket(Struct, frozen=True):
+class LiveUnixSocket(Struct, frozen=True):
     """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
 
     Abstract names begin with `@`.
@@ -46,19 +46,19 @@ class UnixSocket(Struct, frozen=True):
         return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
 
 
-def unix_sockets() -> dict[int, UnixSocket]:
+def read_unix_sockets() -> dict[int, LiveUnixSocket]:
     """All in our network namespace, by inode. Raises OSError where the kernel has no unix_diag."""
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME_AND_PEER, 0, 0)
-    return {found.inode: found for found in map(_socket, answers(request))}
+    return {found.inode: found for found in map(_socket, ask_for_sockets(request))}
 
 
-def _socket(message: memoryview) -> UnixSocket:
+def _socket(message: memoryview) -> LiveUnixSocket:
     _, kind, _, inode, *_ = _MESSAGE.unpack_from(message)
     attributes = dict(_attributes(message[_MESSAGE.size :]))
     # The name of a file ends with a zero byte, an abstract one begins with it.
     name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
     peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
-    return UnixSocket(inode, kind, peer, os.fsdecode(name))
+    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name))
 
 
 def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.syscalls.libc import LIBC, check
 
 _WATCH: Final = re.compile(
@@ -22,7 +22,7 @@ _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
 """Where CRIU looks for what has no handle. Source: criu/irmap.c."""
 
 
-def lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
     """Those of which a watch lies on a file system of our mounts that opens no handle. Source: open_by_handle_at(2).
 
     One watch stands for all of its kind on a file system: there may be many thousands.
@@ -36,20 +36,20 @@ def lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
         for device, size, kind, handle in _WATCH.findall(held.info):
             key = _kernel_device(int(device, 16)), int(kind, 16)
             if key not in opens:
-                opens[key] = key[0] in searched or _opens(*key, bytes.fromhex(handle)[: int(size, 16)])
+                opens[key] = key[0] in searched or _can_open_by_handle(*key, bytes.fromhex(handle)[: int(size, 16)])
             if not opens[key]:
                 found.append(held)
                 break
     return tuple(found)
 
 
-def _opens(device: int, kind: int, handle: bytes) -> bool:
+def _can_open_by_handle(device: int, kind: int, handle: bytes) -> bool:
     """Whether any of our mounts of that file system leads to it; True where none can be asked."""
-    answers = [_opened(point, kind, handle) for point in _mount_points(device)]
+    answers = [_can_open(point, kind, handle) for point in _mount_points(device)]
     return not answers or any(answers)
 
 
-def _opened(point: str, kind: int, handle: bytes) -> bool:
+def _can_open(point: str, kind: int, handle: bytes) -> bool:
     asked = ctypes.create_string_buffer(struct.pack("=Ii", len(handle), kind) + handle)
     with suppress(OSError):
         mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
@@ -62,7 +62,7 @@ def _opened(point: str, kind: int, handle: bytes) -> bool:
 
 
 def _mount_points(device: int) -> list[str]:
-    return [each.path for each in every_mount() if each.device == device and Path(each.path).is_dir()]
+    return [each.path for each in read_mounts() if each.device == device and Path(each.path).is_dir()]
 
 
 def _kernel_device(number: int) -> int:

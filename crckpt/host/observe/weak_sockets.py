@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
-from crckpt.host.observe.unix_sockets import unix_sockets
+from crckpt.host.observe.unix_sockets import read_unix_sockets
 from crckpt.host.syscalls.pidfd_getfd import SocketKind
 
 
@@ -26,7 +26,7 @@ class WeakSocket(Struct, frozen=True):
     user: int = 0
 
 
-def weak_sockets(
+def find_weak_sockets(
     kinds: Iterable[SocketKind], inodes: Mapping[tuple[int, int], int], users: Mapping[int, int]
 ) -> Iterator[WeakSocket]:
     """Those among `kinds`. `inodes` are all sockets of the tree by PID and descriptor, `users` its users by PID.
@@ -41,7 +41,7 @@ def weak_sockets(
     known, inside = {}, frozenset(inodes.values())
     if strange:
         with suppress(OSError):
-            known = unix_sockets()
+            known = read_unix_sockets()
     for held in strange:
         end = known.get(inodes[held.pid, held.fd])
         if end is not None and end.peer in inside:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from crckpt.errors import HostCannot
-from crckpt.host.probes.fact import Outcome, missing, ok
+from crckpt.host.probes.outcome import Outcome, missing, ok
 from crckpt.host.syscalls import pagemap
 
 _WRITTEN = "a written page is seen as written, one that was not is not"

@@ -10,10 +10,10 @@ import struct
 from pathlib import Path
 
 from crckpt.host.namespaces import network_locks
-from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok
 from crckpt.host.process import run
 from crckpt.host.syscalls import clone
-from crckpt.host.syscalls.sock_diag import answers
+from crckpt.host.syscalls.sock_diag import ask_for_sockets
 
 # linux/tcp.h
 _TCP_REPAIR = 19
@@ -61,7 +61,7 @@ def tcp_repair() -> Outcome:
 def lock_by_nftables(of_criu: bool | None) -> Outcome:
     """Make CRIU's kind of lock in a network of our own. `of_criu`: what `criu check` says; None: not asked."""
     lost = "--tcp keep cannot hold packets back while a tree is frozen"
-    tool = network_locks.nft()
+    tool = network_locks.find_nft()
     if tool is None:
         left = "what --tcp keep locks cannot be unlocked after a failure"
         return limited("there is no nft", left, "apt-get install nftables")
@@ -129,7 +129,7 @@ def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
 
 def _answers(request: bytes) -> bool:
     try:
-        for _ in answers(request):
+        for _ in ask_for_sockets(request):
             break
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from crckpt.host.disk import space
-from crckpt.host.probes.fact import Outcome, limited, missing, ok
-from crckpt.host.proc.mountinfo import mounted
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok
+from crckpt.host.proc.mountinfo import mount_points
 from crckpt.host.process import run
 from crckpt.model import MEBIBYTE
 
@@ -55,13 +55,13 @@ def staging(path: Path | None, in_store: Path) -> Outcome:
     if path is None:
         return _spacious(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
     if not path.is_dir():
-        return missing(f"{path} is no directory", "no dump can be made", run.spelled(["mkdir", str(path)]))
+        return missing(f"{path} is no directory", "no dump can be made", run.quote(["mkdir", str(path)]))
     return _spacious(path, "crckpt dump --staging DIR")
 
 
 def cgroups() -> Outcome:
     """Which control groups are mounted."""
-    kinds = {found.kind for found in mounted()} & {"cgroup", "cgroup2"}
+    kinds = {found.kind for found in mount_points()} & {"cgroup", "cgroup2"}
     if not kinds:
         lost = "limits of memory are not seen when it is decided where images lie"
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
@@ -89,7 +89,7 @@ def _refused(path: Path) -> Outcome | None:
         return missing(f"{path} is no directory", lost, _ANOTHER)
     if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
         # Safe because it is a store: on another directory it would lock people out.
-        return missing(f"{path} lets other users in", lost, run.spelled(["chmod", "700", str(path)]), safe=True)
+        return missing(f"{path} lets other users in", lost, run.quote(["chmod", "700", str(path)]), safe=True)
     return None
 
 
@@ -114,5 +114,5 @@ def _nearest(path: Path) -> Path:
 def _file_system(path: Path) -> str:
     """The kind of file system that a path lies on."""
     real = path.resolve()
-    above = (found.kind for found in reversed(mounted()) if real.is_relative_to(found.path))
+    above = (found.kind for found in reversed(mount_points()) if real.is_relative_to(found.path))
     return next(above, "an unknown file system")

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from crckpt.host import proc
-from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok
 from crckpt.host.process import run
 
 # Numbers of linux/capability.h, and what goes without them.
@@ -59,7 +59,7 @@ def rootless(criu: Path | None) -> Outcome:
     held = _of_file(program)
     lacking = [name for number, name in _OF_FILES.items() if number not in held]
     if lacking:
-        give = f"sudo setcap cap_{',cap_'.join(_OF_FILES.values())}+eip {run.spelled([str(program)])}"
+        give = f"sudo setcap cap_{',cap_'.join(_OF_FILES.values())}+eip {run.quote([str(program)])}"
         return limited(f"{program} lacks {', '.join(f'cap_{name}' for name in lacking)}", lost, give)
     return ok(
         f"{program} has what it needs", "criu --unprivileged dumps and restores processes of the user who runs it"
@@ -70,7 +70,7 @@ def _given_to_run(program: Path) -> str:
     """A command that runs a program as an ordinary user who keeps the capabilities."""
     kept = ",".join(f"+{name}" for name in _OF_FILES.values())
     words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
-    return run.spelled(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
+    return run.quote(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
 
 
 def security_modules() -> Outcome:

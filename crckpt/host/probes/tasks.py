@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from crckpt.host.probes.apart import ended, forked, status_of
-from crckpt.host.probes.fact import Outcome, limited, missing, ok
+from crckpt.host.probes.child import fork, kill_child, wait_for_status
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok
 from crckpt.host.syscalls import clone, prctl, ptrace
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -59,7 +59,7 @@ def time_namespaces() -> Outcome:
         if error.errno == errno.EPERM:
             return limited(f"not tried: {error.strerror}", lost, "sudo crckpt doctor")
         return missing(f"refused: {error.strerror}", lost, "use a kernel with CONFIG_TIME_NS (5.6 or later)")
-    if status_of(forked(lambda: int(time.clock_gettime(time.CLOCK_MONOTONIC) < before + _ADVANCE_S))):
+    if wait_for_status(fork(lambda: int(time.clock_gettime(time.CLOCK_MONOTONIC) < before + _ADVANCE_S))):
         return missing("the clock of a child was set, and did not change", "monotonic clocks jump at a restore")
     return ok("the clock of a child was set")
 
@@ -68,9 +68,9 @@ def ptrace_scope() -> Outcome:
     """Let one child seize another: what CRIU does to every process of a tree."""
     scope = _YAMA.read_text().strip() if _YAMA.exists() else None
     found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
-    target = forked(_wait)
-    number = status_of(forked(lambda: _errno_of_seizing(target)))
-    ended(target)
+    target = fork(_wait)
+    number = wait_for_status(fork(lambda: _errno_of_seizing(target)))
+    kill_child(target)
     if number == 0:
         return ok(f"one process can seize another ({found})")
     return missing(
@@ -90,18 +90,18 @@ def seccomp_suspension() -> Outcome:
         prctl.enter_strict_seccomp()
         return _SURVIVED  # by exit_group, for which strict mode kills
 
-    child = forked(forbid_itself_to_end)
+    child = fork(forbid_itself_to_end)
     try:
         ptrace.seize(child, ptrace.SUSPEND_SECCOMP)
     except OSError as error:
-        ended(child)
+        kill_child(child)
         return missing(
             f"refused: {error.strerror}",
             "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed",
             "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --security-opt seccomp=unconfined ...",
         )
     os.close(writing)
-    status = status_of(child)
+    status = wait_for_status(child)
     if status == _SURVIVED:
         return ok("the filter of a child was suspended")
     return missing(f"the suspended filter killed a child ({status})", "programs with a seccomp filter would be killed")
@@ -109,8 +109,8 @@ def seccomp_suspension() -> Outcome:
 
 def _free_pid() -> int:
     """One that was just given back: the kernel goes round all others before it takes it again."""
-    child = forked(int)
-    status_of(child)
+    child = fork(int)
+    wait_for_status(child)
     return child
 
 

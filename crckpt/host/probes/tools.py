@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from crckpt.host.probes.fact import Outcome, missing, ok
+from crckpt.host.probes.outcome import Outcome, missing, ok
 from crckpt.host.process import run
 
 _NEEDED = ("flock", "unshare", "nsenter")

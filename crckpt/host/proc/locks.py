@@ -14,7 +14,7 @@ from msgspec import Struct
 from crckpt.host.proc import procfs
 from crckpt.host.proc.command import title
 from crckpt.host.proc.fd import parse_info, read_info
-from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.images.filelocks import LockKind
 
 _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
@@ -38,7 +38,7 @@ class HeldLock(Struct, frozen=True):
     comm: str
 
 
-def held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
+def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
     """By path, for those that have any. Missing files have none."""
     wanted = tuple(paths)
     if not wanted:
@@ -48,7 +48,8 @@ def held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
     found = {path: _file(path) for path in wanted} if lines else {}
     holders = _Holders()
     of_files = {
-        path: tuple(_held(line, holders) for line in lines if line["file"] == file) for path, file in found.items()
+        path: tuple(_parse_lock(line, holders) for line in lines if line["file"] == file)
+        for path, file in found.items()
     }
     return {path: held for path, held in of_files.items() if held}
 
@@ -62,13 +63,13 @@ def _file(path: str) -> str:
         finally:
             os.close(descriptor)
         mount_id = int(parse_info(info)["mnt_id"])
-        for mount in every_mount():
+        for mount in read_mounts():
             if mount.id == mount_id:
                 return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"
     return ""
 
 
-def _held(line: re.Match[str], holders: _Holders) -> HeldLock:
+def _parse_lock(line: re.Match[str], holders: _Holders) -> HeldLock:
     pid, comm = holders.of(line)
     return HeldLock(
         kind=_KINDS[line["kind"]],

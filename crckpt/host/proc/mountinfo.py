@@ -34,21 +34,21 @@ class Mount(Struct, frozen=True):
         return sum(flag for name, flag in _FLAGS.items() if name in self.options)
 
 
-def mounted() -> tuple[Mount, ...]:
+def mount_points() -> tuple[Mount, ...]:
     """The mounts of our namespace, each mount point once (the last one mounted there), parents first."""
     found: dict[str, Mount] = {}
-    for each in every_mount():
+    for each in read_mounts():
         found.pop(each.path, None)
         found[each.path] = each
     return tuple(sorted(found.values(), key=lambda mount: len(Path(mount.path).parts)))
 
 
-def every_mount() -> Iterator[Mount]:
+def read_mounts() -> Iterator[Mount]:
     """The mounts of our namespace as the kernel lists them, those too that lie below others."""
-    return mounts_of("self")
+    return read_mounts_of("self")
 
 
-def mounts_of(pid: int | str) -> Iterator[Mount]:
+def read_mounts_of(pid: int | str) -> Iterator[Mount]:
     """Likewise the mounts of the namespace of a process."""
     for line in Path(f"/proc/{pid}/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
         before, _, after = line.partition(b" - ")

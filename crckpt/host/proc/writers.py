@@ -22,7 +22,7 @@ class Writer(Struct, frozen=True):
     comm: str
 
 
-def writers(paths: Iterable[str]) -> dict[str, Writer]:
+def find_writers(paths: Iterable[str]) -> dict[str, Writer]:
     """By path, one of those who can write to it, for those that have any, under whatever name they opened it.
 
     We and our ancestors do not count where we can only append: that is our output, which may well go to that file.

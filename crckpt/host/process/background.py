@@ -12,7 +12,7 @@ from typing import NoReturn
 from crckpt.errors import Interrupted
 
 
-def continued_in_background() -> Callable[[], None]:
+def continue_in_background() -> Callable[[], None]:
     """Fork: the child goes on as this program, in a session of its own, with our terminal.
 
     The parent waits until the child calls what is returned here, and exits with 0; or until the child has ended, and

@@ -42,7 +42,7 @@ class TasksLeft(Struct, frozen=True):
     left: int
 
 
-class Frozen(Struct, frozen=True):
+class FrozenGroup(Struct, frozen=True):
     """A control group that is frozen itself, its directory, and the shell command that thaws it."""
 
     group: str
@@ -64,7 +64,7 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
                 break
 
 
-def directory(controllers: str, path: str) -> Path | None:
+def group_directory(controllers: str, path: str) -> Path | None:
     """Where the group lies; None if it is not there, or is no path from the top of a hierarchy."""
     parts = path.strip("/").split("/")
     if not path.startswith("/") or "." in parts or ".." in parts:
@@ -85,7 +85,7 @@ def restrictions(controllers: str, path: str) -> dict[str, int]:
     Rules on devices and on the network, of which nothing more can be compared, count as 1.
     """
     least: dict[str, int] = {}
-    own = directory(controllers, path)
+    own = group_directory(controllers, path)
     if own is None:
         return least
     above = len([part for part in path.split("/") if part])
@@ -116,13 +116,13 @@ def _limits(group: Path) -> Iterator[tuple[str, int]]:
             yield "devices", 1
 
 
-def frozen(pid: int) -> Frozen | None:
+def find_frozen_group(pid: int) -> FrozenGroup | None:
     """What keeps a process frozen, its own group or one above it; None if nothing does, or if it has ended."""
     with suppress(OSError):
         for group in groups("freezer", pid):
             for switch, thaw, file in _FREEZERS:
                 if (group / switch).exists() and (group / switch).read_text().strip() == "1":
-                    return Frozen(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
+                    return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
     return None
 
 
@@ -136,7 +136,7 @@ def memory_left(*, swap: int = 0) -> Iterator[int]:
         try:
             most = _number(group / limit)
             if most is not None:
-                files = _counted(group / "memory.stat", cached)
+                files = _count_stat(group / "memory.stat", cached)
                 yield most - int((group / used).read_text()) + files + min(swap, _swap_left(group, swap))
         except OSError:
             continue
@@ -160,7 +160,7 @@ def _number(file: Path) -> int | None:
     return None if said == "max" else int(said)
 
 
-def _counted(file: Path, names: tuple[str, ...]) -> int:
+def _count_stat(file: Path, names: tuple[str, ...]) -> int:
     words = (line.split() for line in file.read_text().splitlines())
     return sum(int(number) for name, number in words if name in names)
 

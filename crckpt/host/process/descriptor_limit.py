@@ -22,7 +22,7 @@ _OTHERS: Final = 64
 """Other descriptors that CRIU has open, and some spare ones."""
 
 
-class OpenFiles(Struct, frozen=True):
+class DescriptorLimits(Struct, frozen=True):
     """How many descriptors a CRIU may open as it is started, and if it is told to; how many pages one pipe of it takes.
 
     With CAP_SYS_RESOURCE it raises its limit by itself.
@@ -38,18 +38,18 @@ class OpenFiles(Struct, frozen=True):
         return 2 * pipes + _OTHERS
 
 
-def open_files() -> OpenFiles:
+def read_descriptor_limits() -> DescriptorLimits:
     """The limits of a program that we start."""
     if _CAP_SYS_RESOURCE in effective_capabilities():
         most = int(Path("/proc/sys/fs/nr_open").read_text())
-        return OpenFiles(most, most, _LARGEST)
+        return DescriptorLimits(most, most, _LARGEST)
     largest = int(Path("/proc/sys/fs/pipe-max-size").read_text()) // PAGE_SIZE
     pages = _SMALLEST
     while pages < _LARGEST and 2 * pages <= largest:
         pages *= 2
-    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE), pages)
+    return DescriptorLimits(*resource.getrlimit(resource.RLIMIT_NOFILE), pages)
 
 
-def with_open_files(most: int, limits: OpenFiles) -> tuple[str, ...]:
+def prlimit_words(most: int, limits: DescriptorLimits) -> tuple[str, ...]:
     """The command prefix (prlimit) for a program that opens `most` descriptors."""
     return ("prlimit", f"--nofile={min(most, limits.hard)}:{limits.hard}") if most > limits.soft else ()

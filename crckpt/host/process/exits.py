@@ -30,7 +30,7 @@ class _Watched(Struct, frozen=True):
     pidfd: int
 
 
-class Watch:
+class ExitWatch:
     """Processes of a pid namespace, by their PIDs there."""
 
     def __init__(self, watched: Iterable[_Watched]) -> None:
@@ -59,13 +59,13 @@ class Watch:
 
 
 @contextmanager
-def watched(init: int, wanted: Iterable[int]) -> Iterator[Watch]:
+def watched_exits(init: int, wanted: Iterable[int]) -> Iterator[ExitWatch]:
     """Watch those of the wanted PIDs that there are in the pid namespace of the process `init`."""
     found: list[_Watched] = []
     try:
         for inside, outside in proc.outer_pids(wanted, init).items():
             found.append(_Watched(inside, outside, os.pidfd_open(outside)))
-        yield Watch(found)
+        yield ExitWatch(found)
     finally:
         for each in found:
             os.close(each.pidfd)

@@ -68,7 +68,7 @@ def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple
     size = 0
     with suppress(OSError):
         size = log.stat().st_size
-    return criu, sum(map(work_of, (*criu, *tree))), size
+    return criu, sum(map(work_done, (*criu, *tree))), size
 
 
 def _bytes_moved(pid: int) -> int:
@@ -110,7 +110,7 @@ def _stack(task: tuple[int, int]) -> Iterator[str]:
         yield procfs.text(f"/proc/{pid}/task/{tid}/stack")
 
 
-def work_of(pid: int) -> int:
+def work_done(pid: int) -> int:
     """A number that grows while a process works: bytes that it moved, pages from disks, CPU time; 0 if it has ended."""
     with suppress(OSError):
         stat = read_stat(pid)

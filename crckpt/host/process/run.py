@@ -73,7 +73,7 @@ class Child:
             self.pidfd = -1
 
 
-def spelled(argv: Sequence[str]) -> str:
+def quote(argv: Sequence[str]) -> str:
     """`argv` as a line that can be copied into a shell."""
     return shlex.join(argv)
 
@@ -99,7 +99,7 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
     except OSError as error:
         raise HostCannot(f"cannot run {words[0]}: {error.strerror}", hint=f"install {Path(words[0]).name}") from error
     except subprocess.TimeoutExpired as error:
-        raise HostCannot(f"no answer after {timeout:g} s from: {spelled(words)}") from error
+        raise HostCannot(f"no answer after {timeout:g} s from: {quote(words)}") from error
     return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 from crckpt.errors import Interrupted
 
-PASSED_ON = (
+FORWARDED = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -26,7 +26,7 @@ _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def heard(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+def handle_signal(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     """Handle a signal, unless whoever started us has had it ignored: nohup SIGHUP, shells ^C in the background."""
     if signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, handler)
@@ -56,27 +56,27 @@ class _Interrupts:
 _interrupts = _Interrupts()
 
 
-def interruptible() -> None:
+def handle_interrupts() -> None:
     """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread.
 
     One that whoever started us has ignored (nohup) stays so.
     """
     for number in _ASKING:
-        heard(number, _interrupts.arrive)
+        handle_signal(number, _interrupts.arrive)
 
 
 @contextmanager
-def interrupts_put_off() -> Iterator[None]:
-    """Interruptions that come in this block are raised when it ends (or where `interrupts_let_in` allows them).
+def interrupts_deferred() -> Iterator[None]:
+    """Interruptions that come in this block are raised when it ends (or where `interrupts_allowed` allows them).
 
     Only the main thread is interrupted: in another one nothing is put off.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _put_off(value=True):
+    with _deferral(value=True):
         yield
-    _deliver_unless_put_off()
+    _deliver_unless_deferred()
 
 
 def start_thread(work: Callable[[], object]) -> threading.Thread:
@@ -85,21 +85,21 @@ def start_thread(work: Callable[[], object]) -> threading.Thread:
     An interruption waits until it runs: in the middle of its start, the locks of `threading` make another error of it.
     """
     thread = threading.Thread(target=work, daemon=True)
-    with interrupts_put_off():
+    with interrupts_deferred():
         thread.start()
     return thread
 
 
 @contextmanager
-def interrupts_let_in() -> Iterator[None]:
+def interrupts_allowed() -> Iterator[None]:
     """Inside a block that puts interruptions off: let them through again, those that came meanwhile at once."""
-    with _put_off(value=False):
+    with _deferral(value=False):
         _interrupts.deliver()
         yield
 
 
 @contextmanager
-def stops_put_off() -> Iterator[None]:
+def stops_deferred() -> Iterator[None]:
     """A ^Z in this block stops us when it ends: a tree may be frozen that waits for us. In the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
@@ -120,19 +120,19 @@ def interrupt_is_waiting() -> bool:
     return _interrupts.pending is not None
 
 
-def left_alone(what: str) -> Interrupted:
+def interruption(what: str) -> Interrupted:
     """Of the interruption that is waiting, what to raise: it cannot be put off any longer."""
     name = _interrupts.pending.name if _interrupts.pending is not None else "nobody"
-    interrupts_too_late()
+    ignore_interrupts()
     return Interrupted(f"interrupted by {name}; {what}")
 
 
-def interrupts_too_late() -> None:
+def ignore_interrupts() -> None:
     """What was to be interrupted is done: an interruption that came meanwhile, or comes yet, changes nothing."""
     _interrupts.pending, _interrupts.is_over = None, True
 
 
-def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:
+def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
     """From now on signals that come to us go to `pid`; an interruption that came meanwhile goes there at once.
 
     Those that whoever started us has ignored (nohup) go nowhere. A program on our terminal gets those that are typed
@@ -143,21 +143,21 @@ def pass_signals_on(pid: int, *, on_our_terminal: bool) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    for number in PASSED_ON:
+    for number in FORWARDED:
         typed = on_our_terminal and number in _TYPED
-        heard(number, signal.SIG_IGN if typed else pass_on)
+        handle_signal(number, signal.SIG_IGN if typed else pass_on)
     if _interrupts.pending is not None:
         late, _interrupts.pending = _interrupts.pending, None
         pass_on(late, None)
 
 
-def _deliver_unless_put_off() -> None:
+def _deliver_unless_deferred() -> None:
     if not _interrupts.put_off:
         _interrupts.deliver()
 
 
 @contextmanager
-def _put_off(*, value: bool) -> Iterator[None]:
+def _deferral(*, value: bool) -> Iterator[None]:
     before, _interrupts.put_off = _interrupts.put_off, value
     try:
         yield

@@ -37,7 +37,7 @@ _PATIENCE_S: Final = 15.0
 """For one process."""
 
 
-class Taken(Struct, frozen=True):
+class TakeResult(Struct, frozen=True):
     """What became of one process: our `descriptor`, or -1, and if it was refused why, and what to do about it."""
 
     pid: int
@@ -46,20 +46,20 @@ class Taken(Struct, frozen=True):
     hint: str = ""
 
 
-def userfaultfds(pids: Iterable[int]) -> tuple[Taken, ...]:
+def take_userfaultfds(pids: Iterable[int]) -> tuple[TakeResult, ...]:
     """A userfaultfd of each of these processes; closing them is the caller's. Takes about 0.1 s for all.
 
     In each one thread is stopped for some milliseconds. The system call that it waits in is made again after that.
     """
-    return _entered(dict.fromkeys(pids, ""))
+    return _enter_each(dict.fromkeys(pids, ""))
 
 
-def close_in(descriptors: Mapping[int, int]) -> tuple[Taken, ...]:
+def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
     """Close one descriptor in each of these processes, given by PID."""
-    return _entered({pid: f":{descriptor}" for pid, descriptor in descriptors.items()})
+    return _enter_each({pid: f":{descriptor}" for pid, descriptor in descriptors.items()})
 
 
-def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
+def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
     if not wanted:
         return ()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,7 +72,7 @@ def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
                 words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[3]
             )
         ours.settimeout(_PATIENCE_S)
-        found: dict[int, Taken] = {}
+        found: dict[int, TakeResult] = {}
         try:
             for taken in _answers(ours):
                 found[taken.pid] = taken
@@ -81,22 +81,24 @@ def _entered(wanted: Mapping[int, str]) -> tuple[Taken, ...]:
             # Killed amid a call it would take the process with it; and it may wait for what only the program can give.
             child.let_go()
             why = f"was kept waiting for {_PATIENCE_S:g} s"
-    return tuple(found.get(pid) or Taken(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted)
+    return tuple(
+        found.get(pid) or TakeResult(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted
+    )
 
 
-def _answers(listening: socket.socket) -> Iterable[Taken]:
+def _answers(listening: socket.socket) -> Iterable[TakeResult]:
     """Until every helper has ended."""
     while True:
         said, descriptors, _, _ = socket.recv_fds(listening, _MOST, 1, socket.MSG_CMSG_CLOEXEC)
         if not said:
             return
-        taken = msgspec.json.decode(said, type=Taken)
-        yield Taken(taken.pid, descriptors[0] if descriptors else -1, taken.why, taken.hint)
+        taken = msgspec.json.decode(said, type=TakeResult)
+        yield TakeResult(taken.pid, descriptors[0] if descriptors else -1, taken.why, taken.hint)
 
 
 def main(words: list[str]) -> int:
     """Enter each process in turn, and say what became of it on the socket."""
-    _be_spared()
+    _block_signals_and_oom()
     with socket.socket(fileno=int(words[0])) as speaking:
         for word in words[1:]:
             pid, start, *descriptor = (int(part) for part in word.split(":"))
@@ -107,7 +109,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _be_spared() -> None:
+def _block_signals_and_oom() -> None:
     """No signal, and memory that runs out, ends us: a thread is in the middle of our call."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with suppress(OSError):
@@ -122,24 +124,24 @@ def _start(pid: int) -> int:
 
 def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoReturn:
     try:
-        said, descriptors = Taken(pid, -1), []
+        said, descriptors = TakeResult(pid, -1), []
         try:
-            descriptors = [_made_in(pid, start)] if surplus < 0 else _closed_in(pid, start, surplus)
+            descriptors = [_make_in(pid, start)] if surplus < 0 else _close_in(pid, start, surplus)
         except HostCannot as error:
-            said = Taken(pid, -1, error.message, error.hint)
+            said = TakeResult(pid, -1, error.message, error.hint)
         except OSError as error:
-            said = Taken(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
+            said = TakeResult(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
         socket.send_fds(speaking, [msgspec.json.encode(said)], descriptors)
     finally:
         os._exit(0)
 
 
-def _made_in(pid: int, start: int = 0) -> int:
+def _make_in(pid: int, start: int = 0) -> int:
     with ptrace.stopped(pid, start=start) as thread:
         make, close = _NUMBERS[thread.is_compat]
         theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
-            raise _unmade(pid, -theirs)
+            raise _refusal(pid, -theirs)
         try:
             ours = borrow(pid, theirs)
         finally:
@@ -159,14 +161,14 @@ def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     return False
 
 
-def _closed_in(pid: int, start: int, surplus: int) -> list[int]:
+def _close_in(pid: int, start: int, surplus: int) -> list[int]:
     with ptrace.stopped(pid, start=start) as thread:
         if _is_userfaultfd(thread.tid, surplus):
             thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []
 
 
-def _unmade(pid: int, number: int) -> HostCannot:
+def _refusal(pid: int, number: int) -> HostCannot:
     if number == errno.EMFILE:
         return HostCannot(
             f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)", hint=f"prlimit --pid {pid} --nofile=N: raise it"

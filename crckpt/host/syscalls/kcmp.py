@@ -22,17 +22,17 @@ _KCMP_EPOLL_TFD: Final = 7
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 
 
-def share_memory(one: int, other: int) -> bool:
+def is_sharing_memory(one: int, other: int) -> bool:
     """Whether two processes have all of their memory in common; False if one has ended or the kernel does not say."""
-    return _same(one, other, _KCMP_VM, 0, 0)
+    return _is_same(one, other, _KCMP_VM, 0, 0)
 
 
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
     """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
-    return _same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
+    return _is_same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
 
 
-def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
+def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
     """The epolls that watch what their process has not open any more. Of one that several have, the first counts."""
     by_process: dict[int, list[int]] = {}
     for found in descriptors:
@@ -42,24 +42,26 @@ def escaped(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
     return tuple(
         found
         for found in suspects
-        if not any(_same(found.pid, other.pid, _KCMP_FILE, found.fd, other.fd) for other in _before(found, epolls))
+        if not any(_is_same(found.pid, other.pid, _KCMP_FILE, found.fd, other.fd) for other in _before(found, epolls))
         and any(
-            not any(_watches(found, target, at, fd) for fd in by_process[found.pid])
+            not any(_is_watching(found, target, at, fd) for fd in by_process[found.pid])
             for target, at in _numbered(_targets(found))
         )
     )
 
 
-def sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
+def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
     """PIDs of processes, but for those `inside`, that have that very open file too (inherited, or handed over)."""
     found = []
     for pid in procfs.pids():
-        if pid not in inside and any(_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _named(pid, held.target)):
+        if pid not in inside and any(
+            _is_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _find_descriptors(pid, held.target)
+        ):
             found.append(pid)
     return tuple(found)
 
 
-def _named(pid: int, target: str) -> Iterator[int]:
+def _find_descriptors(pid: int, target: str) -> Iterator[int]:
     with suppress(OSError):
         yield from (fd for fd, found in read_targets(pid) if found == target)
 
@@ -77,12 +79,12 @@ def _before(found: Descriptor, epolls: list[Descriptor]) -> Iterator[Descriptor]
     return (other for other in itertools.takewhile(lambda one: one is not found, epolls))
 
 
-def _watches(epoll: Descriptor, target: int, at: int, fd: int) -> bool:
+def _is_watching(epoll: Descriptor, target: int, at: int, fd: int) -> bool:
     slot = struct.pack("=III", epoll.fd, target, at)
-    return _same(epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
+    return _is_same(epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
 
 
-def _same(one: int, other: int, kind: int, this: object, that: object) -> bool:
+def _is_same(one: int, other: int, kind: int, this: object, that: object) -> bool:
     with suppress(OSError):
         return syscall("kcmp", one, other, kind, this, that) == 0
     return False

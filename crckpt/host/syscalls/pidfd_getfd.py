@@ -66,7 +66,7 @@ class SocketKind(Struct, frozen=True):
         return self.family in (socket.AF_INET, socket.AF_INET6) and self.kind == socket.SOCK_STREAM
 
 
-def socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
+def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
     """Of these sockets; those that the process closes meanwhile, or that we may not see, are left out."""
     for descriptor, borrowed in borrow_each(pid, descriptors):
         with suppress(OSError):  # by now it is no socket

@@ -19,7 +19,7 @@ _RESTART_BLOCK: Final = -516  # ERESTART_RESTARTBLOCK: made again by restart_sys
 _RESTART_SYSCALL: Final = {False: 219, True: 0}
 
 
-class Again(Struct, frozen=True):
+class RestartedCall(Struct, frozen=True):
     """A call that returns EINTR without an effect: its numbers (-1: none), and with which first argument."""
 
     name: str
@@ -28,46 +28,46 @@ class Again(Struct, frozen=True):
     only: int = 0
 
 
-AGAIN: Final = (
-    Again("epoll_wait", 232, 256),
-    Again("epoll_pwait", 281, 319),
-    Again("epoll_pwait2", 441, 441),
-    Again("semop", 65, -1),
-    Again("semtimedop", 220, 420),
-    Again("ipc: semop", -1, 117, 1),
-    Again("ipc: semtimedop", -1, 117, 4),
-    Again("rt_sigtimedwait", 128, 177),
-    Again("rt_sigtimedwait_time64", -1, 421),
-    Again("io_getevents", 208, 247),
-    Again("io_pgetevents", 333, 385),
-    Again("io_pgetevents_time64", -1, 416),
-    Again("read", 0, 3, SOCKET),
-    Again("readv", 19, 145, SOCKET),
-    Again("recvfrom", 45, 371, SOCKET),
-    Again("recvmsg", 47, 372, SOCKET),
-    Again("recvmmsg", 299, 337, SOCKET),
-    Again("recvmmsg_time64", -1, 417, SOCKET),
-    Again("write", 1, 4, SOCKET),
-    Again("writev", 20, 146, SOCKET),
-    Again("sendto", 44, 369, SOCKET),
-    Again("sendmsg", 46, 370, SOCKET),
-    Again("sendmmsg", 307, 345, SOCKET),
-    Again("sendfile", 40, 187, SOCKET),
-    Again("sendfile64", -1, 239, SOCKET),
-    Again("accept", 43, -1, SOCKET),
-    Again("accept4", 288, 364, SOCKET),
-    Again("connect", 42, 362, SOCKET),
-    Again("socketcall: connect", -1, 102, 3),
-    Again("socketcall: accept", -1, 102, 5),
-    Again("socketcall: send", -1, 102, 9),
-    Again("socketcall: recv", -1, 102, 10),
-    Again("socketcall: sendto", -1, 102, 11),
-    Again("socketcall: recvfrom", -1, 102, 12),
-    Again("socketcall: sendmsg", -1, 102, 16),
-    Again("socketcall: recvmsg", -1, 102, 17),
-    Again("socketcall: accept4", -1, 102, 18),
-    Again("socketcall: recvmmsg", -1, 102, 19),
-    Again("socketcall: sendmmsg", -1, 102, 20),
+RESTARTED_CALLS: Final = (
+    RestartedCall("epoll_wait", 232, 256),
+    RestartedCall("epoll_pwait", 281, 319),
+    RestartedCall("epoll_pwait2", 441, 441),
+    RestartedCall("semop", 65, -1),
+    RestartedCall("semtimedop", 220, 420),
+    RestartedCall("ipc: semop", -1, 117, 1),
+    RestartedCall("ipc: semtimedop", -1, 117, 4),
+    RestartedCall("rt_sigtimedwait", 128, 177),
+    RestartedCall("rt_sigtimedwait_time64", -1, 421),
+    RestartedCall("io_getevents", 208, 247),
+    RestartedCall("io_pgetevents", 333, 385),
+    RestartedCall("io_pgetevents_time64", -1, 416),
+    RestartedCall("read", 0, 3, SOCKET),
+    RestartedCall("readv", 19, 145, SOCKET),
+    RestartedCall("recvfrom", 45, 371, SOCKET),
+    RestartedCall("recvmsg", 47, 372, SOCKET),
+    RestartedCall("recvmmsg", 299, 337, SOCKET),
+    RestartedCall("recvmmsg_time64", -1, 417, SOCKET),
+    RestartedCall("write", 1, 4, SOCKET),
+    RestartedCall("writev", 20, 146, SOCKET),
+    RestartedCall("sendto", 44, 369, SOCKET),
+    RestartedCall("sendmsg", 46, 370, SOCKET),
+    RestartedCall("sendmmsg", 307, 345, SOCKET),
+    RestartedCall("sendfile", 40, 187, SOCKET),
+    RestartedCall("sendfile64", -1, 239, SOCKET),
+    RestartedCall("accept", 43, -1, SOCKET),
+    RestartedCall("accept4", 288, 364, SOCKET),
+    RestartedCall("connect", 42, 362, SOCKET),
+    RestartedCall("socketcall: connect", -1, 102, 3),
+    RestartedCall("socketcall: accept", -1, 102, 5),
+    RestartedCall("socketcall: send", -1, 102, 9),
+    RestartedCall("socketcall: recv", -1, 102, 10),
+    RestartedCall("socketcall: sendto", -1, 102, 11),
+    RestartedCall("socketcall: recvfrom", -1, 102, 12),
+    RestartedCall("socketcall: sendmsg", -1, 102, 16),
+    RestartedCall("socketcall: recvmsg", -1, 102, 17),
+    RestartedCall("socketcall: accept4", -1, 102, 18),
+    RestartedCall("socketcall: recvmmsg", -1, 102, 19),
+    RestartedCall("socketcall: sendmmsg", -1, 102, 20),
 )
 
 
@@ -83,7 +83,7 @@ def result_to_go_on(number: int, result: int, first: int, *, is_compat: bool, is
         return _NO_HANDLER
     if result == -errno.EINTR and any(
         is_socket(first) if again.only == SOCKET else again.only in (0, first & 0xFFFF)
-        for again in AGAIN
+        for again in RESTARTED_CALLS
         if number == (again.compat if is_compat else again.number)
     ):
         return _NO_HANDLER

@@ -18,7 +18,7 @@ _ANSWER_BYTES: Final = 1 << 18
 _HEADER: Final = struct.Struct("=IHHII")
 
 
-def answers(request: bytes) -> Iterator[memoryview]:
+def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
     """What the kernel answers to a request for all sockets of a kind in our network namespace: a message each.
 
     Raises OSError where it refuses; ENOENT if the module that knows such sockets is not there.

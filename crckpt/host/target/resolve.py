@@ -9,7 +9,7 @@ from pathlib import Path
 from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
-from crckpt.host.proc.mountinfo import every_mount
+from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
 
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
@@ -54,7 +54,7 @@ def _of_pidfile(name: str) -> int:
             os.close(descriptor)
     except OSError as error:
         raise UsageError(f"cannot read the pidfile {name}: {error.strerror}", hint="is the program running?") from error
-    pid = _number(text, f"pidfile:{name}", f"look into it: cat {run.spelled([name])}")
+    pid = _number(text, f"pidfile:{name}", f"look into it: cat {run.quote([name])}")
     process = proc.read_process(pid)
     if process is None:
         raise UsageError(f"there is no process {pid}, which the pidfile {name} names", hint="is the program running?")
@@ -101,7 +101,7 @@ def _no_main_process(unit: dict[str, str]) -> UsageError:
         return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
     return UsageError(
         f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
-        hint=f"systemctl start {run.spelled([name])}",
+        hint=f"systemctl start {run.quote([name])}",
     )
 
 
@@ -129,7 +129,7 @@ def _of_cgroup(name: str) -> int:
 def _intruder_of_cgroup(directory: Path) -> str:
     """Who else can write which processes are in it; empty if that is the kernel's to say, or root's."""
     device = directory.stat().st_dev
-    if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in every_mount()):
+    if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in read_mounts()):
         return ""
     return find_intruder_on(directory / "cgroup.procs", frozenset())
 

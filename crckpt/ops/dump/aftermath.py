@@ -15,7 +15,7 @@ from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import proc
 from crckpt.host.disk.log_ends import read_file_ends
 from crckpt.host.namespaces import network_locks
-from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.failures import criu_failure, to_crckpt_error
 from crckpt.store import Repository
@@ -50,7 +50,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
         # A process that was inside a call of CRIU's does not survive that; its end takes a moment.
         proc.wait_until_gone(target.observed.tree.pids, _ENDING_S)
     # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
-    with interrupts_let_in():
+    with interrupts_allowed():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
         from crckpt.ops.resources import name_place_in_tree
 
@@ -116,7 +116,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
     try:
         yield
     except (CrckptError, OSError) as error:
-        with interrupts_put_off():
+        with interrupts_deferred():
             state = state_of(tree)
             name, made = _find_remains(log, repository)
             failure = to_crckpt_error(error, DumpFailed, "the dump")

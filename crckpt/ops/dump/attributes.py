@@ -15,7 +15,7 @@ import msgspec
 from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes import sockets, tasks
-from crckpt.host.attributes.remote_calls import Order, enter
+from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.proc.status import read_status
@@ -42,7 +42,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
     if not living:
         return asked, ()
     findings: dict[str, Finding] = {}
-    answers = enter([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
+    answers = carry_out([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
     for process, answer in zip(living, answers, strict=True):
         named = {"pid": process.pid, "comm": process.comm}
         if answer.why and proc.read_process(process.pid) is not None:
@@ -75,7 +75,7 @@ def record(root: proc.Process, asked: Answers) -> object:
                 read_sockets.extend(own_sockets)
                 known = numbers
     found = AttributeRecord(
-        cpus=tuple(sorted(tasks.cpus())),
+        cpus=tuple(sorted(tasks.online_cpus())),
         processes=tuple(processes),
         groups=tuple(
             tuple(ControlGroup(*place, cgroups.restrictions(*place)) for place in members) for members in groups

@@ -15,8 +15,8 @@ from crckpt.criu.engine import read_log
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.process.cpu_time import left_to
-from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.host.process.cores import cores_left_to
+from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.images.creds import Rights
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
@@ -132,10 +132,10 @@ def _dump_and_resume(
         _make_result(target, outcome.argv), frozen_ms=frozen_ms, lineage=_summarise_lineage(target, workspace)
     )
     alone = target.request.asynchronous
-    with interrupts_let_in(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
+    with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
-            with left_to(target.observed.tree.pids):
+            with cores_left_to(target.observed.tree.pids):
                 return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights))
         except OSError as error:
             raise to_crckpt_error(error, DumpFailed, "the dump") from error
@@ -149,7 +149,7 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
 
     def commit(tree: HeldTree) -> None:
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
-        with interrupts_put_off():
+        with interrupts_deferred():
             load()
         rights = tree.read_rights()
         # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.

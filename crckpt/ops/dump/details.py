@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
-from crckpt.host.observe.pipes import closed_pipes
+from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
@@ -57,7 +57,7 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
     return NewCheckpoint(
         job=target.job,
         created=freeze.moment,
-        host=machine.host(target.criu.version, target.criu.digest),
+        host=machine.describe_host(target.criu.version, target.criu.digest),
         options=target.plan.options,
         tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in target.observed.tree.processes),
         note=target.request.note,
@@ -78,4 +78,4 @@ def _closed_pipes(target: DumpTarget) -> list[int]:
     A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
     """
     observed = target.observed
-    return sorted(observed.closed_pipes | closed_pipes(observed.descriptors))
+    return sorted(observed.closed_pipes | find_closed_pipes(observed.descriptors))

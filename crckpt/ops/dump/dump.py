@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from crckpt.errors import Interrupted
 from crckpt.host import proc
-from crckpt.host.process.signals import interrupts_put_off
-from crckpt.host.target.hold import held
+from crckpt.host.process.signals import interrupts_deferred
+from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context, require_root
 from crckpt.ops.dump.launch import criu_started_early, opened_workspace
 from crckpt.ops.dump.request import DumpRequest
@@ -37,7 +37,7 @@ def dump(
             with nothing_begun_reported():
                 request.check()
                 require_root("to checkpoint a process")
-                root = stack.enter_context(held(request.target))
+                root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 process = proc.read_process(root.pid)
                 workspace = waiting = None
@@ -45,7 +45,7 @@ def dump(
                 if process is not None and not request.dry_run and not is_blank(context.store):
                     workspace = stack.enter_context(opened_workspace(context))
                     waiting = stack.enter_context(criu_started_early(request, process, context, workspace))
-                with interrupts_put_off():
+                with interrupts_deferred():
                     # The other steps take as long to import as CRIU to start: import them meanwhile.
                     from crckpt.ops.dump.aftermath import tree_state_reported
                     from crckpt.ops.dump.checkpoint import make_checkpoint, plan_checkpoint
@@ -56,7 +56,7 @@ def dump(
                 if workspace is None:
                     workspace = stack.enter_context(opened_workspace(context))
                 # An interruption after this block and before the next would leave the tree's state unsaid.
-                stack.enter_context(interrupts_put_off())
+                stack.enter_context(interrupts_deferred())
             with tree_state_reported(target.observed.tree, workspace.log, workspace.repository):
                 result = make_checkpoint(target, workspace, waiting, on_resumed)
     except Interrupted:

@@ -17,7 +17,7 @@ from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
 from crckpt.host.target import resolve
-from crckpt.host.target.hold import HeldProcess
+from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, pid_namespace_words, require_root, require_staging, setpriv_words
 from crckpt.ops.dump.forecast import is_in_memory
@@ -53,7 +53,7 @@ class DumpTarget(Struct, frozen=True):
     plan: DumpPlan
     lineage: Lineage | None = None
     pre_copy: PreCopyResult | None = None
-    root: HeldProcess | None = None
+    root: PinnedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -133,7 +133,9 @@ def examine(request: DumpRequest, context: Context) -> Examination:
     return Examination(target.pid, _find_blockers(target), target.plan, target.observed, target.job, target.criu)
 
 
-def examine_target(request: DumpRequest, context: Context, root: HeldProcess, memory: int | None = None) -> DumpTarget:
+def examine_target(
+    request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None
+) -> DumpTarget:
     """Examine the tree below `root`. Raises PreflightRefused if something prevents a dump; UsageError, HostCannot.
 
     `memory` is how many bytes of it will be dumped, None to measure it.
@@ -229,7 +231,7 @@ def _estimate_images(target: DumpTarget) -> int:
 
 def _read_free_space(context: Context) -> FreeSpace:
     require_staging(context)
-    store = space.existing(context.store)
+    store = space.nearest_existing(context.store)
     directory = context.staging or store
     return FreeSpace(
         directory=str(directory),

@@ -123,7 +123,7 @@ def _ghost_bytes(observed: Observed) -> int:
 
 def is_in_memory(path: str) -> bool:
     """Whether that file, which may have no name any more, is on a file system in memory."""
-    return space.is_in_memory(space.existing(Path(path).parent))
+    return space.is_in_memory(space.nearest_existing(Path(path).parent))
 
 
 def _load_of(*pids: int) -> Load:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.attributes.credentials import rights_below
+from crckpt.host.attributes.credentials import read_thread_rights
 from crckpt.images.creds import Rights
 from crckpt.ops.dump.aftermath import raise_if_failed
 from crckpt.ops.dump.examine import DumpTarget
@@ -27,7 +27,7 @@ class HeldTree(Struct, frozen=True):
 
     def read_rights(self) -> dict[int, Rights]:
         """The rights of each thread, by TID."""
-        return rights_below(self.target.pid)
+        return read_thread_rights(self.target.pid)
 
     def check(self) -> None:
         """Raise GaveUp if CRIU no longer waits: the tree runs, or soon will."""

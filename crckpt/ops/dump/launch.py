@@ -20,7 +20,7 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 from crckpt.model import DumpOptions
 from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest
@@ -125,7 +125,7 @@ def started_criu(
         script = next((hold.script for hold in holds.values()), None)
         paths = Paths(workspace.images, workspace.work, script)
         words = command(paths)
-        with interrupts_put_off():
+        with interrupts_deferred():
             run = CriuRun(words, workspace.log, holds=tuple(holds.values()), tree=root)
             started = StartedCriu(words, paths, run, holds.get("pre-dump"), holds.get("post-dump"))
             stack.callback(started.give_up)

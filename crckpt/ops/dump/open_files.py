@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 
 from crckpt.host import proc
-from crckpt.host.disk.access import seen
 from crckpt.host.disk.path_trust import PathChangers
+from crckpt.host.disk.users import read_link_target
 from crckpt.host.proc.maps import mapped_files
 
 
@@ -25,7 +25,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str,
     for process in tree.processes:
         names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
         links = (*names, *mapped_files(process.pid).values())
-        reached = [found for link in links if (found := seen(link))]
+        reached = [found for link in links if (found := read_link_target(link))]
         # Another process may have got its PID: its files are not the tree's.
         for found in reached if proc.is_current(process) else ():
             if look(found.path):

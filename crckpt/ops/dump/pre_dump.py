@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
-from crckpt.host.process.signals import interrupts_put_off
-from crckpt.host.target.hold import held
+from crckpt.host.process.signals import interrupts_deferred
+from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context, require_root
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_target
@@ -32,14 +32,14 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
         with ExitStack() as stack:
             with nothing_begun_reported():
                 require_root("to checkpoint a process")
-                root = stack.enter_context(held(request.target))
+                root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 target = examine_target(request, context, root)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path
                 # An interruption after this block and before the next would leave the tree's state unsaid.
-                stack.enter_context(interrupts_put_off())
+                stack.enter_context(interrupts_deferred())
             with tree_state_reported(target.observed.tree, work / "pre-dump.log", repository):
                 done = _take_round(target, repository, work)
     except Interrupted:

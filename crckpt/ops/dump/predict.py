@@ -78,7 +78,7 @@ class _TrialPlace(Struct, frozen=True):
 @contextmanager
 def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
     """Make the directories, and remove them after the block. Raises StoreUnusable, StoreLocked, OSError."""
-    above = space.existing(context.store)
+    above = space.nearest_existing(context.store)
     store = context.repository() if above == context.store and any(above.iterdir()) else None
     with ExitStack() as stack:
         # The lock is held for a moment only: what `OnTrial` needs of the store stays open even if it is removed.
@@ -174,6 +174,6 @@ def _make_directory(directory: Path) -> Path:
 
 
 def _store(repository: Repository, images: Path, job: str) -> Statistics:
-    host = machine.host("", "")
+    host = machine.describe_host("", "")
     new = NewCheckpoint(JobName(job), datetime.now(UTC), host, DumpOptions(), (), 0.0, 0.0, b"{}")
     return ingest(repository, images, new).statistics

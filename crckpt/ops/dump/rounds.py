@@ -14,8 +14,8 @@ from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot
 from crckpt.host.proc import Tree
-from crckpt.host.process.descriptor_limit import open_files, with_open_files
-from crckpt.host.process.signals import interrupts_let_in
+from crckpt.host.process.descriptor_limit import prlimit_words, read_descriptor_limits
+from crckpt.host.process.signals import interrupts_allowed
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
@@ -74,7 +74,7 @@ def take_rounds(
     try:
         for result in worthwhile_rounds(lambda: take_round(target, lineage, repository, work), most, suffices):
             rounds.append(result)
-            with interrupts_let_in():
+            with interrupts_allowed():
                 pass  # an interruption that came while CRIU ran is raised here
     except HostCannot as error:
         lineage.give_up(error.message)
@@ -139,7 +139,7 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
 
 def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, ...]:
     """Words before a CRIU that needs more descriptors than it may open now. Raises PreflightRefused if it may not."""
-    limits, processes = open_files(), len(target.observed.tree.processes)
+    limits, processes = read_descriptor_limits(), len(target.observed.tree.processes)
     needed = limits.needed(target.observed.memory, processes)
     if needed > limits.soft and lineage.parent is not None:
         # Only what was written needs them, which takes a while to find: all memory was the quick upper bound.
@@ -151,7 +151,7 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
             (cause("descriptors-for-rounds").told(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
         )
     # Twice as many: the tree may write more until CRIU has frozen it.
-    return with_open_files(2 * needed, limits)
+    return prlimit_words(2 * needed, limits)
 
 
 def _reads(lineage: Lineage, criu: Criu) -> bool:

@@ -19,7 +19,7 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
-from crckpt.host.attributes.remote_calls import Order, enter
+from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
@@ -101,11 +101,11 @@ def plan_attributes(
         record = msgspec.structs.replace(record, groups=())
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     host = HostAttributes(
-        cpus=tasks.cpus(),
+        cpus=tasks.online_cpus(),
         session=session,
         restricts=_least(cgroups.restrictions(*place) for place in read_cgroups("self")),
         old_groups={
-            place: cgroups.restrictions(*place) for place in restricting if cgroups.directory(*place) is not None
+            place: cgroups.restrictions(*place) for place in restricting if cgroups.group_directory(*place) is not None
         },
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)
@@ -160,7 +160,7 @@ class _RestoredTree:
     def move(self, moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[Finding]:
         """Move processes to their old control groups; yield those that could not be moved."""
         for pid, group in moves:
-            where = cgroups.directory(group.controllers, group.path)
+            where = cgroups.group_directory(group.controllers, group.path)
             if pid not in self._pids:
                 continue
             try:
@@ -180,7 +180,7 @@ class _RestoredTree:
         for pid, held in by_process.items():
             here = self._pids.get(pid, 0)
             for fd, ours in borrow_each(here, held):
-                for lost in socket_options.put_back(ours, held[fd].record):
+                for lost in socket_options.restore_socket(ours, held[fd].record):
                     yield _socket_lost(held[fd], lost.title, lost.why, protects=lost.protects)
                 if _has_other_owner(ours, held[fd]):
                     listening.append((held[fd], _listen_again(here, held[fd])))
@@ -204,7 +204,7 @@ def _listen_again(here: int, found: RecordedSocket) -> Order:
 def _listen(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
     if not listening:
         return
-    for (found, _), answer in zip(listening, enter([order for _, order in listening]), strict=True):
+    for (found, _), answer in zip(listening, carry_out([order for _, order in listening]), strict=True):
         for why in (answer.why, *(why for _, why in answer.failed)):
             if why:
                 yield _socket_lost(found, "the owner", why, protects=True)
@@ -247,7 +247,7 @@ def _order(pid: int, tid: int, values: list[tuple[str, AttributeValue]]) -> Orde
 def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
     if not orders:
         return
-    for (thread, order), answer in zip(orders, enter([order for _, order in orders]), strict=True):
+    for (thread, order), answer in zip(orders, carry_out([order for _, order in orders]), strict=True):
         if answer.why:
             yield from (_lost(name, thread, answer.why) for name, _ in order.values)
         yield from (_lost(name, thread, why) for name, why in answer.failed)

@@ -20,9 +20,9 @@ from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import RehearsalFailed
 from crckpt.host.disk.log_ends import read_file_ends
 from crckpt.host.namespaces import as_tree, memory_limit
-from crckpt.host.namespaces.isolation import Plan
+from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
-from crckpt.host.process.exits import Watch, watched
+from crckpt.host.process.exits import ExitWatch, watched_exits
 from crckpt.images.core import ZOMBIE
 from crckpt.images.creds import Rights
 from crckpt.images.pipes import PipeContent
@@ -83,7 +83,7 @@ class IsolatedRestore(Struct, frozen=True):
     streams: ImageStreams | None
     directory: Path | None
     work: Path
-    group: memory_limit.Group | None
+    group: memory_limit.MemoryGroup | None
     attributes: AttributeRestore
     pipes: tuple[PipeContent, ...]
     recorded: RecordedFiles
@@ -109,7 +109,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
     tree, work = isolated.tree, isolated.work
     joining = () if isolated.group is None else isolated.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in isolated.verdict.rewinds)
-    plan = Plan(str(work), reachable_sockets(tree), needed_addresses(tree), cut, limit)
+    plan = SeclusionPlan(str(work), reachable_sockets(tree), needed_addresses(tree), cut, limit)
     with ExitStack() as stack:
         # First, so that it is closed last: children of a CRIU that was killed listen until the namespaces end.
         streamer = stack.enter_context(serving(work))
@@ -118,7 +118,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
             streamer.serve(isolated.streams)
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
         inside = (*joining, *nsenter_words(new.init, KINDS))
-        watches: list[Watch] = []
+        watches: list[ExitWatch] = []
         lost: list[Finding] = []
 
         def in_hold() -> None:
@@ -127,7 +127,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
             check_open_files(tree, isolated.recorded, new.init, allow_weaker=False)
             lost.extend(isolated.attributes.set_all(new.init))
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
-            watches.append(stack.enter_context(watched(new.init, living)))
+            watches.append(stack.enter_context(watched_exits(new.init, living)))
 
         result = _run_criu(isolated, inside, streamer, in_hold)
         (watch,) = watches

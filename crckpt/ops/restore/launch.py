@@ -12,7 +12,7 @@ from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.host.namespaces import pid as namespace
-from crckpt.host.process.signals import interrupts_put_off
+from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
 from crckpt.ops.restore.attempt import RestoreAttempt
@@ -69,7 +69,7 @@ def launched_criu(attempt: RestoreAttempt, outside: Outside, tree: ImageTree | N
             *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
             *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
         )
-        with interrupts_put_off():
+        with interrupts_deferred():
             run = CriuRun(
                 command,
                 work / "restore.log",

@@ -18,8 +18,8 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
-from crckpt.host.disk.access import Seen, User, name_of, refused, seen, users_of
 from crckpt.host.disk.path_trust import Changers, PathChangers
+from crckpt.host.disk.users import LinkTarget, User, find_refused_user, read_link_target, user_name, users_of
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
@@ -43,7 +43,7 @@ class RecordedFiles(Struct, frozen=True):
     files: dict[str, list[tuple[int, int, int]]]
     by_inode: bool = False
 
-    def has(self, found: Seen, *, writes: bool) -> bool:
+    def has(self, found: LinkTarget, *, writes: bool) -> bool:
         """Whether the tree had this file open at this path."""
         return any(
             inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
@@ -125,7 +125,7 @@ class _Check:
     def _finding(self, process: Process, used: _FileInUse) -> Iterator[Finding]:
         owner = process.core.credentials
         theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
-        found = seen(used.link)
+        found = read_link_target(used.link)
         if who := self._changers(used.file):
             if found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}))
@@ -138,7 +138,7 @@ class _Check:
         of_process = _PROCESS.match(used.file.path)
         return of_process is not None and int(of_process[1]) not in self._inside
 
-    def _is_right(self, found: Seen, used: _FileInUse, uid: int | None) -> bool:
+    def _is_right(self, found: LinkTarget, used: _FileInUse, uid: int | None) -> bool:
         """Whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in /tmp."""
         if found.path != needed_path(used.file):
             return False
@@ -146,7 +146,7 @@ class _Check:
 
     def _refusals(self, process: Process, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
         try:
-            who = refused(used.link, used.access, users, self._root)
+            who = find_refused_user(used.link, used.access, users, self._root)
         except OSError:
             who = users[0]
         if who is not None:
@@ -154,6 +154,6 @@ class _Check:
 
 
 def _exchanged(process: Process, used: _FileInUse, who: User) -> Finding:
-    found = seen(used.link)
-    told = {"path": used.file.path, "found": found.path if found else "nothing", "user": name_of(who)}
+    found = read_link_target(used.link)
+    told = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
     return cause("file-exchanged").told(pid=process.pid, comm=process.comm, **told)

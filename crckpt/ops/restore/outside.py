@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
-from crckpt.host.observe.pipes import filled_pipe
+from crckpt.host.observe.pipes import make_filled_pipe
 from crckpt.images.pipes import PipeContent
 from crckpt.preflight.restore.pipes import OutsidePipe
 
@@ -36,7 +36,7 @@ def inherited_ends(outside: Outside, output: int | None) -> Iterator[dict[str, i
     writers: list[int] = []
     try:
         for content in outside.contents:
-            descriptor, writer = filled_pipe(content.size, content.content)
+            descriptor, writer = make_filled_pipe(content.size, content.content)
             ends[f"fd[{descriptor}]:pipe:[{content.pipe_id}]"] = descriptor
             writers.append(writer)
         for pipe in outside.pipes:

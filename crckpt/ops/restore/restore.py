@@ -22,10 +22,10 @@ from crckpt.errors import (
     UsageError,
 )
 from crckpt.host import proc
-from crckpt.host.disk.rewind import put_back_on_failure
+from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
-from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on
+from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, require_root
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
@@ -208,13 +208,13 @@ def _follow(
 
     # A new PID namespace ends with its init, and all its processes with it.
     ours = frozenset[int]() if criu.new else needed_ids(tree)
-    with interrupts_put_off():
+    with interrupts_deferred():
         if streams is not None:
             criu.streamer.serve(streams)
         with orphans.ended_on_failure(ours):
             result = criu.run.follow(criu.hold, in_hold)
             if not result.ok:
-                with interrupts_let_in():
+                with interrupts_allowed():
                     criu.streamer.check()
                     # Only for failures, and slow to load.
                     from crckpt.ops.resources import name_place_in_images
@@ -227,9 +227,9 @@ def _follow(
         _lift_network_lock(attempt.checkpoint)
         pid = criu.init or root
         if detach:
-            interrupts_too_late()
+            ignore_interrupts()
         else:
-            pass_signals_on(pid, on_our_terminal=verdict.needs_terminal)
+            forward_signals(pid, on_our_terminal=verdict.needs_terminal)
     return Restored(
         attempt.checkpoint,
         replace(verdict, warnings=(*verdict.warnings, *lost)),
@@ -274,5 +274,5 @@ def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[None]:
         for rewind in verdict.rewinds:
             path = Path(rewind.path)
             kept = f"{path.name}.after-{checkpoint.id[:12]}"
-            stack.enter_context(put_back_on_failure(path, rewind.size, kept))
+            stack.enter_context(restored_on_failure(path, rewind.size, kept))
         yield

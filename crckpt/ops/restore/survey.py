@@ -16,7 +16,7 @@ from crckpt.host.disk.files import status_of
 from crckpt.host.observe import sockets
 from crckpt.host.probes import kernel, network
 from crckpt.host.proc import writers
-from crckpt.host.proc.locks import held_locks
+from crckpt.host.proc.locks import read_held_locks
 from crckpt.host.process import cgroups
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
@@ -53,19 +53,19 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         refused={
             socket.id: refusal
             for socket, use in bound_sockets(wanted)
-            if (refusal := sockets.refusal(socket.source.host, socket.source.port, use))
+            if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
         },
         resources=_resources(wanted, images, store),
         us=os.getpid(),
-        locks=held_locks({path for _, path, _ in needed_locks(tree)}),
+        locks=read_held_locks({path for _, path, _ in needed_locks(tree)}),
     )
     suspects = changed_paths(wanted, now)
     if not suspects:
         return now
     return replace(
         now,
-        packages=packages.owners(suspects, wanted.created),
-        writers=writers.writers(suspects) if wanted.grown == "rewind" else {},
+        packages=packages.find_packages(suspects, wanted.created),
+        writers=writers.find_writers(suspects) if wanted.grown == "rewind" else {},
     )
 
 
@@ -85,7 +85,7 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
         return None
     now = b""
     with suppress(OSError):  # the file has gone, or another program has a lease on it
-        now = (build_id.build_id(path) if file.build_id else None) or b""
+        now = (build_id.read_build_id(path) if file.build_id else None) or b""
     is_linked = may_cut and os.path.realpath(path) != path
     return FileState(
         found.st_size,
@@ -172,7 +172,7 @@ def _deleted_files(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Pat
     """Yield the directory and size of each deleted file that a restore makes again."""
     found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
     for target, path in found.items():
-        yield space.existing(Path(path).parent), sizes.get(ghost_image(target), 0)
+        yield space.nearest_existing(Path(path).parent), sizes.get(ghost_image(target), 0)
 
 
 def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[DiskSpace]:

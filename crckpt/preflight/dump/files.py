@@ -15,12 +15,12 @@ _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hug
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find files and watches that CRIU cannot find again by their path."""
-    for file in observed.out_of_reach:
+    for file in observed.unreachable_files:
         if file.why == "mount":
             yield cause("mount-lookup").told(path=file.path, fd=file.fd)
         else:
             yield cause("file-hidden").told(path=file.path)
-    for epoll in observed.escaped:
+    for epoll in observed.escaped_epolls:
         yield cause("epoll-closed").told(pid=epoll.pid)
     if observed.lost_watches:
         yield cause("watch").told()

@@ -15,13 +15,13 @@ _UNKNOWN = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find maps that CRIU cannot save."""
-    for mapping in observed.mappings:
+    for mapping in observed.unsavable_maps:
         yield from _find_unsaved(mapping, observed)
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find sealed memory, the first map of each process: a restore brings it back without the seal."""
-    sealed = {mapping.pid: mapping for mapping in reversed(observed.mappings) if mapping.kind == "sealed"}
+    sealed = {mapping.pid: mapping for mapping in reversed(observed.unsavable_maps) if mapping.kind == "sealed"}
     for pid, mapping in sorted(sealed.items()):
         yield cause("sealed").told(pid=pid, start=f"{mapping.start:x}")
 

@@ -33,7 +33,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
             yield cause("netlink-groups").told()
         if found.namespace and found.namespace != networks.get(found.pid, found.namespace):
             yield cause("socket-namespace").told()
-    if observed.passing.messages:
+    if observed.transient.messages:
         yield cause("netlink-data").told()
     for end in observed.outside_ends:
         peer = f" to {end.name}" if end.name else ""
@@ -44,7 +44,7 @@ def find_connection_blockers(
     observed: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
 ) -> Iterator[Finding]:
     """Find TCP connections for which the user must choose, or that cannot be kept."""
-    if observed.passing.queues and not skip_in_flight:
+    if observed.transient.queues and not skip_in_flight:
         yield cause("tcp-in-flight").told()
     if tcp is None:
         for link in observed.connections:
@@ -70,7 +70,7 @@ def find_weaker(observed: Observed) -> Iterator[Finding]:
 
 def find_skipped(observed: Observed) -> Iterator[Finding]:
     """Find listening sockets with connections that wait to be accepted: --skip-in-flight leaves them out."""
-    for pid, fd in sorted(observed.passing.queues):
+    for pid, fd in sorted(observed.transient.queues):
         yield cause("in-flight-skipped").told(pid=pid, fd=fd)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from crckpt.causes import Finding, cause
+from crckpt.host.observe.tasks import RESTARTED
 from crckpt.host.observe.tree import Observed
-from crckpt.host.observe.waits import RESTARTED
 from crckpt.host.proc import Process
 
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
@@ -35,9 +35,9 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
     for thread in observed.traced_threads:
         yield _traced(processes[thread.pid], thread.tracer, observed, names)
     yield from _find_unreadable_limits(observed)
-    for pid, parent in sorted(observed.passing.shared):
+    for pid, parent in sorted(observed.transient.shared):
         # A parent that waits in vfork cannot be frozen.
-        waits = parent in observed.passing.waiting
+        waits = parent in observed.transient.waiting
         yield cause("freeze-timeout").told() if waits else cause("memory-in-common").told(pid=pid)
 
 

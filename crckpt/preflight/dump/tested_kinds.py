@@ -106,7 +106,7 @@ def _find_all(observed: Observed) -> Iterator[tuple[str, str]]:
             f"socket {_name(opened.family, 'AF_')} {_name(opened.kind, 'SOCK_')}",
             f"fd {opened.fd} of process {opened.pid}",
         )
-    for mapping in observed.mappings:
+    for mapping in observed.unsavable_maps:
         if mapping.kind == "sysv":
             yield "System V shared memory", f"process {mapping.pid}"
 

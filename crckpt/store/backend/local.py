@@ -17,7 +17,7 @@ from crckpt.host.disk.files import (
     add_private_directory,
     ensure_private_directory,
     is_named,
-    losses_passed_over,
+    losses_ignored,
     make_private_directory,
     move_durably,
     own_name,
@@ -257,7 +257,7 @@ def _directory_of(name: str) -> str:
 
 def _is_same_file(path: Path, target: Path) -> bool:
     """Whether `target` has that content already; not if it is missing, or if the disk has lost some of it."""
-    with suppress(FileNotFoundError), losses_passed_over():
+    with suppress(FileNotFoundError), losses_ignored():
         if not stat.S_ISREG(target.lstat().st_mode):
             return False
         return filecmp.cmp(path, target, shallow=False)

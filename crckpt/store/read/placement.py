@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from crckpt.host.process.signals import interrupt_is_waiting, interrupts_put_off
+from crckpt.host.process.signals import interrupt_is_waiting, interrupts_deferred
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, Numbers, Places, count_of
@@ -122,12 +122,12 @@ class Placement:
                     following = ahead
                     while following is not None:
                         following = result_of(following)
-                with interrupts_put_off():
+                with interrupts_deferred():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
                 if sum(result_of(work) for work in works) != len(self._frames):
                     raise RuntimeError("not all pages were placed")
         finally:
-            with interrupts_put_off():
+            with interrupts_deferred():
                 self._has_ended = True
                 wait(works)
 

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.pipes import PIPE_SIZE
+from crckpt.host.disk.vmsplice import PIPE_SIZE
 from crckpt.images.own_memory import MemoryRange, range_edges
 from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.disk.runtime_directory import make_for
+from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.tracking.base import RoundBase
 from crckpt.tracking.keeper.protocol import (
     Answer,
@@ -245,7 +245,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         return
     path = keeper_socket(root)
     try:
-        make_for(path)
+        make_runtime_directory(path)
     except OSError as error:
         first.answer(Answer(refused=f"the directory of its tracker cannot be used: {error}"))
         return

@@ -15,7 +15,7 @@ from typing import Final
 from crckpt import __version__
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
-from crckpt.host.versions import version_of
+from crckpt.host.versions import read_criu_version
 from crckpt.model import criu_release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
@@ -66,7 +66,7 @@ def _asked(criu: Path, tracker: str) -> run.Finished:
 def release_of(criu: Path) -> tuple[int, int] | None:
     """Which release of CRIU it says that it is; None if it says none."""
     with suppress(HostCannot):
-        return criu_release(version_of(criu))
+        return criu_release(read_criu_version(criu))
     return None
 
 

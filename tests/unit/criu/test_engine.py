@@ -137,7 +137,7 @@ from pathlib import Path
 from crckpt.criu.engine import run_criu
 from crckpt.criu.hold import holds_at
 from crckpt.errors import Interrupted
-from crckpt.host.process.signals import interruptible
+from crckpt.host.process.signals import handle_interrupts
 
 criu, work = sys.argv[1], Path(sys.argv[2])
 log = work / "dump.log"
@@ -147,7 +147,7 @@ def waiting():
     print("in the hold", flush=True)
     sys.stdin.read()
 
-interruptible()
+handle_interrupts()
 try:
 {body}
     print("ended with", outcome.status)

@@ -15,7 +15,7 @@ from crckpt.criu import find
 from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall
 from crckpt.criu.trial import trial
 from crckpt.errors import HostCannot
-from crckpt.host.versions import version_of
+from crckpt.host.versions import read_criu_version
 
 VERSION = '[ "$1" = --version ] && { echo "Version: 9.9"; exit 0; }\n'
 
@@ -152,7 +152,7 @@ def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp
     assert (found.path, found.origin) == (link, "--criu")
     assert (children(), descriptors()) == before
     assert recall(link, memory) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
-    assert version_of(link) == found.version
+    assert read_criu_version(link) == found.version
     link.unlink()
     shutil.copy(working, link)
     os.utime(link, (1, 1))

@@ -15,7 +15,7 @@ import pytest
 
 from crckpt.criu.streamer import Images, Streamer, serving
 from crckpt.errors import IntegrityError, Interrupted
-from crckpt.host.process.signals import interruptible, interrupts_put_off
+from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
 
 LARGE = os.urandom(5 << 20)
 # Parts are of 100,000 bytes: one that fits into a pipe, several, and one that does not.
@@ -199,9 +199,9 @@ def test_an_interruption_cuts_files_short(tmp_path: Path) -> None:
     """CRIU itself is not to be interrupted; without its images it fails, and undoes its work."""
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in asking]
-    interruptible()
+    handle_interrupts()
     try:
-        with connected(tmp_path) as (_, client), suppress(Interrupted), interrupts_put_off():
+        with connected(tmp_path) as (_, client), suppress(Interrupted), interrupts_deferred():
             pipe = client.open("pages-1.img")
             assert pipe is not None
             os.read(pipe, 1)

@@ -9,7 +9,7 @@ from crckpt.host import machine
 
 
 def test_this_host() -> None:
-    found = machine.host("4.2.1", "ab" * 32)
+    found = machine.describe_host("4.2.1", "ab" * 32)
     system = os.uname()
     assert (found.hostname, found.kernel, found.arch) == (system.nodename, system.release, system.machine)
     assert found.page_size == os.sysconf("SC_PAGE_SIZE")

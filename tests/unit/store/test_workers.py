@@ -9,7 +9,7 @@ PROGRAM = """
 import os, signal, sys, time
 from itertools import count
 from crckpt.errors import Interrupted
-from crckpt.host.process.signals import interruptible
+from crckpt.host.process.signals import handle_interrupts
 from crckpt.store.workers import result_of, workers
 
 TAKES_A_LOCK = ("__enter__", "acquire")
@@ -36,7 +36,7 @@ for number in count(1):
     child = os.fork()
     if not child:
         signal.alarm(20)  # its end, if it waits for ever
-        interruptible()
+        handle_interrupts()
         interrupt_at(number)
         try:
             work()

@@ -16,7 +16,7 @@ from places import PROJECT
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.process.userfaultfd import Taken, userfaultfds
+from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
 from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
@@ -247,7 +247,7 @@ def test_what_came_up_before_the_freeze_spoils_the_next_round(
 @needs_write_protection
 @pytest.mark.parametrize("still_open", [True, False])
 def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
-    (taken,) = userfaultfds([target.pid])
+    (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
     for one in private_anonymous(target.pid):
         own.register(one)
@@ -269,7 +269,7 @@ def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, t
     place = target.do(
         f"{file}; told = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(told, range(64))"
     )
-    (taken,) = userfaultfds([target.pid])
+    (taken,) = take_userfaultfds([target.pid])
     pager = WriteProtection(taken.descriptor)
     pager.register(AddressRange(place, place + 64 * PAGE))
     with tracking(target.pid, UffdWp(), claims) as tracker:
@@ -301,15 +301,15 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
 ) -> None:
     """The moment is made: another thread forks between the two calls that are injected."""
 
-    def entered(pids: Iterable[int]) -> tuple[Taken, ...]:
+    def entered(pids: Iterable[int]) -> tuple[TakeResult, ...]:
         monkeypatch.undo()
         descriptor = target.do("told = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
         ours = borrow(target.pid, descriptor)
         target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
         target.do("os.close(told)")
-        return tuple(Taken(pid, ours) for pid in pids)
+        return tuple(TakeResult(pid, ours) for pid in pids)
 
-    monkeypatch.setattr(uffd_wp, "userfaultfds", entered)
+    monkeypatch.setattr(uffd_wp, "take_userfaultfds", entered)
     with tracking(target.pid, UffdWp(), claims) as tracker:
         began = tracker.begin()
         child = target.do("told = child")

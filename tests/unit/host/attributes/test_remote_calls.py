@@ -18,7 +18,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.attributes import remote_calls, tasks
 from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
-from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, enter
+from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, carry_out
 from crckpt.host.process import cgroups
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
@@ -60,9 +60,9 @@ def test_memory_policies(line: str, value: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
 def test_a_path_that_leads_out_of_the_groups_names_none(path: str) -> None:
-    assert cgroups.directory("pids", path) is None
-    assert cgroups.directory("", path) is None
-    assert cgroups.directory("../../etc", "/") is None
+    assert cgroups.group_directory("pids", path) is None
+    assert cgroups.group_directory("", path) is None
+    assert cgroups.group_directory("../../etc", "/") is None
 
 
 @needs_root
@@ -71,7 +71,7 @@ def test_a_path_that_leads_out_of_the_groups_names_none(path: str) -> None:
 @pytest.mark.parametrize("confined", ["free", "confined"])
 def test_a_landlock_domain_is_found_whoever_has_it(user: str, confined: str) -> None:
     with running("/usr/bin/python3", "-c", CONFINED, user, confined) as process:
-        (answer,) = enter([Order(process.pid, process.pid, "ask")])
+        (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
         assert answer.why == ""
         assert ("landlock" in answer.values) == (confined == "confined")
 
@@ -113,7 +113,7 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
         found = proc.read_process(process.pid)
         assert found is not None
         orders = [Order(process.pid, process.pid, "ask", start=found.start + more) for more in (0, 1)]
-        whys = [answer.why for answer in enter(orders)]
+        whys = [answer.why for answer in carry_out(orders)]
         assert whys == ["", f"PID {process.pid} has ended, and another process now has its number"]
         after = proc.read_process(process.pid)
         assert after is not None
@@ -128,7 +128,7 @@ def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer() -> None:
         running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process,
         ThreadPoolExecutor(1) as pool,
     ):
-        entered = pool.submit(enter, [Order(process.pid, process.pid, "ask")] * 50)
+        entered = pool.submit(carry_out, [Order(process.pid, process.pid, "ask")] * 50)
         while not (found := _helpers()):
             assert not entered.done()
         (helper,) = found
@@ -161,7 +161,7 @@ def test_a_filter_of_system_calls_lets_through_nothing_but_our_own(tmp_path: Pat
         if process.stdout.readline() != "ready\n":
             pytest.skip("the vdso cannot be changed here")
         for _ in range(4):
-            enter([Order(process.pid, process.pid, "ask")] * 8)
+            carry_out([Order(process.pid, process.pid, "ask")] * 8)
         assert not made.exists()
 
 
@@ -170,7 +170,7 @@ def test_a_memory_policy_is_set_inside() -> None:
     """With nodes that lie in the thread's own memory while it is made to set them; the memory is as it was."""
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         order = Order(process.pid, process.pid, "set", (("memory_policy", (3, 0)),))
-        assert [(*answer.failed, answer.why) for answer in enter([order])] == [("",)]
+        assert [(*answer.failed, answer.why) for answer in carry_out([order])] == [("",)]
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("\n")
@@ -181,9 +181,9 @@ def test_a_memory_policy_is_set_inside() -> None:
 @needs_root
 def test_what_the_kernel_refuses_is_said() -> None:
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
-        (answer,) = enter([Order(process.pid, process.pid, "set", (("no_written_code", (64,)), ("unknown", (1,))))])
+        (answer,) = carry_out([Order(process.pid, process.pid, "set", (("no_written_code", (64,)), ("unknown", (1,))))])
         assert dict(answer.failed) == {"no_written_code": "Invalid argument", "unknown": "Function not implemented"}
-        (answer,) = enter([Order(1 << 22, 1 << 22, "ask")])
+        (answer,) = carry_out([Order(1 << 22, 1 << 22, "ask")])
         assert "there is no process" in answer.why
 
 
@@ -191,7 +191,7 @@ def test_what_the_kernel_refuses_is_said() -> None:
 def test_a_32_bit_program_is_asked_too(tmp_path: Path) -> None:
     program = compiled("locks_32.c", tmp_path, "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-pic", "-no-pie")
     with running(program) as process:
-        (answer,) = enter([Order(process.pid, process.pid, "ask")])
+        (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
         assert answer.why == ""
         assert answer.values["lock_future"] == (LOCKED_AT_ONCE,)
         assert answer.values["no_written_code"] == (1,)
@@ -214,5 +214,5 @@ sys.stdin.readline()
 @pytest.mark.parametrize(("flags", "locked"), [("1", None), ("3", (1,)), ("7", (2,))])
 def test_locking_is_found_while_another_thread_maps_and_unmaps(flags: str, locked: tuple[int, ...] | None) -> None:
     with running("/usr/bin/python3", "-c", LOCKING, flags) as process:
-        answers = enter([Order(process.pid, process.pid, "ask")] * 200)
+        answers = carry_out([Order(process.pid, process.pid, "ask")] * 200)
         assert {answer.values.get("lock_future") for answer in answers} == {locked}

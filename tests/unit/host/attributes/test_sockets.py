@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host.attributes.sockets import Membership, SocketRecord, put_back, read_sockets
+from crckpt.host.attributes.sockets import Membership, SocketRecord, read_sockets, restore_socket
 from crckpt.preflight.attribute_record import read_attribute_record
 
 RECVERR, USER_TIMEOUT = 11, 18
@@ -52,7 +52,9 @@ def test_a_socket_is_recorded_once_with_what_is_unusual(others: set[int], udp: s
 
 def test_a_socket_of_another_kind_is_left_as_it_is() -> None:
     with socket.socket() as tcp:
-        assert list(put_back(tcp.fileno(), _record(tcp, kind=socket.SOCK_DGRAM, options={"IP_RECVERR": (1,)}))) == []
+        assert (
+            list(restore_socket(tcp.fileno(), _record(tcp, kind=socket.SOCK_DGRAM, options={"IP_RECVERR": (1,)}))) == []
+        )
         assert tcp.getsockopt(socket.IPPROTO_IP, RECVERR) == 0
 
 
@@ -62,7 +64,7 @@ def test_a_socket_of_another_kind_is_left_as_it_is() -> None:
 )
 def test_values_that_are_none_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
     """A record may have been made by anyone."""
-    (lost,) = put_back(udp.fileno(), _record(udp, options={name: value}))
+    (lost,) = restore_socket(udp.fileno(), _record(udp, options={name: value}))
     assert lost.title == name
 
 
@@ -78,12 +80,15 @@ def test_values_that_are_none_are_not_set(udp: socket.socket, name: str, value: 
     ],
 )
 def test_groups_that_are_none_are_not_joined(udp: socket.socket, member: Membership) -> None:
-    (lost,) = put_back(udp.fileno(), _record(udp, memberships=(member,)))
+    (lost,) = restore_socket(udp.fileno(), _record(udp, memberships=(member,)))
     assert lost.title.startswith("the membership in ")
 
 
 def test_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> None:
-    assert list(put_back(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"}))) == []
+    assert (
+        list(restore_socket(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"})))
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ def image(*segments: tuple[int, bytes], offset: int = 64, entry: int = 56) -> by
 
 def read(path: Path, data: bytes) -> bytes | None:
     path.write_bytes(data)
-    return build_id.build_id(str(path))
+    return build_id.read_build_id(str(path))
 
 
 def test_the_interpreter_has_the_one_that_readelf_or_file_tells() -> None:
-    found = build_id.build_id(str(ELF))
+    found = build_id.read_build_id(str(ELF))
     assert found is None or len(found) in (8, 16, 20, 32)
     try:
         told = subprocess.run(["readelf", "-n", ELF], capture_output=True, text=True, check=True).stdout
@@ -91,13 +91,13 @@ def test_a_segment_that_lies_nowhere(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        build_id.build_id(str(tmp_path / "none"))
-    assert build_id.build_id(str(tmp_path)) is None
+        build_id.read_build_id(str(tmp_path / "none"))
+    assert build_id.read_build_id(str(tmp_path)) is None
 
 
 def test_a_fifo_in_its_place_blocks_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert build_id.build_id(str(tmp_path / "fifo")) is None
+    assert build_id.read_build_id(str(tmp_path / "fifo")) is None
 
 
 def test_headers_that_would_fill_the_memory(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_headers_that_would_fill_the_memory(tmp_path: Path) -> None:
     os.truncate(path, 8 << 30)
     tracemalloc.start()
     try:
-        assert build_id.build_id(str(path)) is None
+        assert build_id.read_build_id(str(path)) is None
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

@@ -144,7 +144,7 @@ def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("read", [build_id.build_id, read_file_ends])
+@pytest.mark.parametrize("read", [build_id.read_build_id, read_file_ends])
 def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
     """A device may act when it is opened (a watchdog, a tape). A FIFO lets go on who waits at it, as is seen here."""
     fifo = tmp_path / "fifo"

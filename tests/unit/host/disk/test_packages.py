@@ -49,7 +49,7 @@ def test_files_of_this_system() -> None:
     maps = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
     libc = next(words[5] for words in maps if words[-1].endswith("/libc.so.6"))
     nobodys = "/usr/lib/of-no-package"
-    found = packages.owners([libc, "/usr/bin/dpkg", nobodys], datetime.now(UTC))
+    found = packages.find_packages([libc, "/usr/bin/dpkg", nobodys], datetime.now(UTC))
     assert {path: package.name for path, package in found.items()} == {libc: "libc6", "/usr/bin/dpkg": "dpkg"}
     shown = subprocess.run(["dpkg-query", "-W", "-f=${Version}", "libc6"], capture_output=True, text=True, check=True)
     assert found[libc].version == shown.stdout

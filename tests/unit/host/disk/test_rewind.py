@@ -13,21 +13,21 @@ from listing import mode, names
 
 from crckpt.errors import RestoreFailed
 from crckpt.host import steps
-from crckpt.host.disk.rewind import put_back_on_failure
+from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.syscalls.openat2 import file_rights_of
 
 pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
 def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
-    with put_back_on_failure(log, 4, "kept"):
+    with restored_on_failure(log, 4, "kept"):
         assert log.read_bytes() == b"old "
     assert (log.read_bytes(), mode(log)) == (b"old ", 0o644)
     assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
 
 
 def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+    with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         raise KeyboardInterrupt
     assert log.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["log"]
@@ -45,7 +45,7 @@ def test_an_interruption_while_it_is_cut_loses_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "truncate", interrupted)
-    with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+    with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         pytest.fail("it was interrupted")
     assert log.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["log"]
@@ -55,7 +55,7 @@ def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: P
     taken: list[str] = []
     steps.watch(lambda name, _operands: taken.append(name))
     try:
-        with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+        with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
             raise KeyboardInterrupt
     finally:
         steps.watch(None)
@@ -65,11 +65,11 @@ def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: P
 def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
     """The same checkpoint may be restored, and its logs cut back, more than once."""
     for _ in range(3):
-        with put_back_on_failure(log, 4, "kept"):
+        with restored_on_failure(log, 4, "kept"):
             pass
         with log.open("ab") as file:
             file.write(b"more")
-    with pytest.raises(ValueError, match="x"), put_back_on_failure(log, 4, "kept"):
+    with pytest.raises(ValueError, match="x"), restored_on_failure(log, 4, "kept"):
         raise ValueError("x")
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == {
         "kept": b"new lines",
@@ -82,7 +82,7 @@ def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
     with (
         pytest.raises(IsADirectoryError),
-        put_back_on_failure(tmp_path, 4, "kept"),
+        restored_on_failure(tmp_path, 4, "kept"),
     ):
         pytest.fail("there was nothing to cut")
     assert names(tmp_path) == []
@@ -93,21 +93,21 @@ def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(log)
     with (
         pytest.raises(RestoreFailed, match="replaced or truncated"),
-        put_back_on_failure(tmp_path / "link", 4, "kept"),
+        restored_on_failure(tmp_path / "link", 4, "kept"),
     ):
         pytest.fail("it was cut")
     (tmp_path / "below").mkdir(0o700)
     log.rename(tmp_path / "below/log")
     (tmp_path / "there").symlink_to("below")
     there = tmp_path / "there/log"
-    with pytest.raises(RestoreFailed, match="replaced or truncated"), put_back_on_failure(there, 4, "kept"):
+    with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(there, 4, "kept"):
         pytest.fail("it was cut")
     assert there.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["below", "link", "there"]
 
 
 def test_a_log_that_was_begun_anew_is_not_filled_up(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(RestoreFailed, match="replaced or truncated"), put_back_on_failure(log, 40, "kept"):
+    with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(log, 40, "kept"):
         pytest.fail("it was resized")
     assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
 
@@ -120,7 +120,7 @@ def test_what_is_appended_while_it_is_copied_is_kept_too(log: Path, tmp_path: Pa
 
     steps.watch(append)
     try:
-        with put_back_on_failure(log, 4, "kept"):
+        with restored_on_failure(log, 4, "kept"):
             assert log.read_bytes() == b"old "
     finally:
         steps.watch(None)
@@ -161,7 +161,7 @@ def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere(others: Path, mo
     (victim / "log").write_bytes(b"all of this is of root")
     steps.watch(exchange)
     try:
-        with put_back_on_failure(others / "log", 4, "kept"):
+        with restored_on_failure(others / "log", 4, "kept"):
             assert (others.with_name("moved") / "log").read_bytes() == b"old "
     finally:
         steps.watch(None)
@@ -170,7 +170,7 @@ def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere(others: Path, mo
 
 
 def test_what_came_after_belongs_to_the_owner_of_the_log(others: Path) -> None:
-    with put_back_on_failure(others / "log", 4, "kept"):
+    with restored_on_failure(others / "log", 4, "kept"):
         pass
     kept = (others / "kept").stat()
     assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (_USER, _USER, 0o600)
@@ -179,10 +179,10 @@ def test_what_came_after_belongs_to_the_owner_of_the_log(others: Path) -> None:
 def test_it_is_kept_where_the_owner_of_the_log_may_make_no_file(others: Path) -> None:
     """As in /var/log."""
     os.chown(others, 0, 0)
-    with put_back_on_failure(others / "log", 4, "kept"):
+    with restored_on_failure(others / "log", 4, "kept"):
         pass
     assert ((others / "kept").read_bytes(), (others / "kept").stat().st_uid) == (b"new lines", _USER)
-    with pytest.raises(KeyError), put_back_on_failure(others / "log", 1, "kept"):
+    with pytest.raises(KeyError), restored_on_failure(others / "log", 1, "kept"):
         raise KeyError
     assert ((others / "log").read_bytes(), names(others)) == (b"old ", ["kept", "log"])
 
@@ -211,7 +211,7 @@ def test_what_came_in_the_place_of_a_log_is_left_alone(others: Path, kind: str) 
 
     steps.watch(exchange)
     try:
-        with pytest.raises((RestoreFailed, OSError)), put_back_on_failure(others / "log", 4, "kept"):
+        with pytest.raises((RestoreFailed, OSError)), restored_on_failure(others / "log", 4, "kept"):
             pytest.fail("it was cut")
     finally:
         steps.watch(None)
@@ -220,7 +220,7 @@ def test_what_came_in_the_place_of_a_log_is_left_alone(others: Path, kind: str) 
 
 def test_a_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
     (others / "log").chmod(0o444)
-    with pytest.raises(PermissionError, match="log"), put_back_on_failure(others / "log", 4, "kept"):
+    with pytest.raises(PermissionError, match="log"), restored_on_failure(others / "log", 4, "kept"):
         pytest.fail("it was cut")
     assert names(others) == ["log"]
     assert os.geteuid() == 0
@@ -253,7 +253,7 @@ def test_a_log_that_declares_terabytes_takes_none(log: Path, tmp_path: Path) -> 
         file.seek(size)
         file.write(end)
     kept = tmp_path / "kept"
-    with suppress(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+    with suppress(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         assert (log.stat().st_size, kept.stat().st_size) == (4, size + len(end) - 4)
         assert kept.stat().st_blocks * 512 < 1 << 20
         with kept.open("rb") as file:
@@ -281,7 +281,7 @@ def test_whoever_appends_all_the_time_is_not_waited_for(log: Path, tmp_path: Pat
 
     steps.watch(append)
     try:
-        with pytest.raises(KeyboardInterrupt), put_back_on_failure(log, 4, "kept"):
+        with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
             raise KeyboardInterrupt
     finally:
         steps.watch(None)

@@ -26,7 +26,7 @@ def as_nobody(monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], object]) 
 def test_the_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(top: Path) -> None:
         os.umask(0)
-        runtime_directory.make_for(top / "keepers/1-2")
+        runtime_directory.make_runtime_directory(top / "keepers/1-2")
         for path in (top, top / "keepers"):
             assert path.stat().st_mode & 0o777 == 0o700
 
@@ -37,15 +37,15 @@ def test_the_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyP
 def test_a_directory_of_others_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def check(top: Path) -> None:
         wanted = top / "keepers/1-2"
-        runtime_directory.make_for(wanted)
+        runtime_directory.make_runtime_directory(wanted)
         (top / name).chmod(0o777)
         with pytest.raises(PermissionError):
-            runtime_directory.make_for(wanted)
+            runtime_directory.make_runtime_directory(wanted)
         (top / name).chmod(0o700)
         (top.parent / "elsewhere").mkdir()
         (top / name).rename(top.parent / "gone")
         (top / name).symlink_to(top.parent / "elsewhere")
         with pytest.raises(PermissionError):
-            runtime_directory.make_for(wanted)
+            runtime_directory.make_runtime_directory(wanted)
 
     as_nobody(monkeypatch, check)

@@ -15,8 +15,8 @@ from crckpt.host.proc.smaps import sum_memory
 
 
 def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
-    assert space.existing(tmp_path / "a/b/c") == tmp_path
-    assert space.existing(tmp_path) == tmp_path
+    assert space.nearest_existing(tmp_path / "a/b/c") == tmp_path
+    assert space.nearest_existing(tmp_path) == tmp_path
 
 
 def test_disk(tmp_path: Path) -> None:

@@ -17,21 +17,21 @@ GREEDY = "a = []\nwhile True: a.append(bytes(b'x' * (1 << 20)))"
 
 
 @pytest.fixture
-def group() -> Iterator[memory_limit.Group]:
+def group() -> Iterator[memory_limit.MemoryGroup]:
     with memory_limit.limited(LIMIT) as found:
         if found is None:
             pytest.skip("this host lets us make no control group")
         yield found
 
 
-def test_what_takes_more_is_ended(group: memory_limit.Group) -> None:
+def test_what_takes_more_is_ended(group: memory_limit.MemoryGroup) -> None:
     assert not group.ran_out
     done = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
     assert done.returncode < 0
     assert group.ran_out
 
 
-def test_a_command_keeps_its_words_and_its_status(group: memory_limit.Group) -> None:
+def test_a_command_keeps_its_words_and_its_status(group: memory_limit.MemoryGroup) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
     done = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -39,7 +39,7 @@ def test_a_command_keeps_its_words_and_its_status(group: memory_limit.Group) -> 
     assert group.path.name in done.stdout
 
 
-def test_it_is_gone_after_the_block(group: memory_limit.Group) -> None:
+def test_it_is_gone_after_the_block(group: memory_limit.MemoryGroup) -> None:
     with memory_limit.limited(LIMIT) as other:
         assert other is not None
         assert other.path.is_dir()
@@ -47,14 +47,14 @@ def test_it_is_gone_after_the_block(group: memory_limit.Group) -> None:
     assert group.path.is_dir(), "that of another one who lives was removed"
 
 
-def test_what_a_dead_one_left_is_removed(group: memory_limit.Group) -> None:
+def test_what_a_dead_one_left_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path.with_name("crckpt-rehearsal-left")
     left.mkdir()
     with memory_limit.limited(LIMIT):
         assert not left.exists()
 
 
-def test_what_one_left_who_ran_in_another_group_is_removed(group: memory_limit.Group) -> None:
+def test_what_one_left_who_ran_in_another_group_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path / "crckpt-rehearsal-left"
     left.mkdir()
     with memory_limit.limited(LIMIT):
@@ -67,7 +67,9 @@ def test_where_there_can_be_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_somebody_removes_meanwhile(group: memory_limit.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_somebody_removes_meanwhile(
+    group: memory_limit.MemoryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     going, left = group.path / "going", group.path / "crckpt-rehearsal-left"
     going.mkdir()
     left.mkdir()

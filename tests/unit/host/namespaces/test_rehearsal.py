@@ -13,10 +13,10 @@ import pytest
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.namespaces.isolation import Plan
+from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import Throwaway, throwaway
 from crckpt.host.process import run
-from crckpt.host.process.exits import watched
+from crckpt.host.process.exits import watched_exits
 
 ROOT = 2
 """The first that enters: 1 is the init."""
@@ -30,9 +30,9 @@ def namespaces_can_be_made() -> None:
         pytest.skip(f"no namespaces can be made here: {done.output.strip()}")
 
 
-def plan(work: Path, *, sockets: tuple[str, ...] = (), cut: tuple[tuple[str, int], ...] = ()) -> Plan:
+def plan(work: Path, *, sockets: tuple[str, ...] = (), cut: tuple[tuple[str, int], ...] = ()) -> SeclusionPlan:
     work.mkdir()
-    return Plan(str(work), sockets, ("10.9.8.7", "fd00::77"), cut, 64 << 20)
+    return SeclusionPlan(str(work), sockets, ("10.9.8.7", "fd00::77"), cut, 64 << 20)
 
 
 def within(new: Throwaway, *words: str) -> run.Finished:
@@ -117,7 +117,7 @@ def test_how_processes_end(tmp_path: Path) -> None:
         one, other = started(new, "sleep", "60"), started(new, "sleep", "60")
         (first,), (second,) = proc.children(one.pid), proc.children(other.pid)
         names = [found.ns_pids[-1] for pid in (first, second) if (found := proc.read_process(pid))]
-        with watched(new.init, (*names, 999)) as watch:
+        with watched_exits(new.init, (*names, 999)) as watch:
             watch.wait(names[0], 0)
             assert watch.ended() == {}
             os.kill(first, signal.SIGTERM)

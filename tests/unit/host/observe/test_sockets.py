@@ -95,15 +95,15 @@ def test_a_taken_port(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
-        assert sockets.refusal(address, port, "listen") == "taken"
-        assert sockets.refusal(address, port, "connection") is None
-    assert sockets.refusal(address, port, "listen") is None
+        assert sockets.find_bind_refusal(address, port, "listen") == "taken"
+        assert sockets.find_bind_refusal(address, port, "connection") is None
+    assert sockets.find_bind_refusal(address, port, "listen") is None
 
 
 @pytest.mark.parametrize("use", ["listen", "datagram", "connection"])
 def test_an_address_that_is_not_ours(use: sockets.Binding) -> None:
-    assert sockets.refusal("192.0.2.1", 80, use) == "missing"
-    assert sockets.refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
+    assert sockets.find_bind_refusal("192.0.2.1", 80, use) == "missing"
+    assert sockets.find_bind_refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -112,9 +112,9 @@ def test_a_taken_datagram_port(address: str) -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as holder:
         holder.bind((address, 0))
         port = holder.getsockname()[1]
-        assert sockets.refusal(address, port, "datagram") == "taken"
-        assert sockets.refusal(address, port, "listen") is None
-    assert sockets.refusal(address, port, "datagram") is None
+        assert sockets.find_bind_refusal(address, port, "datagram") == "taken"
+        assert sockets.find_bind_refusal(address, port, "listen") is None
+    assert sockets.find_bind_refusal(address, port, "datagram") is None
 
 
 def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.socket) -> None:
@@ -122,7 +122,7 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     with socket.create_connection(("127.0.0.1", port)):
         loopback.accept()[0].close()
         loopback.close()
-    assert sockets.refusal("127.0.0.1", port, "listen") is None, (
+    assert sockets.find_bind_refusal("127.0.0.1", port, "listen") is None, (
         "a connection in TIME_WAIT must not stand against a restore"
     )
 
@@ -147,10 +147,10 @@ def test_a_network_lock_is_found_and_lifted() -> None:
         pytest.skip("no nft, or the kernel does not let us look at its packet filter")
     run_id = f"test-{secrets.token_hex(8)}"
     assert network_locks.lift_lock(run_id) is None
-    made = run.run([str(network_locks.nft()), "add", "table", "inet", f"CRIU-{run_id}"])
+    made = run.run([str(network_locks.find_nft()), "add", "table", "inet", f"CRIU-{run_id}"])
     if not made.ok:
         pytest.skip(f"no table can be made here: {made.output}")
-    look = [str(network_locks.nft()), "list", "table", "inet", f"CRIU-{run_id}"]
+    look = [str(network_locks.find_nft()), "list", "table", "inet", f"CRIU-{run_id}"]
     assert run.run(look).ok
     assert network_locks.lift_lock(run_id) == f"CRIU-{run_id}"
     assert not run.run(look).ok
@@ -158,7 +158,7 @@ def test_a_network_lock_is_found_and_lifted() -> None:
 
 @pytest.mark.usefixtures("commands")
 def test_without_nft_there_is_no_lock_to_lift() -> None:
-    if network_locks.nft() is not None:
+    if network_locks.find_nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
     assert (network_locks.can_filter(), network_locks.lift_lock("x")) == (False, None)
 

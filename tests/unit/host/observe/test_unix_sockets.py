@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.unix_sockets import UnixSocket, unix_sockets
+from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 
 
-def seen(found: socket.socket) -> UnixSocket:
-    return unix_sockets()[inode(found)]
+def seen(found: socket.socket) -> LiveUnixSocket:
+    return read_unix_sockets()[inode(found)]
 
 
 def inode(found: socket.socket) -> int:
@@ -27,19 +27,19 @@ def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abst
     with socket.socket(socket.AF_UNIX, kind) as listener, socket.socket(socket.AF_UNIX, kind) as caller:
         listener.bind(name)
         listener.listen()
-        assert seen(listener) == UnixSocket(inode(listener), kind, 0, name.replace("\0", "@"))
+        assert seen(listener) == LiveUnixSocket(inode(listener), kind, 0, name.replace("\0", "@"))
         caller.connect(name)
         accepted, _ = listener.accept()
         with accepted:
-            assert seen(caller) == UnixSocket(inode(caller), kind, inode(accepted), "")
-            assert seen(accepted) == UnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"))
+            assert seen(caller) == LiveUnixSocket(inode(caller), kind, inode(accepted), "")
+            assert seen(accepted) == LiveUnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"))
         assert seen(caller).peer == 0, "the other end has gone"
 
 
 def test_many_fit_in_no_single_answer() -> None:
     pairs = [socket.socketpair() for _ in range(3000)]
     try:
-        known = unix_sockets()
+        known = read_unix_sockets()
         assert all(known[inode(one)].peer == inode(other) for one, other in pairs)
     finally:
         for pair in pairs:

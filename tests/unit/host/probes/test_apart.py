@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from own_process import children, descriptors
 
-from crckpt.host.probes.apart import apart, forked, status_of
-from crckpt.host.probes.fact import Outcome, ok
+from crckpt.host.probes.child import fork, probe_in_child, wait_for_status
+from crckpt.host.probes.outcome import Outcome, ok
 
 
 def fails() -> Outcome:
@@ -27,7 +27,7 @@ def dies() -> Outcome:
 
 
 def hangs() -> Outcome:
-    forked(hang)
+    fork(hang)
     hang()
     return ok("not reached")
 
@@ -43,7 +43,7 @@ def hang() -> int:
 )
 def test_a_probe_that_breaks_is_a_fact_by_itself(trial: Callable[[], Outcome], said: str) -> None:
     before = children(), descriptors()
-    outcome = apart(trial, within=1)
+    outcome = probe_in_child(trial, within=1)
     assert (outcome.state, said in outcome.found) == ("limited", True), outcome
     assert (children(), descriptors()) == before
 
@@ -52,8 +52,8 @@ INTERRUPTED = """
 import os, signal, threading
 from pathlib import Path
 from crckpt.errors import Interrupted
-from crckpt.host.probes.apart import apart
-from crckpt.host.process.signals import interruptible
+from crckpt.host.probes.child import probe_in_child
+from crckpt.host.process.signals import handle_interrupts
 
 def interrupts():
     os.kill(os.getppid(), signal.SIGTERM)
@@ -65,10 +65,10 @@ def left():
 
 # The signal may come to this one: then it is heard wherever the main thread happens to be.
 threading.Thread(target=signal.pause, daemon=True).start()
-interruptible()
+handle_interrupts()
 before = left()
 try:
-    apart(interrupts)
+    probe_in_child(interrupts)
 except Interrupted as error:
     print(error, left() == before, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
@@ -81,9 +81,9 @@ def test_an_interruption_ends_the_probe() -> None:
 
 def test_what_a_probe_starts_ends_with_it() -> None:
     def starts() -> Outcome:
-        return ok(str(forked(hang)))
+        return ok(str(fork(hang)))
 
-    child = int(apart(starts).found)
+    child = int(probe_in_child(starts).found)
     deadline = time.monotonic() + 10  # it is not ours: whoever adopts it reaps it
     while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
         assert time.monotonic() < deadline, f"{child} still runs"
@@ -93,5 +93,5 @@ def test_a_child_that_raises_does_not_answer_in_place_of_its_parent() -> None:
     def raises() -> int:
         raise OSError
 
-    assert status_of(forked(raises)) == 255
-    assert apart(lambda: ok(str(status_of(forked(raises))))) == ok("255")
+    assert wait_for_status(fork(raises)) == 255
+    assert probe_in_child(lambda: ok(str(wait_for_status(fork(raises))))) == ok("255")

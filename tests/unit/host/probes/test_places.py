@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.probes import places
-from crckpt.host.probes.fact import Outcome
+from crckpt.host.probes.outcome import Outcome
 
 IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")

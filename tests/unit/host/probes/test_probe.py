@@ -15,9 +15,9 @@ import pytest
 from own_process import children, descriptors
 
 from crckpt.criu.cache import candidates
-from crckpt.host.probes.apart import forked, status_of
-from crckpt.host.probes.fact import Fact
-from crckpt.host.probes.probe import Subject, probe
+from crckpt.host.probes.child import fork, wait_for_status
+from crckpt.host.probes.host import ProbeRequest, probe_host
+from crckpt.host.probes.outcome import Fact
 from crckpt.host.process import run
 from crckpt.host.syscalls import prctl
 
@@ -47,15 +47,15 @@ CHECKED = {
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
-def told(subject: Subject) -> dict[str, Fact]:
-    return {fact.key: fact for fact in probe(subject)}
+def told(subject: ProbeRequest) -> dict[str, Fact]:
+    return {fact.key: fact for fact in probe_host(subject)}
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fact]:
     """What is told of this host."""
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
-    return told(Subject(tmp_path_factory.mktemp("store"), None, criu))
+    return told(ProbeRequest(tmp_path_factory.mktemp("store"), None, criu))
 
 
 def namespaces() -> frozenset[str]:
@@ -65,8 +65,8 @@ def namespaces() -> frozenset[str]:
 def inside(words: list[str], script: str) -> list[str]:
     """Lines that a script prints about `told`, started by other words."""
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes.probe import Subject, probe\n"
-        "told = {fact.key: fact for fact in probe(Subject(Path('/')))}\n" + script
+        "import sys; from pathlib import Path; from crckpt.host.probes.host import ProbeRequest, probe_host\n"
+        "told = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
     )
     done = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ def test_criu_says_the_same(facts: dict[str, Fact], key: str, feature: str) -> N
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = children(), descriptors(), namespaces()
-    told(Subject(tmp_path))
+    told(ProbeRequest(tmp_path))
     assert (children(), descriptors(), namespaces()) == before
     # Of others there may be some: CRIU's, while another test runs it.
     assert shutil.which("nft") is None or "inet crckpt\n" not in run.run(["nft", "list", "tables"]).output
@@ -123,7 +123,7 @@ def test_without_suspension_the_trial_of_seccomp_would_be_killed() -> None:
         prctl.enter_strict_seccomp()
         return 0
 
-    assert status_of(forked(forbid_itself_to_end)) == -signal.SIGKILL
+    assert wait_for_status(fork(forbid_itself_to_end)) == -signal.SIGKILL
 
 
 @AS_ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.probes import network, tools
-from crckpt.host.probes.fact import ok
+from crckpt.host.probes.outcome import ok
 
 
 def test_tools_are_looked_for_where_they_are_started_from(

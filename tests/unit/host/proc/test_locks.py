@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.proc.locks import held_locks
+from crckpt.host.proc.locks import read_held_locks
 
 MANY: Final = 2000
 TAKES: Final = f"""
@@ -35,7 +35,7 @@ def test_a_program_with_many_locks_is_looked_at_once(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         before = time.process_time()
-        held = held_locks([str(file)])[str(file)]
+        held = read_held_locks([str(file)])[str(file)]
         took = time.process_time() - before
         assert {each.pid for each in held if each.kind == "POSIX"} == {process.pid}
         assert sum(each.kind == "POSIX" for each in held) == MANY

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.proc.writers import Writer, writers
+from crckpt.host.proc.writers import Writer, find_writers
 
 OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
 
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("how", ["a", "r+"])
 def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
     with opened(file.with_name("other"), how) as pid:
-        found = writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
+        found = find_writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
     assert {path: writer.pid for path, writer in found.items()} == {str(file): pid, str(file.with_name("other")): pid}
     assert isinstance(found[str(file)], Writer)
     assert found[str(file)].comm.startswith("python")
@@ -49,7 +49,7 @@ def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
 
 def test_a_reader_is_none(file: Path) -> None:
     with opened(file, "r"):
-        assert writers([str(file)]) == {}
+        assert find_writers([str(file)]) == {}
 
 
 def test_who_has_it_mapped_writes_too(file: Path) -> None:
@@ -60,7 +60,7 @@ def test_who_has_it_mapped_writes_too(file: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = writers([str(file)])
+        found = find_writers([str(file)])
         process.kill()
     assert found[str(file)].pid == process.pid
 
@@ -68,10 +68,10 @@ def test_who_has_it_mapped_writes_too(file: Path) -> None:
 def test_our_own_output_is_nobodys(file: Path) -> None:
     """As of a unit with StandardOutput=append:."""
     with file.open("a"):
-        assert writers([str(file)]) == {}
+        assert find_writers([str(file)]) == {}
     with file.open("r+"):
-        assert writers([str(file)])[str(file)].pid == os.getpid()
+        assert find_writers([str(file)])[str(file)].pid == os.getpid()
 
 
 def test_nothing_is_looked_for(file: Path) -> None:
-    assert (writers([]), writers([str(file)])) == ({}, {})
+    assert (find_writers([]), find_writers([str(file)])) == ({}, {})

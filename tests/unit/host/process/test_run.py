@@ -81,7 +81,7 @@ def test_no_answer_in_time() -> None:
 
 
 def test_a_line_to_copy() -> None:
-    assert run.spelled(["nft", "delete", "a b", "$x"]) == "nft delete 'a b' '$x'"
+    assert run.quote(["nft", "delete", "a b", "$x"]) == "nft delete 'a b' '$x'"
 
 
 def test_a_long_program(opened: int, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ BEGIN = """
 import os, signal, subprocess, sys
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import (
-    interruptible, interrupts_let_in, interrupts_put_off, interrupts_too_late, pass_signals_on,
+    handle_interrupts, interrupts_allowed, interrupts_deferred, ignore_interrupts, forward_signals,
 )
 
 def interrupt(name):
@@ -21,7 +21,7 @@ def interrupt(name):
 def say(word):
     print(word, flush=True)
 
-interruptible()
+handle_interrupts()
 try:
 {body}
     say("went on")
@@ -45,7 +45,7 @@ def test_each_is_raised_by_name(name: str) -> None:
 
 def test_put_off_until_the_end_of_the_block() -> None:
     body = """
-        with interrupts_put_off():
+        with interrupts_deferred():
             interrupt("SIGINT")
             say("in the block")
     """
@@ -54,8 +54,8 @@ def test_put_off_until_the_end_of_the_block() -> None:
 
 def test_only_the_outermost_block_raises() -> None:
     body = """
-        with interrupts_put_off():
-            with interrupts_put_off():
+        with interrupts_deferred():
+            with interrupts_deferred():
                 interrupt("SIGTERM")
             say("in the outer block")
     """
@@ -64,10 +64,10 @@ def test_only_the_outermost_block_raises() -> None:
 
 def test_what_waits_is_let_in_at_once() -> None:
     body = """
-        with interrupts_put_off():
+        with interrupts_deferred():
             interrupt("SIGTERM")
             try:
-                with interrupts_let_in():
+                with interrupts_allowed():
                     say("never")
             except Interrupted:
                 say("let in")
@@ -78,11 +78,11 @@ def test_what_waits_is_let_in_at_once() -> None:
 
 def test_what_comes_is_let_in_while_it_lasts() -> None:
     body = """
-        with interrupts_put_off():
-            with interrupts_let_in():
+        with interrupts_deferred():
+            with interrupts_allowed():
                 say("quiet")
             try:
-                with interrupts_let_in():
+                with interrupts_allowed():
                     interrupt("SIGHUP")
                     say("never")
             except Interrupted:
@@ -93,8 +93,8 @@ def test_what_comes_is_let_in_while_it_lasts() -> None:
 
 def test_after_letting_in_it_is_put_off_again() -> None:
     body = """
-        with interrupts_put_off():
-            with interrupts_let_in():
+        with interrupts_deferred():
+            with interrupts_allowed():
                 pass
             interrupt("SIGHUP")
             say("in the block")
@@ -108,7 +108,7 @@ def test_a_second_one_does_not_cut_short_what_the_first_began() -> None:
             interrupt("SIGINT")
         finally:
             interrupt("SIGINT")
-            with interrupts_put_off():
+            with interrupts_deferred():
                 interrupt("SIGTERM")
             say("cleaned up")
     """
@@ -117,7 +117,7 @@ def test_a_second_one_does_not_cut_short_what_the_first_began() -> None:
 
 def test_a_failure_of_the_block_is_not_hidden() -> None:
     body = """
-        with interrupts_put_off():
+        with interrupts_deferred():
             interrupt("SIGTERM")
             raise ValueError("the block's own")
     """
@@ -127,12 +127,12 @@ def test_a_failure_of_the_block_is_not_hidden() -> None:
 def test_after_a_failure_the_next_block_is_interrupted() -> None:
     body = """
         try:
-            with interrupts_put_off():
+            with interrupts_deferred():
                 interrupt("SIGTERM")
                 raise ValueError("the block's own")
         except ValueError:
             say("failed")
-        with interrupts_put_off():
+        with interrupts_deferred():
             say("in the next block")
     """
     assert said(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
@@ -140,9 +140,9 @@ def test_after_a_failure_the_next_block_is_interrupted() -> None:
 
 def test_too_late_to_interrupt() -> None:
     body = """
-        with interrupts_put_off():
+        with interrupts_deferred():
             interrupt("SIGTERM")
-            interrupts_too_late()
+            ignore_interrupts()
         interrupt("SIGINT")
     """
     assert said(body) == ["went on"]
@@ -161,7 +161,7 @@ PROGRAM = """
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 8), ("SIGINT", 9)])
 def test_signals_are_passed_on(name: str, status: int) -> None:
     body = f"""{PROGRAM}
-        pass_signals_on(child.pid, on_our_terminal=False)
+        forward_signals(child.pid, on_our_terminal=False)
         interrupt("{name}")
         say(child.wait(20))
         interrupt("{name}")
@@ -171,9 +171,9 @@ def test_signals_are_passed_on(name: str, status: int) -> None:
 
 def test_what_came_before_is_passed_on_too() -> None:
     body = f"""{PROGRAM}
-        with interrupts_put_off():
+        with interrupts_deferred():
             interrupt("SIGTERM")
-            pass_signals_on(child.pid, on_our_terminal=False)
+            forward_signals(child.pid, on_our_terminal=False)
             say(child.wait(20))
     """
     assert said(body) == ["8", "went on"]
@@ -181,7 +181,7 @@ def test_what_came_before_is_passed_on_too() -> None:
 
 def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
     body = f"""{PROGRAM}
-        pass_signals_on(child.pid, on_our_terminal=True)
+        forward_signals(child.pid, on_our_terminal=True)
         interrupt("SIGINT")
         interrupt("SIGTERM")
         say(child.wait(20))
@@ -193,7 +193,7 @@ def test_what_whoever_started_us_has_ignored_stays_so() -> None:
     """As nohup has SIGHUP."""
     body = """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        interruptible()
+        handle_interrupts()
         interrupt("SIGHUP")
         say("in the block")
         interrupt("SIGTERM")

@@ -19,7 +19,7 @@ import pytest
 from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
 from places import PROJECT
 
-from crckpt.host.process.userfaultfd import Taken, userfaultfds
+from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not get to run: its control group is frozen, or leaves it next to no CPU time"
@@ -47,9 +47,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     return compiled("entered.c", tmp_path_factory.mktemp("entered"), "-pthread")
 
 
-def entered(pid: int) -> Taken:
+def entered(pid: int) -> TakeResult:
     """What became of it. Our descriptor is closed again; the process is nobody's and holds none."""
-    (taken,) = userfaultfds([pid])
+    (taken,) = take_userfaultfds([pid])
     if taken.descriptor >= 0:
         assert str(Path(f"/proc/self/fd/{taken.descriptor}").readlink()) == UFFD
         os.close(taken.descriptor)
@@ -123,7 +123,8 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
     with running(sys.executable, "-c", FILTERED) as process:
-        asks = f"from crckpt.host.process.userfaultfd import userfaultfds; print(userfaultfds([{process.pid}])[0].why)"
+        imports = "from crckpt.host.process.userfaultfd import take_userfaultfds"
+        asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=PROJECT)
@@ -201,8 +202,8 @@ def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
 
 
 def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
-    asks = "import sys; from crckpt.host.process.userfaultfd import userfaultfds\nprint('ready', flush=True)\n"
-    asks += "while True: userfaultfds([int(sys.argv[1])])"
+    asks = "import sys; from crckpt.host.process.userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
+    asks += "while True: take_userfaultfds([int(sys.argv[1])])"
     with running(program, "read") as process:
         for moment in range(6):
             with running(sys.executable, "-c", asks, str(process.pid), cwd=PROJECT) as asking:
@@ -268,7 +269,7 @@ def test_who_is_in_it_is_not_ended_by_a_signal(program: str) -> None:
     """As systemd sends it to all of a unit. The group is frozen so that it stays in the middle of its call."""
     with running(program, "read") as process:
         with frozen(process.pid):
-            taken: list[Taken] = []
+            taken: list[TakeResult] = []
             asking = threading.Thread(target=lambda: taken.append(entered(process.pid)))
             asking.start()
             wait_for(lambda: bool(tracer(process.pid)) and blocks_all(process.pid), "it to be in the call")
@@ -340,7 +341,7 @@ def test_a_program_that_dispatches_its_own_calls_is_left_alone(program: str) -> 
 
 def test_many_are_entered_at_once_and_each_is_answered_for(program: str) -> None:
     with running(program, "read") as first, running(program, "read") as second:
-        taken = userfaultfds([first.pid, 2**22 - 1, second.pid])
+        taken = take_userfaultfds([first.pid, 2**22 - 1, second.pid])
         assert [one.pid for one in taken] == [first.pid, 2**22 - 1, second.pid]
         assert [one.descriptor >= 0 for one in taken] == [True, False, True]
         assert taken[1].why == f"there is no process {2**22 - 1}"

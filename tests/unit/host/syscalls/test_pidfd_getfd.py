@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from crckpt.host.syscalls.pidfd_getfd import SocketKind, socket_kinds, unread_bytes
+from crckpt.host.syscalls.pidfd_getfd import SocketKind, read_socket_kinds, unread_bytes
 
 
 def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with (tmp_path / "file").open("w") as file:
         wanted = [file.fileno(), 10**6, *(found.fileno() for found in made)]
-        told = list(socket_kinds(os.getpid(), wanted))
+        told = list(read_socket_kinds(os.getpid(), wanted))
     here = Path("/proc/self/ns/net").stat().st_ino
     kinds = (
         (socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_UDP),
@@ -38,7 +38,7 @@ def test_of_a_process_that_has_ended_there_is_nothing() -> None:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    assert list(socket_kinds(child, (0, 1, 2))) == []
+    assert list(read_socket_kinds(child, (0, 1, 2))) == []
 
 
 def test_what_waits_in_a_udp_socket() -> None:

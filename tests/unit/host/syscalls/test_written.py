@@ -12,7 +12,7 @@ from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
-from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.process.userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous, written
 
@@ -35,7 +35,7 @@ def _kernel_can() -> None:
 
 def protected(pid: int) -> WriteProtection:
     """Every map registered."""
-    (taken,) = userfaultfds([pid])
+    (taken,) = take_userfaultfds([pid])
     assert taken.descriptor >= 0, taken.why
     protection = WriteProtection(taken.descriptor)
     for one in private_anonymous(pid):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from observed import NAMESPACES, PLAIN, ROOT
 
-from crckpt.host.observe.tree import Observed, Passing, TracedThread
+from crckpt.host.observe.tree import Observed, TracedThread, Transient
 from crckpt.host.proc import Descriptor, Tree
 from crckpt.host.proc.smaps import UnsavableMap
 from crckpt.preflight.dump.plan import find_blockers
@@ -63,7 +63,7 @@ def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
     held = replace(
         PLAIN,
         descriptors=(device("/dev/net/tun", 10, 200),),
-        mappings=(UnsavableMap(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
+        unsavable_maps=(UnsavableMap(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
     )
     assert found(held) == ["tun", "sysv-shm"]
     elsewhere = (("pid", 1), ("mnt", 2), ("net", 33), ("ipc", 44), ("time", 8))
@@ -85,7 +85,7 @@ def test_a_nested_network_namespace_is_restored() -> None:
 
 
 def test_sealed_memory_is_no_blocker() -> None:
-    assert found(replace(PLAIN, mappings=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []
+    assert found(replace(PLAIN, unsavable_maps=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []
 
 
 def test_the_tracer_of_a_thread_is_named() -> None:
@@ -107,10 +107,14 @@ def test_the_remedy_for_a_tracing_root_is_not_to_kill_it() -> None:
 def test_a_passing_state_is_no_blocker() -> None:
     """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
-    first = Passing(queue, message, pair, frozenset({100}))
-    assert first.stayed(Passing()) == Passing()
-    assert found(replace(PLAIN, passing=first.stayed(first))) == ["freeze-timeout", "netlink-data", "tcp-in-flight"]
-    assert found(replace(PLAIN, passing=first.stayed(Passing(shared=pair)))) == ["memory-in-common"]
+    first = Transient(queue, message, pair, frozenset({100}))
+    assert first.unchanged(Transient()) == Transient()
+    assert found(replace(PLAIN, transient=first.unchanged(first))) == [
+        "freeze-timeout",
+        "netlink-data",
+        "tcp-in-flight",
+    ]
+    assert found(replace(PLAIN, transient=first.unchanged(Transient(shared=pair)))) == ["memory-in-common"]
 
 
 def test_another_time_namespace_for_children_is_nested() -> None:

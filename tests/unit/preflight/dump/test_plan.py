@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from observed import NAMESPACES, ROOT
 
 from crckpt.causes import cause
-from crckpt.host.namespaces.owners import ForeignNamespace
+from crckpt.host.namespaces.foreign import ForeignNamespace
 from crckpt.host.observe.sockets import Connection
+from crckpt.host.observe.tasks import RESTARTED, WaitingThread
 from crckpt.host.observe.tree import Observed, OutsideEnd
-from crckpt.host.observe.waits import RESTARTED, Wait
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.host.syscalls.pidfd_getfd import SocketKind
 from crckpt.model import MEBIBYTE, DumpOptions
@@ -415,7 +415,7 @@ def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
 
 def test_interrupted_calls_are_reported_by_thread() -> None:
     """Without the preload library all of them; with it those that only the kernel could go on with."""
-    waits = (Wait(100, 105, "poll"), Wait(101, 101, RESTARTED))
+    waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(PLAIN, waits=waits)
     again = cause("call-interrupted-again").told(pid=101, tid=101)
     assert planned(observation).warnings == (again,)
@@ -425,5 +425,5 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
 
 def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
-    observation = replace(with_tree(apart), waits=(Wait(100, 100, "epoll_wait"),))
+    observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
     assert keys(planned(observation).warnings) == ["mount-namespace"]

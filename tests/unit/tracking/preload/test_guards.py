@@ -17,7 +17,7 @@ import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
 
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.process.userfaultfd import userfaultfds
+from crckpt.host.process.userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap
 from crckpt.host.syscalls.pagemap import WriteProtection, private_anonymous, written
 from crckpt.tracking.preload import library as preload
@@ -111,7 +111,7 @@ def _kernel_can() -> None:
 
 
 def protected(pid: int) -> WriteProtection:
-    (taken,) = userfaultfds([pid])
+    (taken,) = take_userfaultfds([pid])
     protection = WriteProtection(taken.descriptor)
     for one in private_anonymous(pid):
         protection.register(one)
@@ -197,7 +197,7 @@ def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypa
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
     place = target.do("told = area(64); write(told, range(64))")
     monkeypatch.setattr(pagemap, "_FEATURES", 1)  # PAGEFAULT_FLAG_WP alone
-    (taken,) = userfaultfds([target.pid])
+    (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
     own.register(one)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from entering import state, wait_for
 
-from crckpt.host.process.cpu_time import left_to
+from crckpt.host.process.cores import cores_left_to
 
 OURS = os.sched_getaffinity(0)
 
@@ -54,19 +54,19 @@ def seen_by_a_thread() -> set[int]:
 def test_a_core_that_a_process_runs_on_is_left_to_it() -> None:
     core = min(OURS)
     with running(_SPIN, core, "R") as pid:
-        with left_to([pid]):
+        with cores_left_to([pid]):
             assert os.sched_getaffinity(0) == seen_by_a_thread() == OURS - {core}
         assert os.sched_getaffinity(0) == OURS
 
 
 def test_a_process_that_sleeps_leaves_all_cores_to_us() -> None:
-    with running(_SLEEP, min(OURS), "S") as pid, left_to([pid]):
+    with running(_SLEEP, min(OURS), "S") as pid, cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OURS
 
 
 def test_of_few_cores_we_keep_half() -> None:
     first, second = sorted(OURS)[:2]
-    with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, left_to([one, other]):
+    with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, cores_left_to([one, other]):
         kept = os.sched_getaffinity(0)
         assert kept == (OURS - {first, second} if len(OURS) >= 4 else OURS)
 
@@ -74,12 +74,12 @@ def test_of_few_cores_we_keep_half() -> None:
 def test_a_process_that_has_ended_runs_nowhere() -> None:
     with running(_SPIN, min(OURS), "R") as pid:
         pass
-    with left_to([pid]):
+    with cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OURS
 
 
 def test_what_is_interrupted_gives_the_cores_back() -> None:
-    with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), left_to([pid]):
+    with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), cores_left_to([pid]):
         raise KeyboardInterrupt
     assert os.sched_getaffinity(0) == OURS
 
@@ -88,5 +88,5 @@ def test_where_nobody_may_look_all_cores_are_ours() -> None:
     def refused(_: object) -> set[int]:
         raise PermissionError
 
-    with patch("crckpt.host.proc.cores_in_use", refused), left_to([os.getpid()]):
+    with patch("crckpt.host.proc.cores_in_use", refused), cores_left_to([os.getpid()]):
         assert os.sched_getaffinity(0) == OURS

@@ -10,7 +10,7 @@ from crckpt.host import proc
 
 
 @contextmanager
-def left_to(pids: Iterable[int]) -> Iterator[None]:
+def cores_left_to(pids: Iterable[int]) -> Iterator[None]:
     """This thread, and those that it starts, stay off the cores that threads of these processes run on as it begins.
 
     They do if half of ours, or more, are left: on fewer our work would take much longer, and slow the processes down

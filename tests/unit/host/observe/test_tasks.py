@@ -7,8 +7,8 @@ import re
 import pytest
 from places import PROJECT
 
-from crckpt.host.observe.waits import RESTARTED, interrupted_call
-from crckpt.host.syscalls.restarts import AGAIN, SOCKET
+from crckpt.host.observe.tasks import RESTARTED, parse_call
+from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
 
 SOURCE = PROJECT / "crckpt/tracking/preload/restart.c"
 STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
@@ -31,13 +31,13 @@ STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
     ],
 )
 def test_calls_that_criu_alone_would_interrupt(said: str, call: str) -> None:
-    assert interrupted_call(said, "x86_64")[0] == call
+    assert parse_call(said, "x86_64")[0] == call
 
 
 def test_on_other_machines_only_what_the_kernel_interrupts() -> None:
-    assert interrupted_call(f"22 0x4 0x7f00 0x1 0xffffffff 0x0 0x0 {STACK}\n", "aarch64")[0] == "epoll_pwait"
-    assert interrupted_call(f"98 0x7f00 0x80 0x0 0x7f10 0x0 0x0 {STACK}\n", "aarch64")[0] == ""
-    assert interrupted_call(f"7 0x7f00 0x1 0xffffffff 0x0 0x0 0x0 {STACK}\n", "riscv64")[0] == ""
+    assert parse_call(f"22 0x4 0x7f00 0x1 0xffffffff 0x0 0x0 {STACK}\n", "aarch64")[0] == "epoll_pwait"
+    assert parse_call(f"98 0x7f00 0x80 0x0 0x7f10 0x0 0x0 {STACK}\n", "aarch64")[0] == ""
+    assert parse_call(f"7 0x7f00 0x1 0xffffffff 0x0 0x0 0x0 {STACK}\n", "riscv64")[0] == ""
 
 
 def test_the_library_makes_the_same_calls_again() -> None:
@@ -47,4 +47,4 @@ def test_the_library_makes_the_same_calls_again() -> None:
         (name, int(number), int(compat), SOCKET if only == "SOCKET" else int(only))
         for number, compat, only, name in found
     ]
-    assert rows == [(again.name, again.number, again.compat, again.only) for again in AGAIN]
+    assert rows == [(again.name, again.number, again.compat, again.only) for again in RESTARTED_CALLS]

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import msgspec
 
-from crckpt.host.probes.fact import Outcome, limited
-from crckpt.host.process.signals import interrupts_let_in, interrupts_put_off
+from crckpt.host.probes.outcome import Outcome, limited
+from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 
 WITHIN_S = 10
 """A probe that takes longer is ended. Programs that probes start get less, so that they are ended before."""
@@ -23,16 +23,16 @@ _MOST = 65536
 """Bytes that a pipe takes without a reader."""
 
 
-def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
+def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     """Run a probe in a child. One that raises, dies or takes more than `within` seconds is a fact by itself."""
-    with interrupts_put_off():
+    with interrupts_deferred():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             _answer(probe, writing, within)
         os.close(writing)
         try:
-            with interrupts_let_in():
+            with interrupts_allowed():
                 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         finally:
             # While the child is not reaped, nobody else's group has its number.
@@ -40,7 +40,7 @@ def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
                 os.killpg(child, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-            status = status_of(child)
+            status = wait_for_status(child)
             said = _read_now(reading)
             os.close(reading)
     if said:
@@ -50,7 +50,7 @@ def apart(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     return limited(f"the trial ended with {status}", _UNKNOWN)
 
 
-def forked(action: Callable[[], int]) -> int:
+def fork(action: Callable[[], int]) -> int:
     """The PID of a child that does this and ends with what comes of it, with 255 if it raises."""
     child = os.fork()
     if child == 0:
@@ -61,12 +61,12 @@ def forked(action: Callable[[], int]) -> int:
     return child
 
 
-def status_of(child: int) -> int:
+def wait_for_status(child: int) -> int:
     """Wait for a child; its exit status, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def ended(child: int) -> None:
+def kill_child(child: int) -> None:
     """End a child and wait for it."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

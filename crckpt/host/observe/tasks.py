@@ -69,7 +69,7 @@ _FLAGS: Final = {"clock_nanosleep": 1}
 """Which argument says that a time is absolute: then, too."""
 
 
-class Wait(Struct, frozen=True):
+class WaitingThread(Struct, frozen=True):
     """A thread, and the call that it waits in."""
 
     pid: int
@@ -77,19 +77,19 @@ class Wait(Struct, frozen=True):
     call: str
 
 
-def interrupted_calls(pid: int, threads: Iterable[int]) -> Iterator[Wait]:
+def find_waiting_threads(pid: int, threads: Iterable[int]) -> Iterator[WaitingThread]:
     """The threads of a process whose call returns EINTR after a dump by CRIU alone."""
     for tid in threads:
         # It has ended, or is not ours to look at; or the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK).
         with suppress(OSError):
-            call, is_compat = interrupted_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
+            call, is_compat = parse_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
             if call == RESTARTED:
-                call = restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
+                call = parse_restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
             if call:
-                yield Wait(pid, tid, call)
+                yield WaitingThread(pid, tid, call)
 
 
-def restarted_call(stack: str, *, is_compat: bool) -> str:
+def parse_restarted_call(stack: str, *, is_compat: bool) -> str:
     """What restart_syscall(2) goes on with, as the preload library finds it (restart.c)."""
     if "poll" in stack:
         return "poll"
@@ -98,7 +98,7 @@ def restarted_call(stack: str, *, is_compat: bool) -> str:
     return "futex" if "futex" in stack else "nanosleep"
 
 
-def interrupted_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
+def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
     """The name of such a call of a thread of which /proc says this, empty if it is in none; whether it is 32-bit."""
     number, *words = said.split()
     # "running", or blocked outside of a call: "-1", stack and place.

@@ -28,7 +28,7 @@ class User(Struct, frozen=True):
     groups: tuple[int, ...] = ()
 
 
-def user(uid: int) -> User:
+def read_user(uid: int) -> User:
     """A user of this host, with the groups that they get at a login."""
     with suppress(KeyError):
         known = pwd.getpwuid(uid)
@@ -38,10 +38,10 @@ def user(uid: int) -> User:
 
 def users_of(changers: Changers) -> tuple[User, ...]:
     """Those who can change what a path leads to; somebody without any rights where it is not known who."""
-    return (*map(user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
+    return (*map(read_user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
 
 
-class Seen(Struct, frozen=True):
+class LinkTarget(Struct, frozen=True):
     """What a link in /proc leads to: its path, file system, inode and owner."""
 
     path: str
@@ -50,16 +50,16 @@ class Seen(Struct, frozen=True):
     owner: int
 
 
-def seen(link: str) -> Seen | None:
+def read_link_target(link: str) -> LinkTarget | None:
     """None if nothing is there, or another thing than a moment ago."""
     with suppress(OSError):
         path, found = os.readlink(link), os.stat(link)
         if os.readlink(link) == path:
-            return Seen(path, found.st_dev, found.st_ino, found.st_uid)
+            return LinkTarget(path, found.st_dev, found.st_ino, found.st_uid)
     return None
 
 
-def refused(link: str, access: int, users: Iterable[User], root: int) -> User | None:
+def find_refused_user(link: str, access: int, users: Iterable[User], root: int) -> User | None:
     """Which of the users may not open what `link` in /proc leads to, for `access` (as of access(2)); None if all may.
 
     `root` is a descriptor of the root directory from which its path counts. Raises OSError if it is gone.
@@ -68,14 +68,14 @@ def refused(link: str, access: int, users: Iterable[User], root: int) -> User | 
     try:
         path = os.readlink(link)
         for each in users:
-            if not _may(found, path, access, each, root):
+            if not _may_open(found, path, access, each, root):
                 return each
         return None
     finally:
         os.close(found)
 
 
-def _may(found: int, path: str, access: int, who: User, root: int) -> bool:
+def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
     with file_rights_of(who.uid, who.gid, who.groups):
         if not os.access(f"/proc/self/fd/{found}", access, effective_ids=True):
             return False
@@ -92,7 +92,7 @@ def _may(found: int, path: str, access: int, who: User, root: int) -> bool:
             os.close(directory)
 
 
-def name_of(who: User) -> str:
+def user_name(who: User) -> str:
     """For messages."""
     with suppress(KeyError):
         return pwd.getpwuid(who.uid).pw_name

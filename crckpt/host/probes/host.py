@@ -1,8 +1,8 @@
-"""What this host can do, each fact tried out, never guessed from a version.
+"""What this host can do: each fact is tried out, never guessed from a version.
 
-By subject: `tasks` (seizing, PIDs, clocks), `memory` (written pages, lazy pages), `network` (TCP, locks), `rights`
-(capabilities, security modules), `places` (directories, control groups), `tools` (programs). `apart` runs each in a
-child of its own, `calls` has the system calls, `fact` what a probe says.
+By topic: `tasks` (seizing, PIDs, clocks), `memory` (written pages, lazy pages), `network` (TCP, locks), `rights`
+(capabilities, security modules), `places` (directories, control groups), `tools` (programs). `child` runs each probe in
+a child, `outcome` has what a probe returns.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.host.probes import memory, network, places, rights, tasks, tools
-from crckpt.host.probes.apart import apart
-from crckpt.host.probes.fact import Fact, Outcome, fact
+from crckpt.host.probes.child import probe_in_child
+from crckpt.host.probes.outcome import Fact, Outcome, fact
 
 
-class Subject(Struct, frozen=True):
+class ProbeRequest(Struct, frozen=True):
     """What is looked at beside the kernel. `locks_by_nftables`: what CRIU says of itself; None: not asked."""
 
     store: Path
@@ -26,13 +26,13 @@ class Subject(Struct, frozen=True):
     locks_by_nftables: bool | None = None
 
 
-def probe(subject: Subject) -> Iterator[Fact]:
+def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
     """Every fact about this host, one after the other. Nothing is left behind; no root is needed to run."""
     for key, trial in _probes(subject).items():
-        yield fact(key, apart(trial))
+        yield fact(key, probe_in_child(trial))
 
 
-def _probes(subject: Subject) -> dict[str, Callable[[], Outcome]]:
+def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
     return {
         "criu_plugins": lambda: tools.criu_plugins(subject.criu),
         "kernel": tools.kernel,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import DumpFailed, UsageError
-from crckpt.host.target.hold import HeldProcess, held
+from crckpt.host.target.pinned import PinnedProcess, pinned
 
 _ANSWERS = """#!/bin/sh
 {start}
@@ -31,7 +31,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
     systemctl.write_text(_ANSWERS.format(start="", pid=sleeper.pid))
-    with held("unit:web") as process:
+    with pinned("unit:web") as process:
         process.check()
         assert process.lives
         assert process.pid == sleeper.pid
@@ -41,12 +41,15 @@ def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: 
     """As if the unit's had ended just when systemd had told its number."""
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
-    with pytest.raises(UsageError, match="the process that unit:web names was started a moment ago"), held("unit:web"):
+    with (
+        pytest.raises(UsageError, match="the process that unit:web names was started a moment ago"),
+        pinned("unit:web"),
+    ):
         pytest.fail("it is another one")
 
 
 def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
-    process = HeldProcess(sleeper.pid)
+    process = PinnedProcess(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
     assert not process.lives
@@ -54,4 +57,4 @@ def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
         process.check()
     process.close()
     with pytest.raises(DumpFailed):
-        HeldProcess(sleeper.pid).check()
+        PinnedProcess(sleeper.pid).check()

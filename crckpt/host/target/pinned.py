@@ -14,7 +14,7 @@ from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.target import resolve
 
 
-class HeldProcess:
+class PinnedProcess:
     """A process that had the PID `pid` when this was made."""
 
     def __init__(self, pid: int) -> None:
@@ -62,14 +62,14 @@ class HeldProcess:
 
 
 @contextmanager
-def held(target: str) -> Iterator[HeldProcess]:
+def pinned(target: str) -> Iterator[PinnedProcess]:
     """Hold the root that `target` names while the block runs. Raises what `targets.resolve` raises.
 
     The PID of a unit, pidfile or control group may go to another process before its pidfd is open. So a process that
     started after the look-up is refused with UsageError.
     """
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
-    process = HeldProcess(resolve.resolve(target))
+    process = PinnedProcess(resolve.resolve(target))
     try:
         started = proc.start_time(process.pid)
         if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:

@@ -25,7 +25,7 @@ class ForeignNamespace(Struct, frozen=True):
     kind: str
 
 
-def foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple[ForeignNamespace, ...]:
+def find_foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple[ForeignNamespace, ...]:
     """List each process in another user namespace, and each namespace that belongs to one, once.
 
     Costs nothing for our own namespaces. Skips a process that ends meanwhile.
