@@ -74,7 +74,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
     result = examine(DumpRequest(target), context)
-    foreseen = predict(result, context)
+    prediction = predict(result, context)
     document = {
         "pid": result.pid,
         "able": not result.blockers,
@@ -83,35 +83,35 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "blockers": result.blockers,
         "warnings": result.plan.warnings,
         "reasons": result.plan.reasons,
-        "prediction": foreseen.prediction,
-        "prediction_assumes": foreseen.assumes or None,
-        "prediction_missing": foreseen.why_not or None,
+        "prediction": prediction.prediction,
+        "prediction_assumes": prediction.assumes or None,
+        "prediction_missing": prediction.why_not or None,
     }
-    emit("doctor", Output(document, _lines(result, foreseen)), as_json=as_json)
+    emit("doctor", Output(document, _examination_lines(result, prediction)), as_json=as_json)
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
 
 
-def _lines(result: Examination, foreseen: DumpPrediction) -> Iterator[str]:
+def _examination_lines(result: Examination, prediction: DumpPrediction) -> Iterator[str]:
     yield from (f"blocker {finding}\n" for finding in result.blockers)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
-    yield _estimate(foreseen)
+    yield _estimate(prediction)
     if result.blockers:
         yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
     else:
         yield f"PID {result.pid} can be checkpointed\n"
 
 
-def _estimate(foreseen: DumpPrediction) -> str:
-    cost = foreseen.prediction
+def _estimate(prediction: DumpPrediction) -> str:
+    cost = prediction.prediction
     if cost is None:
-        return f"no estimate of what a dump would cost: {foreseen.why_not}\n"
+        return f"no estimate of what a dump would cost: {prediction.why_not}\n"
     return (
         f"estimate: a dump takes {duration(cost.dump_ms)}, with the tree frozen for {duration(cost.frozen_ms)}, and is "
         f"safe on disk {duration(cost.commit_ms)} later: {size(cost.raw_bytes)} of images, "
-        f"{size(cost.stored_bytes)} stored, {foreseen.assumes}\n"
+        f"{size(cost.stored_bytes)} stored, {prediction.assumes}\n"
     )
 
 

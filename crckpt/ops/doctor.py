@@ -41,13 +41,13 @@ class Diagnosis(Struct, frozen=True):
     @property
     def able(self) -> bool:
         """Whether this host can checkpoint at all."""
-        return not any(told.state == "missing" and told.key in _VITAL for told in self.facts)
+        return not any(fact.state == "missing" and fact.key in _VITAL for fact in self.facts)
 
 
 def doctor(context: Context) -> Diagnosis:
     """Probe this host."""
     facts = _facts(context)
-    return Diagnosis(facts, tuple(Fix(told.key, told.fix) for told in facts if told.safe))
+    return Diagnosis(facts, tuple(Fix(known.key, known.fix) for known in facts if known.safe))
 
 
 def fix_host(context: Context, diagnosis: Diagnosis) -> Diagnosis:

@@ -1,7 +1,7 @@
-"""An ELF core file of an x86-64 process: what stands before its memory, and where the memory goes.
+"""Lay out an ELF core file of an x86-64 process: the headers and notes before its memory, and where memory goes.
 
 Sources: elf(5), core(5); Linux include/uapi/linux/elfcore.h, arch/x86/include/asm/user_64.h, fs/binfmt_elf.c.
-Of the extended registers: Intel's manual, volume 1, chapter 13; gdb/i387-tdep.c, i387_guess_xsave_layout.
+Source for the extended registers: Intel's manual, volume 1, chapter 13; gdb/i387-tdep.c, i387_guess_xsave_layout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EM_X86_64: Final = 62
 _PT_LOAD: Final = 1
 _PT_NOTE: Final = 4
 _PN_XNUM: Final = 0xFFFF
-"""In place of a number of program headers that 16 bits do not hold: it stands in the first section header then."""
+"""Replaces a number of program headers above 16 bits; the first section header has the number then."""
 
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
@@ -43,14 +43,13 @@ _XCR0_AT: Final = 464
 _XSAVE_HEADER: Final = struct.Struct("<Q56x")
 _XSAVE_HEADER_AT: Final = 512
 _COMPONENTS_AT: Final = {2: 576, 3: 960, 4: 1024, 5: 1088, 6: 1152, 7: 1664, 9: 2688}
-"""By number. CPUs differ: a debugger tells the layout, here that of Intel's, by which components there are and by the
-size of it all."""
+"""Offsets by component. CPUs differ; debuggers recognise this layout, Intel's, by the components and the size."""
 _LEGACY: Final = 0b11
 """The bits of the components in the first 512 bytes."""
 
 
 class Segment(Struct, frozen=True):
-    """`size` bytes from an address on, with mmap's `prot`. What is not `in_file` has no bytes in the core file."""
+    """`size` bytes at an address, with mmap's `prot`. A segment that is not `in_file` has no bytes in the core file."""
 
     address: int
     size: int
@@ -59,7 +58,7 @@ class Segment(Struct, frozen=True):
 
 
 class Ids(Struct, frozen=True):
-    """Who a process is; in the note of a thread `pid` is the thread's id."""
+    """The ids of a process; in the note of a thread `pid` is the thread's id."""
 
     pid: int
     ppid: int
@@ -68,7 +67,7 @@ class Ids(Struct, frozen=True):
 
 
 class MappedFile(Struct, frozen=True):
-    """What of a file (from `offset` bytes on, a multiple of the page size) lies from `start` to before `end`."""
+    """A file mapped from `start` to before `end`. `offset` is in bytes, a multiple of the page size."""
 
     start: int
     end: int
@@ -77,7 +76,7 @@ class MappedFile(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True):
-    """`head` is the begin of the file; `offsets` are where the bytes of each segment go; `size` is the whole file's."""
+    """`head` is the start of the file, `offsets` are where the bytes of each segment go, `size` is that of the file."""
 
     head: bytes
     offsets: tuple[int, ...]
@@ -85,56 +84,56 @@ class Layout(Struct, frozen=True):
 
 
 def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
-    """A core file of these segments, in ascending order of their addresses, and notes (see `note`)."""
+    """Lay out a core file of these notes (see `note`) and segments, which are in ascending order of addresses."""
     number = len(segments) + 1
-    sections = (_section_of_count(number),) if number >= _PN_XNUM else ()
+    sections = (_count_section(number),) if number >= _PN_XNUM else ()
     after_programs = _HEADER.size + number * _PROGRAM_HEADER.size
     note_at = after_programs + len(sections) * _SECTION_HEADER.size
-    begin = _aligned(note_at + len(notes), PAGE_SIZE)
+    begin = _align(note_at + len(notes), PAGE_SIZE)
     ends = tuple(accumulate((segment.size * segment.in_file for segment in segments), initial=begin))
-    programs = (_load(segment, offset) for segment, offset in zip(segments, ends, strict=False))
+    programs = (_load_header(segment, offset) for segment, offset in zip(segments, ends, strict=False))
     note_header = _PROGRAM_HEADER.pack(_PT_NOTE, 4, note_at, 0, 0, len(notes), 0, 4)
     parts = (_header(number, after_programs, len(sections)), note_header, *programs, *sections, notes)
     return Layout(b"".join(parts), ends[:-1], ends[-1])
 
 
 def note(kind: int, content: bytes) -> bytes:
-    """One note of the kernel's."""
+    """Make one note, as the kernel does."""
     name = b"LINUX\0" if kind == NT_X86_XSTATE else b"CORE\0"
-    return struct.pack("<III8s", len(name), len(content), kind, name) + _padded(content)
+    return struct.pack("<III8s", len(name), len(content), kind, name) + _pad(content)
 
 
 def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: Iterable[int]) -> bytes:
-    """NT_PRSTATUS of a thread: `general` as in `Registers`, signals by number."""
+    """Make the content of NT_PRSTATUS: `general` as in `Registers`, signals by number."""
     who = ids.pid, ids.ppid, ids.pgid, ids.sid
     return _PRSTATUS.pack(0, 0, 0, 0, _signal_set(pending), _signal_set(blocked), *who, *general, 1, 0)
 
 
 def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> bytes:
-    """NT_PRPSINFO: `owner` is (uid, gid); of the arguments, NUL after each, 80 bytes are kept."""
+    """Make the content of NT_PRPSINFO: `owner` is (uid, gid); 80 bytes of the arguments, NUL after each, are kept."""
     name = comm.encode("utf-8", "surrogateescape")[:15]
     line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
     return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
 
 
 def xstate(floating: bytes, extended: Sequence[tuple[int, bytes]], in_use: int) -> bytes:
-    """NT_X86_XSTATE of a thread; see `Registers`."""
+    """Make the content of NT_X86_XSTATE of a thread; see `Registers`."""
     area = bytearray(floating).ljust(_XSAVE_HEADER_AT + _XSAVE_HEADER.size, b"\0")
-    there = _LEGACY | sum(1 << component for component, _ in extended)
-    struct.pack_into("<Q", area, _XCR0_AT, there)
-    _XSAVE_HEADER.pack_into(area, _XSAVE_HEADER_AT, in_use & there)
+    components = _LEGACY | sum(1 << component for component, _ in extended)
+    struct.pack_into("<Q", area, _XCR0_AT, components)
+    _XSAVE_HEADER.pack_into(area, _XSAVE_HEADER_AT, in_use & components)
     for component, content in extended:
         area = area.ljust(_COMPONENTS_AT[component], b"\0") + content
     return bytes(area)
 
 
 def auxv(numbers: Sequence[int]) -> bytes:
-    """NT_AUXV."""
+    """Make the content of NT_AUXV."""
     return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
 def mapped_files(files: Sequence[MappedFile]) -> bytes:
-    """NT_FILE, by which a debugger finds in files what the core file leaves out."""
+    """Make the content of NT_FILE. By it a debugger finds in files what the core file leaves out."""
     places = (struct.pack("<QQQ", file.start, file.end, file.offset // PAGE_SIZE) for file in files)
     names = (file.path.encode("utf-8", "surrogateescape") + b"\0" for file in files)
     return struct.pack("<QQ", len(files), PAGE_SIZE) + b"".join((*places, *names))
@@ -159,11 +158,11 @@ def _header(programs: int, sections_at: int, sections: int) -> bytes:
     )
 
 
-def _section_of_count(programs: int) -> bytes:
+def _count_section(programs: int) -> bytes:
     return _SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, programs, 0, 0)
 
 
-def _load(segment: Segment, offset: int) -> bytes:
+def _load_header(segment: Segment, offset: int) -> bytes:
     flags = sum(flag for bit, flag in _FLAGS if segment.prot & bit)
     in_file = segment.size * segment.in_file
     return _PROGRAM_HEADER.pack(_PT_LOAD, flags, offset, segment.address, 0, in_file, segment.size, PAGE_SIZE)
@@ -173,9 +172,9 @@ def _signal_set(numbers: Iterable[int]) -> int:
     return sum(1 << number - 1 for number in set(numbers) if 1 <= number <= 64)
 
 
-def _aligned(number: int, to: int) -> int:
+def _align(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
-def _padded(content: bytes) -> bytes:
-    return content.ljust(_aligned(len(content), 4), b"\0")
+def _pad(content: bytes) -> bytes:
+    return content.ljust(_align(len(content), 4), b"\0")
