@@ -22,7 +22,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import write_new
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.format.extents import Bytes, Numbers, Places
+from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import Pack
 from crckpt.store.format.pack_writer import Written
 from crckpt.store.layout import FINGERPRINT_KEY, fingerprints_name
@@ -51,7 +51,7 @@ def read_key(backend: Backend) -> bytes:
     return key
 
 
-def fingerprints(pages: Bytes, which: Places, key: bytes) -> Numbers:
+def fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
     """Return the fingerprints of the pages numbered `which`, of an array n by page size: as many by 2 numbers."""
     content = pages.reshape(-1).data
     some = [content[at : at + PAGE_SIZE] for at in (which * PAGE_SIZE).tolist()]

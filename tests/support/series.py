@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest
-from crckpt.store.format.extents import Mask, spread
+from crckpt.store.format.extents import Mask, expand_ranges
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
 from crckpt.store.read.contents import contents_of
 
@@ -110,7 +110,7 @@ def cost(repository: Repository, checkpoint: Checkpoint) -> Cost:
     frames = stored = raw = 0
     for number, use in enumerate(checkpoint.packs):
         inside = extents[extents["pack"] == number]
-        needed = np.unique(spread(inside["page"], inside["count"]) // np.uint64(FRAME_PAGES))
+        needed = np.unique(expand_ranges(inside["page"], inside["count"]) // np.uint64(FRAME_PAGES))
         table = open_pack(repository.backend, use.digest).table[needed.astype(np.int64)]
         frames += len(needed)
         stored += int(table["stored"].sum())

@@ -28,7 +28,7 @@ from crckpt.images.mm import (
 )
 from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
-from crckpt.store.format.extents import EXTENT, Extents, ends_of
+from crckpt.store.format.extents import EXTENT, Extents, extent_ends
 from crckpt.store.format.index import PAGES, StoredFile
 from crckpt.store.read.reading import Reader
 
@@ -166,7 +166,7 @@ def stored(extents: Extents) -> StoredFile:
 def addressed(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
     """Turn (offset in the pages of the extents, bytes) into (address, bytes)."""
     first = extents["first"].astype(np.int64)
-    begin = ends_of(extents) - extents["count"]
+    begin = extent_ends(extents) - extents["count"]
     jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
     begins: list[int] = (begin[jumps] * PAGE_SIZE).tolist()
     addresses: list[int] = (first[jumps] * PAGE_SIZE).tolist()

@@ -16,7 +16,7 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.memory import Memory, Region, between
 from crckpt.store import Checkpoint
-from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask, Places, ends_of, renumbered
+from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask, Positions, extent_ends, renumber_packs
 
 _PackNumbers: TypeAlias = npt.NDArray[np.uint32]
 
@@ -144,7 +144,7 @@ def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
     return _cut(before[one[both]], low, high), _cut(after[two[both]], low, high)
 
 
-def _owners(extents: Extents, pages: Places) -> Places:
+def _owners(extents: Extents, pages: Positions) -> Positions:
     """The position of the extent that has each page; -1 if there is none."""
     first = extents["first"].astype(np.int64)
     found = np.searchsorted(first, pages, side="right") - 1
@@ -153,7 +153,7 @@ def _owners(extents: Extents, pages: Places) -> Places:
     return found
 
 
-def _cut(extents: Extents, low: Places, high: Places) -> Extents:
+def _cut(extents: Extents, low: Positions, high: Positions) -> Extents:
     cut = extents.copy()
     cut["page"] += np.where(cut["pack"] == ZERO, 0, low - cut["first"].astype(np.int64)).astype(np.uint64)
     cut["first"], cut["count"] = low, high - low
@@ -165,18 +165,18 @@ def _compare_places(
 ) -> tuple[int, tuple[Extents, Extents]]:
     """How many pages differ for sure, because one of the two is zero, and the pages that may differ."""
     before, after = cells
-    one, two = (renumbered(side, table) for side, table in zip(cells, numbers, strict=True))
+    one, two = (renumber_packs(side, table) for side, table in zip(cells, numbers, strict=True))
     zeros = (before["pack"] == ZERO).astype(np.int8) + (after["pack"] == ZERO)
     same = (zeros == 2) | ((one["pack"] == two["pack"]) & (one["page"] == two["page"]))
     is_unknown = (zeros == 0) & ~same
     return int(before["count"][zeros == 1].sum(dtype=np.int64)), (before[is_unknown], after[is_unknown])
 
 
-def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Places:
+def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Positions:
     """Read the unknown pages, and count those that differ in each row."""
     one = np.concatenate([np.empty(0, EXTENT), *(part.before for part in unknown)])
     two = np.concatenate([np.empty(0, EXTENT), *(part.after for part in unknown)])
-    ends = ends_of(one)
+    ends = extent_ends(one)
     row = np.repeat([part.row for part in unknown], [len(part.before) for part in unknown])
     counts = np.zeros(rows, np.int64)
     for first, differ in _differing_pages(before.contents(one), after.contents(two)):

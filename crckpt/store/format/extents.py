@@ -11,7 +11,7 @@ from crckpt.images.pagemap import cut_runs
 
 Extents: TypeAlias = npt.NDArray[np.void]
 Numbers: TypeAlias = npt.NDArray[np.uint64]
-Places: TypeAlias = npt.NDArray[np.int64]
+Positions: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -23,15 +23,15 @@ ZERO: Final = 0xFFFFFFFF
 """The pack number of pages that are all zero and lie nowhere."""
 
 
-def extents_of(first: npt.NDArray[Any], pack: npt.NDArray[Any], page: npt.NDArray[Any]) -> Extents:
-    """One extent for each page, joined where they follow each other."""
+def make_extents(first: npt.NDArray[Any], pack: npt.NDArray[Any], page: npt.NDArray[Any]) -> Extents:
+    """Make extents of single pages, joined where they follow each other."""
     single = np.empty(len(first), EXTENT)
     single["first"], single["count"], single["pack"], single["page"] = first, 1, pack, page
-    return join(single)
+    return join_extents(single)
 
 
-def join(extents: Extents) -> Extents:
-    """The same pages in the same order, in as few extents as can be."""
+def join_extents(extents: Extents) -> Extents:
+    """Return the same pages in the same order, in as few extents as possible."""
     if len(extents) < 2:
         return extents
     before, after = extents[:-1], extents[1:]
@@ -46,23 +46,23 @@ def join(extents: Extents) -> Extents:
     return joined
 
 
-def together(parts: list[Extents]) -> Extents:
-    """Extents one after the other, joined at the seams."""
-    return join(np.concatenate(parts)) if parts else np.empty(0, EXTENT)
+def concatenate_extents(parts: list[Extents]) -> Extents:
+    """Put extents one after the other, joined where the parts meet."""
+    return join_extents(np.concatenate(parts)) if parts else np.empty(0, EXTENT)
 
 
-def ends_of(extents: Extents) -> Places:
-    """How many pages the extents have up to the end of each."""
+def extent_ends(extents: Extents) -> Positions:
+    """How many pages the extents have, up to the end of each."""
     return np.cumsum(extents["count"], dtype=np.int64)
 
 
-def count_of(extents: Extents) -> int:
+def page_count(extents: Extents) -> int:
     """How many pages the extents have in all."""
     return int(extents["count"].sum(dtype=np.int64))
 
 
-def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
-    """Of the pages that the extents have in all, those from `start` to before `end`; `ends` are as `ends_of` says."""
+def slice_extents(extents: Extents, ends: Positions, start: int, end: int) -> Extents:
+    """Return the extents of pages `start` to `end` - 1, counted through all extents; `ends` are their `extent_ends`."""
     low = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, end, side="left"))
     found = extents[low : last + 1].copy()
@@ -75,8 +75,8 @@ def part(extents: Extents, ends: Places, start: int, end: int) -> Extents:
     return found
 
 
-def divided(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
-    """Of extents, what lies at the addresses (`first`) between each pair of `edges`, and the rest: see `cut_runs`."""
+def split_extents(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
+    """Split extents into what lies at addresses (`first`) between each pair of `edges`, and the rest: see `cut_runs`."""
     row, first, count, is_between = cut_runs(extents["first"], extents["count"].astype(np.uint64), edges)
     pieces = extents[row]
     pieces["page"] += np.where(pieces["pack"] == ZERO, 0, first - pieces["first"]).astype(np.uint64)
@@ -84,8 +84,8 @@ def divided(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
     return pieces[is_between], pieces[~is_between]
 
 
-def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
-    """The single numbers of the ranges that begin at `start` and are `count` long, in order."""
+def expand_ranges(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
+    """Return each number of the ranges that begin at `start` and are `count` long, in order."""
     counts = count.astype(np.int64)
     ends = np.cumsum(counts)
     numbers = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)
@@ -93,33 +93,33 @@ def spread(start: npt.NDArray[Any], count: npt.NDArray[Any]) -> Numbers:
     return numbers.view(np.uint64)
 
 
-def places_of(extents: Extents) -> tuple[npt.NDArray[np.uint32], Numbers]:
-    """Pack and page in it of each single page of the extents; page 0 for those that are zero."""
+def page_locations(extents: Extents) -> tuple[npt.NDArray[np.uint32], Numbers]:
+    """Return the pack of each page, and its page there; page 0 for pages of zeros."""
     pack = np.repeat(extents["pack"], extents["count"].astype(np.int64))
-    page = spread(extents["page"], extents["count"])
+    page = expand_ranges(extents["page"], extents["count"])
     page[pack == ZERO] = 0
     return pack, page
 
 
-def renumbered(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
-    """The same extents with pack numbers looked up in `numbers`."""
+def renumber_packs(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
+    """Return the extents with their pack numbers looked up in `numbers`."""
     changed = extents.copy()
     stored = changed["pack"] != ZERO
     changed["pack"][stored] = numbers[changed["pack"][stored]]
     return changed
 
 
-def found_in(wanted: Extents, above: Extents) -> tuple[Extents, Places]:
-    """What `above` has at the addresses (`first`, `count`) of `wanted`, in that order; and for which of them each is.
+def find_extents(wanted: Extents, above: Extents) -> tuple[Extents, Positions]:
+    """Find what `above` has at the addresses (`first`, `count`) of `wanted`, in that order, and which of them each is for.
 
-    Of extents that have the same address the first counts, as in CRIU. Raises LookupError with the number of the first
-    page that `above` lacks.
+    Of extents with the same address the first counts, as in CRIU. Raises LookupError with the number of the first page
+    that `above` lacks.
     """
     bounds, owner = _cells(above)
     ends = wanted["first"] + wanted["count"]
     low = np.searchsorted(bounds, wanted["first"], side="right") - 1
     counts = np.searchsorted(bounds, ends, side="left") - low
-    cell, which = spread(low, counts), np.repeat(np.arange(len(wanted)), counts)
+    cell, which = expand_ranges(low, counts), np.repeat(np.arange(len(wanted)), counts)
     first = np.maximum(wanted["first"][which], bounds[cell])
     if (owner[cell] < 0).any():
         raise LookupError(int(first[owner[cell] < 0][0]))
@@ -131,15 +131,16 @@ def found_in(wanted: Extents, above: Extents) -> tuple[Extents, Places]:
     return found, which
 
 
-def different(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """The different ones of them, in order. numpy's own way takes longer, and first loads its masked arrays: 20 ms."""
+def unique_sorted(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Return the different numbers, in order."""
+    # np.unique takes longer, and first loads its masked arrays: 20 ms.
     in_order = np.sort(numbers)
     is_first = np.ones(len(in_order), np.bool_)
     np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
     return in_order[is_first]
 
 
-def covered(extents: Extents, pack: int, pages: int) -> Mask:
+def used_pages(extents: Extents, pack: int, pages: int) -> Mask:
     """Which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
     steps = np.zeros(pages + 1, np.int64)
@@ -148,13 +149,13 @@ def covered(extents: Extents, pack: int, pages: int) -> Mask:
     return np.cumsum(steps)[:-1] > 0
 
 
-def _cells(extents: Extents) -> tuple[Numbers, Places]:
-    """The addresses between which the same extent counts, and which that is, -1 for none."""
+def _cells(extents: Extents) -> tuple[Numbers, Positions]:
+    """Return the addresses between which one extent counts, and which that is, -1 for none."""
     ends = extents["first"] + extents["count"]
-    bounds = different(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
+    bounds = unique_sorted(np.concatenate((np.zeros(1, np.uint64), extents["first"], ends)))
     owner = np.full(len(bounds), -1, np.int64)
     low, high = np.searchsorted(bounds, extents["first"]), np.searchsorted(bounds, ends)
-    cell, which = spread(low, high - low), np.repeat(np.arange(len(extents)), high - low)
+    cell, which = expand_ranges(low, high - low), np.repeat(np.arange(len(extents)), high - low)
     # Of several values for one cell the last stays.
     owner[cell[::-1]] = which[::-1]
     return bounds, owner

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.store.format.extents import ZERO, Bytes, Extents, Places, spread
+from crckpt.store.format.extents import ZERO, Bytes, Extents, Positions, expand_ranges
 from crckpt.store.format.pack import FRAME_PAGES, Pack
 from crckpt.store.read.contents import Contents
 
@@ -27,15 +27,15 @@ class Pieces(Struct, frozen=True):
     are in no piece.
     """
 
-    frames: Places
-    which: Places
-    start: Places
-    count: Places
-    to: Places
-    of: Places
+    frames: Positions
+    which: Positions
+    start: Positions
+    count: Positions
+    to: Positions
+    of: Positions
 
 
-def pieces_of(contents: Contents, name: str, extents: Extents, to: Places) -> Pieces:
+def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) -> Pieces:
     """Extents, cut where frames end. The pages of each are to be pages `to` and following, in whatever is filled.
 
     Raises IntegrityError, which begins with `name`, if a pack does not have the pages.
@@ -46,7 +46,7 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Places) -> Pi
     first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
     if int((last - first + 1).sum()) > _MOST_PIECES:
         raise IntegrityError(f"{name} lies in more pieces than a checkpoint can have")
-    frame = spread(first, last - first + 1).view(np.int64)
+    frame = expand_ranges(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(rows)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)
     frames, which = _needed(starts, starts[pack][of] + frame)
@@ -60,7 +60,7 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Places) -> Pi
     )
 
 
-def unpack(contents: Contents, frames: Places, pages: Bytes, slots: Sequence[int]) -> None:
+def unpack(contents: Contents, frames: Positions, pages: Bytes, slots: Sequence[int]) -> None:
     """Unpack frames, numbered as in `Pieces` and in order, each into its slot: FRAME_PAGES of the `pages`.
 
     Raises IntegrityError.
@@ -70,18 +70,18 @@ def unpack(contents: Contents, frames: Places, pages: Bytes, slots: Sequence[int
         pack.unpack(numbers, list(islice(memory, len(numbers))))
 
 
-def read_ahead(contents: Contents, frames: Places) -> None:
+def read_ahead(contents: Contents, frames: Positions) -> None:
     """Have the disk read frames, numbered as in `Pieces` and in order, before they are to be unpacked."""
     for pack, numbers in _by_pack(contents, frames):
         pack.read_ahead(numbers)
 
 
-def _by_pack(contents: Contents, frames: Places) -> Iterator[tuple[Pack, list[int]]]:
+def _by_pack(contents: Contents, frames: Positions) -> Iterator[tuple[Pack, list[int]]]:
     for number, some in groupby(frames.tolist(), lambda frame: frame >> _PACK_SHIFT):
         yield contents.pack(number), [frame - (number << _PACK_SHIFT) for frame in some]
 
 
-def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Places) -> Places:
+def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end: Positions) -> Positions:
     """Where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have none.
 
     Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
@@ -95,7 +95,7 @@ def _starts(contents: Contents, name: str, pack: Places, page: Places, end: Plac
     return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
 
 
-def _needed(starts: Places, numbers: Places) -> tuple[Places, Places]:
+def _needed(starts: Positions, numbers: Positions) -> tuple[Positions, Positions]:
     """Of frames by their numbers in the row: all that there are, as `Pieces` has them, and which of those each is."""
     are_needed = np.zeros(int(starts[-1]), np.bool_)
     are_needed[numbers] = True

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from crckpt.host.process.signals import interrupt_is_waiting, interrupts_deferred
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.model import PAGE_SIZE
-from crckpt.store.format.extents import EXTENT, Extents, Numbers, Places, count_of
+from crckpt.store.format.extents import EXTENT, Extents, Numbers, Positions, page_count
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
 from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
@@ -71,13 +71,13 @@ class Placement:
 
     def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
         """`parts` has the pages of each owner, by any name; `first` of the extents is an address / PAGE_SIZE."""
-        self.bytes = sum(count_of(extents) for extents in parts.values()) * PAGE_SIZE
+        self.bytes = sum(page_count(extents) for extents in parts.values()) * PAGE_SIZE
         self._contents = contents
         self._pool = pool
         self._owners = tuple(parts)
         extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
         owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
-        self._frames: list[Places] = []
+        self._frames: list[Positions] = []
         # Where the runs of each batch begin, and at last their number.
         self._begins = [0]
         runs = []
@@ -199,7 +199,7 @@ class Placement:
         return int(lengths.sum())
 
 
-def _by_packs(extents: Extents) -> Iterator[Places]:
+def _by_packs(extents: Extents) -> Iterator[Positions]:
     """Which extents are to be planned at once: all of some packs."""
     if len(extents) <= _EXTENTS_AT_ONCE:
         yield np.arange(len(extents))
@@ -212,7 +212,7 @@ def _by_packs(extents: Extents) -> Iterator[Places]:
             begin = end
 
 
-def _runs(pieces: Pieces, owner: Places, batches: int) -> tuple[_Runs, Places]:
+def _runs(pieces: Pieces, owner: Positions, batches: int) -> tuple[_Runs, Positions]:
     """The runs of some pieces, each with an owner; and where those of each batch end."""
     batch = pieces.which // _FRAMES_AT_ONCE
     order = np.lexsort((owner, batch))

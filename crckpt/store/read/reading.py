@@ -21,7 +21,17 @@ from crckpt.host.disk.vmsplice import PIPE_SIZE
 from crckpt.images.own_memory import MemoryRange, range_edges
 from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.store.format.extents import Bytes, Extents, Numbers, Places, count_of, different, divided, ends_of, spread
+from crckpt.store.format.extents import (
+    Bytes,
+    Extents,
+    Numbers,
+    Positions,
+    expand_ranges,
+    extent_ends,
+    page_count,
+    split_extents,
+    unique_sorted,
+)
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
@@ -93,8 +103,8 @@ class Reader:
             if file.kind == PAGES and file.pagemap in own and _is_in_order(file.extents):
                 bounds = range_edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
                 self._bounds[file.pagemap] = bounds
-                apart[file.pagemap], left = divided(file.extents, bounds)
-                self._left[file.name] = replace(file, bytes=count_of(left) * PAGE_SIZE, extents=left)
+                apart[file.pagemap], left = split_extents(file.extents, bounds)
+                self._left[file.name] = replace(file, bytes=page_count(left) * PAGE_SIZE, extents=left)
         with self._contents.named():
             return Placement(self._contents, apart, self._pool)
 
@@ -178,7 +188,7 @@ class _Plan:
         self._contents = contents
         self._pool = pool
         self._asked: deque[list[Future[None]]] = deque()
-        to = ends_of(file.extents) - file.extents["count"]
+        to = extent_ends(file.extents) - file.extents["count"]
         self._pieces = pieces = pieces_of(contents, file.name, file.extents, to)
         frames = len(pieces.frames)
         slots = min(frames, most)
@@ -186,7 +196,7 @@ class _Plan:
         parts = len(self._ends)
         part = np.searchsorted(self._ends, np.arange(len(pieces.which)), side="right")
         # The frames that parts need, part by part; and the parts that need frames, frame by frame.
-        needed_by, self._needs = np.divmod(different(part * frames + pieces.which), max(1, frames))
+        needed_by, self._needs = np.divmod(unique_sorted(part * frames + pieces.which), max(1, frames))
         self._needs_end = np.searchsorted(needed_by, np.arange(parts), side="right").tolist()
         self._uses = np.sort(self._needs * parts + needed_by)
         last = np.array(self._ends, np.int64) - 1
@@ -226,13 +236,13 @@ class _Plan:
                 return
             self._asked.append(self._ask(missing))
 
-    def _missing(self, part: int) -> Places:
-        wanted: Places = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
-        missing: Places = wanted[self._slot_of[wanted] == _NOWHERE]
+    def _missing(self, part: int) -> Positions:
+        wanted: Positions = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
+        missing: Positions = wanted[self._slot_of[wanted] == _NOWHERE]
         return missing
 
     def _first_in_use(self, part: int) -> int:
-        """When `part` is to be read: it, or the first part before it of which pipes may still hold pages."""
+        """When `slice_extents` is to be read: it, or the first part before it of which pipes may still hold pages."""
         if not part or not self._are_lent:
             return part
         return int(np.searchsorted(self._read_after, self._read_after[part - 1] - _LENT_PAGES, side="right"))
@@ -254,7 +264,7 @@ class _Plan:
             self._forget(frames[np.argsort(-next_use, kind="stable")[:short]])
         return True
 
-    def _forget(self, frames: Places) -> None:
+    def _forget(self, frames: Positions) -> None:
         slots = self._slot_of[frames]
         self._slot_of[frames] = _NOWHERE
         slots = slots[slots >= 0]
@@ -262,13 +272,13 @@ class _Plan:
         self._room += len(slots)
         self._free += slots.tolist()
 
-    def _next_use(self, frames: Places, now: int) -> Places:
+    def _next_use(self, frames: Positions, now: int) -> Positions:
         """The part, `now` or later, that needs each of the frames next; there is one."""
         parts = len(self._ends)
-        found: Places = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
+        found: Positions = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
         return found
 
-    def _ask(self, missing: Places) -> list[Future[None]]:
+    def _ask(self, missing: Positions) -> list[Future[None]]:
         """Have frames unpacked that are not; there is room."""
         self._room -= len(missing)
         self._slot_of[missing] = _ASKED_FOR
@@ -277,7 +287,7 @@ class _Plan:
             for at in range(0, len(missing), _FRAMES_AT_ONCE)
         ]
 
-    def _unpack(self, missing: Places) -> None:
+    def _unpack(self, missing: Positions) -> None:
         """Unpack frames, which are in order."""
         # Only now: what was let go of meanwhile is taken first, and is memory that was touched before. In order: what
         # follows each other in the file then does so in memory, and need not be copied together.
@@ -297,7 +307,7 @@ class _Plan:
         else:
             # The places are known to be inside; any other mode than "clip" copies twice.
             pages = self._pages.take(
-                spread(rows, counts).view(np.int64), axis=0, out=self._ring.next(total), mode="clip"
+                expand_ranges(rows, counts).view(np.int64), axis=0, out=self._ring.next(total), mode="clip"
             )
             places = starts
         begins = np.flatnonzero(np.concatenate(([True], cuts)))
@@ -332,7 +342,7 @@ def _ends(pieces: Pieces, most: int) -> list[int]:
     """Where the parts end, in pieces: each has about so many pages as are read at once, in up to `most` frames."""
     by_pages = np.cumsum(pieces.count) // _PAGES_IN_PART
     cuts = np.diff(by_pages, prepend=by_pages[:1]) != 0
-    needs = different(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))
+    needs = unique_sorted(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))
     bounds = [*np.flatnonzero(cuts).tolist(), len(cuts)] if len(cuts) else []
     ends: list[int] = []
     begin = 0

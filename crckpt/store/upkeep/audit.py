@@ -12,7 +12,7 @@ from crckpt.errors import CrckptError, IntegrityError
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.format.extents import ZERO, Extents, Numbers, covered
+from crckpt.store.format.extents import ZERO, Extents, Numbers, used_pages
 from crckpt.store.format.index import FILE, PAGES, StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
@@ -48,7 +48,7 @@ class Audit(Struct):
         if digest in self.broken:
             yield -1
         elif digest in self.frames:
-            pages = covered(extents, number, self.packs[digest].pages)
+            pages = used_pages(extents, number, self.packs[digest].pages)
             for frame in self.frames[digest]:
                 if pages[frame * FRAME_PAGES : (frame + 1) * FRAME_PAGES].any():
                     yield frame

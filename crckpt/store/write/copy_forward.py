@@ -37,7 +37,7 @@ from typing import Final
 
 import numpy as np
 
-from crckpt.store.format.extents import Mask, Places
+from crckpt.store.format.extents import Mask, Positions
 from crckpt.store.format.pack import FRAME_PAGES
 
 USED_BELOW: Final = 0.835
@@ -56,7 +56,7 @@ MOST_PACKS: Final = 128
 """With more packs than these the smaller half is merged: each costs an open file and two reads at dump and restore."""
 
 
-def worth_copying(used: Mask, starts: Places, new: int) -> Mask:
+def worth_copying(used: Mask, starts: Positions, new: int) -> Mask:
     """Which of the known pages are to be stored again by a checkpoint that has `new` pages of its own.
 
     `used` says which known pages it uses, `starts` where each pack begins among them, and at last their number.
@@ -82,24 +82,24 @@ def worth_copying(used: Mask, starts: Places, new: int) -> Mask:
     return chosen
 
 
-def _small(live: Places) -> list[int]:
+def _small(live: Positions) -> list[int]:
     """The smaller half of the packs in use, if they are too many."""
     order = np.argsort(live, kind="stable")
     in_use: list[int] = order[live[order] > 0].tolist()
     return in_use[: len(in_use) // 2] if len(in_use) > MOST_PACKS else []
 
 
-def _least_used(used: Mask, most: int) -> Places:
+def _least_used(used: Mask, most: int) -> Positions:
     """Up to `most` used pages of a pack, from the frames with the fewest of them."""
     live = _counts(used, np.arange(0, len(used), FRAME_PAGES))
     pages = np.flatnonzero(used).astype(np.int64)
     frame = pages // FRAME_PAGES
-    some: Places = pages[np.lexsort((frame, live[frame]))][:most]
+    some: Positions = pages[np.lexsort((frame, live[frame]))][:most]
     return some
 
 
-def _counts(used: Mask, starts: Places) -> Places:
+def _counts(used: Mask, starts: Positions) -> Positions:
     if not len(starts):
         return np.empty(0, np.int64)
-    counts: Places = np.add.reduceat(used, starts, dtype=np.int64)
+    counts: Positions = np.add.reduceat(used, starts, dtype=np.int64)
     return counts

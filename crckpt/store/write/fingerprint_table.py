@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from crckpt.store.format.extents import Numbers, Places
+from crckpt.store.format.extents import Numbers, Positions
 
 MOST: Final = 1 << 22
 """How many a checkpoint remembers: those of 16 GiB of pages, in 96 MiB. What comes after them is stored again."""
@@ -29,7 +29,7 @@ class FingerprintTable:
         self._slots = np.zeros(1 << (2 * most - 1).bit_length(), np.uint32)
         self._mask = np.uint64(len(self._slots) - 1)
 
-    def find(self, prints: Numbers) -> Places:
+    def find(self, prints: Numbers) -> Positions:
         """The number of each, -1 for those that are not remembered."""
         found = np.full(len(prints), -1, np.int64)
         left = np.arange(len(prints) if min(self.count, self._most) else 0)
@@ -58,7 +58,7 @@ class FingerprintTable:
             lost = self._slots[slot] != numbers + 1
             numbers, slot = numbers[lost], (slot[lost] + np.uint64(1)) & self._mask
 
-    def number(self, prints: Numbers) -> tuple[Places, Places]:
+    def number(self, prints: Numbers) -> tuple[Positions, Positions]:
         """The number of each, and which rows are the first with theirs, in order: those are new, and now have one.
 
         Once no more can be remembered, all that is not found is new, even if it comes twice.
@@ -74,7 +74,7 @@ class FingerprintTable:
         return numbers, fresh
 
 
-def _grouped(prints: Numbers) -> tuple[Places, npt.NDArray[np.intp]]:
+def _grouped(prints: Numbers) -> tuple[Positions, npt.NDArray[np.intp]]:
     """The first row of each fingerprint, in order, and which of those each row is equal to.
 
     Equal ones that another one with the same low half comes between may pass for different: it takes 2^32 pages to

@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.format.extents import Bytes, Places
+from crckpt.store.format.extents import Bytes, Positions
 from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.format.pack_writer import Frame
 from crckpt.store.workers import result_of
@@ -57,7 +57,7 @@ class Frames:
         self._waiting: deque[Future[list[Frame]]] = deque()
         self._local = threading.local()
 
-    def add(self, pages: Bytes, rows: Places) -> Iterator[Frame]:
+    def add(self, pages: Bytes, rows: Positions) -> Iterator[Frame]:
         """Append those rows of pages (n by page size); frames that are ready to be written."""
         while len(rows):
             some, rows = np.split(rows, [_PAGES_TOGETHER - self._filled])

@@ -27,14 +27,14 @@ from crckpt.store.format.extents import (
     Extents,
     Mask,
     Numbers,
-    Places,
-    count_of,
-    different,
-    ends_of,
-    found_in,
-    join,
-    part,
-    spread,
+    Positions,
+    expand_ranges,
+    extent_ends,
+    find_extents,
+    join_extents,
+    page_count,
+    slice_extents,
+    unique_sorted,
 )
 from crckpt.store.format.index import DETAILS, FILE, PAGES
 from crckpt.store.names import IMAGE
@@ -81,11 +81,11 @@ class Source(Struct, frozen=True, dict=True):
         Raises IntegrityError if files shrink.
         """
         end = start + len(into)
-        some = part(self.extents, self._ends, start, end)
+        some = slice_extents(self.extents, self._ends, start, end)
         self._fill(some, into, last=end == self.pages)
-        return spread(some["first"], some["count"])
+        return expand_ranges(some["first"], some["count"])
 
-    def some(self, which: Places) -> Iterator[tuple[slice, Bytes]]:
+    def some(self, which: Positions) -> Iterator[tuple[slice, Bytes]]:
         """The pages at these positions, in order, in batches: which of them, and their contents.
 
         The contents are good until the next batch: its memory is used again. Raises IntegrityError if files shrink.
@@ -103,8 +103,8 @@ class Source(Struct, frozen=True, dict=True):
             yield slice(start, start + len(wanted)), pages
 
     @cached_property
-    def _ends(self) -> Places:
-        return ends_of(self.extents)
+    def _ends(self) -> Positions:
+        return extent_ends(self.extents)
 
     def _fill(self, extents: Extents, into: Bytes, *, last: bool) -> None:
         padding = self.pages * PAGE_SIZE - self.size if last else 0
@@ -112,10 +112,10 @@ class Source(Struct, frozen=True, dict=True):
         octets[len(octets) - padding :] = bytes(padding)
         octets = octets[: len(octets) - padding]
         reads = extents.copy()
-        reads["first"] = ends_of(extents) - extents["count"]
-        reads = join(reads)
+        reads["first"] = extent_ends(extents) - extents["count"]
+        reads = join_extents(reads)
         with ExitStack() as stack:
-            numbers = different(reads["pack"]).tolist() if self.files else []
+            numbers = unique_sorted(reads["pack"]).tolist() if self.files else []
             opened = {number: stack.enter_context(opened_image(self.files[number])) for number in numbers}
             for first, count, number, page in reads.tolist():
                 wanted = octets[first * PAGE_SIZE : (first + count) * PAGE_SIZE]
@@ -196,7 +196,7 @@ def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | Non
     if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
         raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
     own = extents[~in_base]
-    size = count_of(own) * PAGE_SIZE
+    size = page_count(own) * PAGE_SIZE
     left = extents[in_base]
     left["pack"] = 0
     return Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
@@ -219,7 +219,7 @@ class _Chain(NamedTuple):
         if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
             raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
         above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
-        most = count_of(above) if above is not None else np.iinfo(np.uint32).max
+        most = page_count(above) if above is not None else np.iinfo(np.uint32).max
         if inherited.any() and entries[inherited, 1].max() > most:
             raise IntegrityError(f"{self.name}: an entry needs more pages than the set before can have")
         extents = np.empty(len(entries), EXTENT)
@@ -253,11 +253,11 @@ def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> E
     if not inherited.any():
         return extents
     try:
-        found, which = found_in(extents[inherited], above)
+        found, which = find_extents(extents[inherited], above)
     except LookupError as missing:
         raise IntegrityError(f"{name}: the page at {missing.args[0] * PAGE_SIZE:#x} is in no set before") from None
     place = np.concatenate((np.flatnonzero(~inherited), np.flatnonzero(inherited)[which]))
-    return join(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
+    return join_extents(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
 
 
 def _check_size(pages: Path, name: str, present: int) -> None:

@@ -14,7 +14,7 @@ from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import recall
-from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Places, different, found_in
+from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
 from crckpt.store.format.index import StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack
@@ -51,9 +51,9 @@ class KnownPages:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
             self._take_places(files, numbers)
-        self.starts: Places = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
+        self.starts: Positions = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
-    def at(self, key: tuple[str, str], first: Numbers) -> Places:
+    def at(self, key: tuple[str, str], first: Numbers) -> Positions:
         """Of the pages numbered `first` in the object `key`: which page the parent has there, -1 for none."""
         extents = self._files.get(key)
         if extents is None or not len(extents):
@@ -72,13 +72,13 @@ class KnownPages:
         if not len(wanted):
             return wanted
         try:
-            found, _ = found_in(wanted, self._files.get(key, wanted[:0]))
+            found, _ = find_extents(wanted, self._files.get(key, wanted[:0]))
         except LookupError as missing:
             what = f"{key[1]}: the page at {missing.args[0] * PAGE_SIZE:#x} was left to checkpoint {self._name}"
             raise IntegrityError(f"{what}, which does not have it") from None
         return found
 
-    def some(self, pages: Places) -> Iterator[tuple[Places, Bytes]]:
+    def some(self, pages: Positions) -> Iterator[tuple[Positions, Bytes]]:
         """The pages of these numbers, frame by frame: which of them, and their contents. Raises IntegrityError."""
         assert self._contents is not None
         pack, page = self.places(pages)
@@ -91,27 +91,27 @@ class KnownPages:
                 content = np.frombuffer(of.unpacked(number, of.stored(number)), np.uint8).reshape(-1, PAGE_SIZE)
             yield at, content[page[at] % FRAME_PAGES]
 
-    def with_content(self, prints: Numbers) -> Places:
+    def with_content(self, prints: Numbers) -> Positions:
         """For each fingerprint, a page that has it, -1 for none."""
         return self._table.find(prints)
 
-    def fingerprints(self, pages: Places) -> Numbers:
+    def fingerprints(self, pages: Positions) -> Numbers:
         """Of the pages of these numbers."""
         found = np.empty((len(pages), 2), np.uint64)
         pack, page = self.places(pages)
-        for number in different(pack).tolist():
+        for number in unique_sorted(pack).tolist():
             here = pack == number
             found[here] = self._prints[number][page[here]]
         return found
 
-    def places(self, pages: Places) -> tuple[npt.NDArray[np.intp], Places]:
+    def places(self, pages: Positions) -> tuple[npt.NDArray[np.intp], Positions]:
         """Pack numbers (in `packs`) and page numbers there, of pages as the other methods give them."""
         pack = np.searchsorted(self.starts, pages, side="right") - 1
         return pack, pages - self.starts[pack]
 
-    def numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Places:
+    def numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Positions:
         """The inverse of `places`."""
-        numbers: Places = self.starts[pack] + page.astype(np.int64)
+        numbers: Positions = self.starts[pack] + page.astype(np.int64)
         return numbers
 
     @cached_property

@@ -12,7 +12,7 @@ import numpy as np
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import keep
-from crckpt.store.format.extents import Bytes, Numbers, Places
+from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
 from crckpt.store.format.pack_writer import Frame, PackWriter, Written
 from crckpt.store.workers import Workers, result_of
@@ -49,7 +49,7 @@ class NewPacks:
         self._prints: list[Numbers] = []
         self._finished: list[Future[Written]] = []
 
-    def add(self, pages: Bytes, rows: Places, prints: Numbers) -> None:
+    def add(self, pages: Bytes, rows: Positions, prints: Numbers) -> None:
         """Append those rows of pages (n by page size) that have these fingerprints.
 
         Raises OSError when the disk is full.
@@ -67,7 +67,7 @@ class NewPacks:
             self._finish(self._writers[-1])
         return tuple(result_of(finished) for finished in self._finished)
 
-    def places(self, numbers: Places) -> tuple[Places, Places]:
+    def places(self, numbers: Positions) -> tuple[Positions, Positions]:
         """In which of the packs, and where in it, the pages of these numbers lie."""
         pack, page = np.divmod(numbers, self.limit)
         return pack, page

@@ -22,18 +22,18 @@ from crckpt.store.format.extents import (
     Extents,
     Mask,
     Numbers,
-    Places,
-    count_of,
-    covered,
-    different,
-    ends_of,
-    extents_of,
-    join,
-    part,
-    places_of,
-    renumbered,
-    spread,
-    together,
+    Positions,
+    concatenate_extents,
+    expand_ranges,
+    extent_ends,
+    join_extents,
+    make_extents,
+    page_count,
+    page_locations,
+    renumber_packs,
+    slice_extents,
+    unique_sorted,
+    used_pages,
 )
 from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
@@ -51,7 +51,7 @@ from crckpt.store.write.read_ahead import Batch, read_ahead
 _AT_ONCE: Final = 1 << 14
 """Pages that are looked at for copying at once: each takes some 50 bytes."""
 
-Contents: TypeAlias = Callable[[Places, Places], Iterator[tuple[slice | Places, Bytes]]]
+Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Positions, Bytes]]]
 """Of pages by their positions in an object and their numbers as known pages: which of them, and their contents."""
 
 
@@ -107,7 +107,7 @@ def pack_images(
     """
     found = sources(images, details, base)
     held = sum(source.size for source in found)
-    raw = held + sum(count_of(source.left) for source in found) * PAGE_SIZE
+    raw = held + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     known = KnownPages(backend, key, parent if target.dedup or base else None)
     left = [known.left(source.key, source.left) for source in found]
@@ -122,7 +122,7 @@ def pack_images(
         copied = packs.pages - new
         first = _used(files)
         content = encode_index(
-            Index(tuple(replace(file, extents=renumbered(file.extents, _numbers(first))) for file in files))
+            Index(tuple(replace(file, extents=renumber_packs(file.extents, _numbers(first))) for file in files))
         )
         (index,) = packing.store((of_bytes("index", FILE, content),), pool)
         written = packs.finish()
@@ -130,7 +130,7 @@ def pack_images(
     return Packed(
         packs=written,
         uses=_uses(order, [*files, index], known, written),
-        index=IndexPlace(len(content), tuple(renumbered(index.extents, _numbers(order)).tolist())),
+        index=IndexPlace(len(content), tuple(renumber_packs(index.extents, _numbers(order)).tolist())),
         raw=raw,
         counts=counts,
         copied=copied,
@@ -159,7 +159,7 @@ class Packing:
             done += batch.pages.size
             tell(done)
         return [
-            StoredFile(source.name, source.kind, source.size, source.pagemap, together(parts[source.key]))
+            StoredFile(source.name, source.kind, source.size, source.pagemap, concatenate_extents(parts[source.key]))
             for source in sources
         ]
 
@@ -172,22 +172,22 @@ class Packing:
         rest = self._again(source.name, left, chosen, lambda _, numbers: self._known.some(numbers))
         whole = np.concatenate((own, rest))
         if len(rest):
-            whole = join(whole[np.argsort(whole["first"], kind="stable")])
-        return replace(file, bytes=file.bytes + count_of(rest) * PAGE_SIZE, extents=whole)
+            whole = join_extents(whole[np.argsort(whole["first"], kind="stable")])
+        return replace(file, bytes=file.bytes + page_count(rest) * PAGE_SIZE, extents=whole)
 
     def _again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
         """Store the pages again that are known and `chosen`, as far as there are `contents` of them."""
-        ends = ends_of(extents)
+        ends = extent_ends(extents)
         total = int(ends[-1]) if len(ends) else 0
         parts = []
         for start in range(0, total, _AT_ONCE):
-            some = part(extents, ends, start, min(start + _AT_ONCE, total))
+            some = slice_extents(extents, ends, start, min(start + _AT_ONCE, total))
             parts.append(self._copied(name, start, some, chosen, contents))
-        return together(parts)
+        return concatenate_extents(parts)
 
     def _copied(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
         """As `_again`, of some of the pages, which begin with the `start`-th."""
-        pack, page = places_of(extents)
+        pack, page = page_locations(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
         numbers = self._known.numbers(pack[old], page[old])
         which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
@@ -198,7 +198,7 @@ class Packing:
             if (prints != self._known.fingerprints(numbers[at])).any():
                 raise IntegrityError(f"{name} changed while it was read")
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
-        return extents_of(spread(extents["first"], extents["count"]), pack, page)
+        return make_extents(expand_ranges(extents["first"], extents["count"]), pack, page)
 
     def _batch(self, batch: Batch) -> Extents:
         total, filled = len(batch.pages), batch.filled
@@ -214,9 +214,9 @@ class Packing:
             self.counts.zero + total - len(filled),
             self.counts.shared + len(filled) - fresh,
         )
-        return extents_of(batch.first, pack, page)
+        return make_extents(batch.first, pack, page)
 
-    def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Places:
+    def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Positions:
         """The known page of each content: at the same place if it is the same there, else anywhere."""
         found = self._known.at(key, first)
         there = np.flatnonzero(found >= 0)
@@ -226,7 +226,7 @@ class Packing:
         found[missing] = self._known.with_content(prints[missing])
         return found
 
-    def _add(self, prints: Numbers, pages: Bytes, rows: Places) -> tuple[Places, Places]:
+    def _add(self, prints: Numbers, pages: Bytes, rows: Positions) -> tuple[Positions, Positions]:
         """Put those rows of pages into packs that are not there yet; pack and page number of each."""
         numbers, fresh = self._met.number(prints)
         self._packs.add(pages, rows[fresh], prints[fresh])
@@ -235,20 +235,20 @@ class Packing:
 
 
 def _used(files: Iterable[StoredFile]) -> list[int]:
-    packs = different(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
+    packs = unique_sorted(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
     return [int(pack) for pack in packs if pack != ZERO]
 
 
 def _counted(counts: Counts, left: list[Extents]) -> Counts:
     """With the pages that were left to the parent."""
-    pages = sum(count_of(some) for some in left)
-    zero = sum(count_of(some[some["pack"] == ZERO]) for some in left)
+    pages = sum(page_count(some) for some in left)
+    zero = sum(page_count(some[some["pack"] == ZERO]) for some in left)
     return Counts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
 
 
 def _known_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
     extents = np.concatenate([*(file.extents for file in files), *left])
-    parts = [covered(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+    parts = [used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
     return np.concatenate([np.empty(0, np.bool_), *parts])
 
 
@@ -268,6 +268,6 @@ def _uses(
 
 
 def _use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
-    pages = covered(extents, number, total)
+    pages = used_pages(extents, number, total)
     frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
     return PackUse(digest, int(frames.sum()), int(pages.sum()))

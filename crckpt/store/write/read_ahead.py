@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import fingerprints
-from crckpt.store.format.extents import Bytes, Mask, Numbers, Places
+from crckpt.store.format.extents import Bytes, Mask, Numbers, Positions
 from crckpt.store.workers import result_of
 from crckpt.store.write.imageset import BATCH_PAGES, Source
 
@@ -32,7 +32,7 @@ class Batch(Struct, frozen=True):
     source: Source
     first: Numbers
     pages: Bytes
-    filled: Places
+    filled: Positions
     prints: Numbers
 
 
@@ -59,7 +59,7 @@ def _batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
     return Batch(source, first, pages, filled, fingerprints(pages, filled, key))
 
 
-def _filled(pages: Bytes) -> Places:
+def _filled(pages: Bytes) -> Positions:
     """Which pages are not zero throughout."""
     words = pages.view(np.uint64)
     # Nearly all pages show it in a few words, in a quarter of the time that it takes to look at all of them.

@@ -6,15 +6,27 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crckpt.store.format.extents import EXTENT, ZERO, Extents, ends_of, join, part, places_of, spread, together
+from crckpt.store.format.extents import (
+    EXTENT,
+    ZERO,
+    Extents,
+    concatenate_extents,
+    expand_ranges,
+    extent_ends,
+    join_extents,
+    page_locations,
+    slice_extents,
+)
 
 SINGLE = st.tuples(st.integers(0, 50), st.integers(1, 20), st.sampled_from([0, 1, ZERO]), st.integers(0, 50))
 EXTENTS = st.lists(SINGLE, min_size=1, max_size=8).map(lambda found: np.array(found, EXTENT))
 
 
 def _pages(extents: Extents) -> list[tuple[int, int, int]]:
-    pack, page = places_of(extents)
-    return list(zip(spread(extents["first"], extents["count"]).tolist(), pack.tolist(), page.tolist(), strict=True))
+    pack, page = page_locations(extents)
+    return list(
+        zip(expand_ranges(extents["first"], extents["count"]).tolist(), pack.tolist(), page.tolist(), strict=True)
+    )
 
 
 @given(EXTENTS, st.data())
@@ -23,13 +35,13 @@ def test_a_part_has_the_pages_from_one_to_another(extents: Extents, data: st.Dat
     start = data.draw(st.integers(0, len(pages) - 1))
     end = data.draw(st.integers(start + 1, len(pages)))
     kept = extents.copy()
-    assert _pages(part(extents, ends_of(extents), start, end)) == pages[start:end]
+    assert _pages(slice_extents(extents, extent_ends(extents), start, end)) == pages[start:end]
     assert (extents == kept).all()
 
 
 @given(EXTENTS, st.integers(1, 30))
 def test_parts_together_are_the_whole(extents: Extents, step: int) -> None:
     total = int(extents["count"].sum())
-    parts = [part(extents, ends_of(extents), at, min(at + step, total)) for at in range(0, total, step)]
-    assert _pages(together(parts)) == _pages(extents)
-    assert len(together(parts)) == len(join(extents))
+    parts = [slice_extents(extents, extent_ends(extents), at, min(at + step, total)) for at in range(0, total, step)]
+    assert _pages(concatenate_extents(parts)) == _pages(extents)
+    assert len(concatenate_extents(parts)) == len(join_extents(extents))
