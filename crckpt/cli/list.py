@@ -13,7 +13,7 @@ from crckpt.cli.format import align, creation_time, duration, local_time, short_
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.ops.list import Entry, Listing
 from crckpt.ops.list import list_checkpoints as perform
-from crckpt.store import Pending
+from crckpt.store import PendingCheckpoint
 
 _COLUMNS = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
 _NUMBERS = frozenset({"procs", "frozen", "raw", "new", "stored"})
@@ -66,7 +66,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _pending_row(pending: Pending) -> tuple[str, ...]:
+def _pending_row(pending: PendingCheckpoint) -> tuple[str, ...]:
     state = "lost" if pending.lost else "committing"
     note = f"{pending.lost}; remove this line: crckpt gc" if pending.lost else f"PID {pending.pid} stores it"
     return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS), note)

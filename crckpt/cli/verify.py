@@ -16,7 +16,7 @@ from crckpt.cli.progress import progress_bar
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.ops.repair import repair as perform_repair
 from crckpt.ops.verify import verify as perform
-from crckpt.store import Damage, Repaired, Verified
+from crckpt.store import Damage, RepairResult, VerifyResult
 
 
 def verify(
@@ -56,20 +56,20 @@ def verify(
         raise typer.Exit(IntegrityError.exit_code)
 
 
-def _document(found: Verified, repaired: Repaired | None) -> dict[str, object]:
+def _document(found: VerifyResult, repaired: RepairResult | None) -> dict[str, object]:
     document: dict[str, object] = {**asdict(found), "intact": not found.damages}
     if repaired is not None:
-        document |= {"mended": repaired.mended, "unmended": repaired.unmended}
+        document |= {"mended": repaired.repaired, "unmended": repaired.unrepaired}
         document |= {"restorable": repaired.restorable, "lost": found.lost}
     return document
 
 
-def _lines(found: Verified, repaired: Repaired | None) -> Iterator[str]:
+def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
     if repaired is not None:
-        yield from (f"repaired {damage.kind} {short_id(damage.name)}\n" for damage in repaired.mended)
+        yield from (f"repaired {damage.kind} {short_id(damage.name)}\n" for damage in repaired.repaired)
     yield from (f"damaged {_damage(damage)}\n" for damage in found.damages)
     if repaired is not None:
-        yield from (f"not repaired: {failure.why}\n" for failure in repaired.unmended)
+        yield from (f"not repaired: {failure.why}\n" for failure in repaired.unrepaired)
     if not found.damages:
         yield f"{count(len(found.checkpoints), 'checkpoint')} OK ({size(found.bytes)} verified)\n"
     elif repaired is None:
@@ -83,7 +83,7 @@ def _damage(damage: Damage) -> str:
     return f"{damage.what}; affects {affected or 'no checkpoint'}"
 
 
-def _remaining(repaired: Repaired) -> Iterator[str]:
+def _remaining(repaired: RepairResult) -> Iterator[str]:
     """What can be done with what is still damaged."""
     restorable = ", ".join(short_id(identity) for identity in repaired.restorable)
     yield f"can be restored: {restorable or 'no checkpoint'}\n"

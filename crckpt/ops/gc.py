@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from crckpt.ops.context import Context
-from crckpt.store import Collected, collect_garbage
+from crckpt.store import GarbageResult, collect_garbage
 
 
-def gc(context: Context, *, dry_run: bool = False) -> Collected:
+def gc(context: Context, *, dry_run: bool = False) -> GarbageResult:
     """Collect garbage. Raises StoreLocked; IntegrityError if a manifest cannot be read, and then removes nothing."""
     repository = context.repository()
     with repository.exclusive():

@@ -7,7 +7,7 @@ from msgspec import Struct
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.store import Checkpoint, Pending, Unreadable
+from crckpt.store import Checkpoint, PendingCheckpoint, UnreadableCheckpoint
 
 
 class Entry(Struct, frozen=True):
@@ -21,8 +21,8 @@ class Listing(Struct, frozen=True):
     """The checkpoints, oldest first; those not durable yet, or lost; and those whose manifest cannot be read."""
 
     entries: tuple[Entry, ...]
-    pending: tuple[Pending, ...]
-    unreadable: tuple[Unreadable, ...]
+    pending: tuple[PendingCheckpoint, ...]
+    unreadable: tuple[UnreadableCheckpoint, ...]
 
 
 def list_checkpoints(context: Context, job: str | None) -> Listing:

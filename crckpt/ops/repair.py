@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from crckpt.ops.context import Context
-from crckpt.store import Repaired, Repository
+from crckpt.store import RepairResult, Repository
 from crckpt.store import repair as repair_store
 
 
-def repair(context: Context, ref: str | None, source: Path | None) -> Repaired:
+def repair(context: Context, ref: str | None, source: Path | None) -> RepairResult:
     """Verify and repair one checkpoint, or all (None), from the store at `source`; without it, only verify.
 
     Raises NoSuchCheckpoint, StoreUnusable, UsageError if both are the same store.

@@ -95,33 +95,33 @@ manifest may be replaced, by a rename, by the whole file of that name: the one c
 from crckpt.store.backend.directory import is_blank
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.names import check_name
-from crckpt.store.pending import Pending
-from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, read_file, reader
+from crckpt.store.pending import PendingCheckpoint
+from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, open_reader, read_file
 from crckpt.store.refs import Tag
-from crckpt.store.repository import Repository, Unreadable
+from crckpt.store.repository import Repository, UnreadableCheckpoint
 from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
 from crckpt.store.upkeep.damage import Damage
-from crckpt.store.upkeep.gc import Collected, collect_garbage
-from crckpt.store.upkeep.repair import Repaired, Unmended, repair
-from crckpt.store.upkeep.verify import Verified, verify
+from crckpt.store.upkeep.gc import GarbageResult, collect_garbage
+from crckpt.store.upkeep.repair import RepairResult, Unrepaired, repair
+from crckpt.store.upkeep.verify import VerifyResult, verify
 from crckpt.store.write.ingest import NewCheckpoint, ingest, load
 
 __all__ = [
     "STAGING",
     "Checkpoint",
-    "Collected",
     "Damage",
+    "GarbageResult",
     "IndexPlace",
     "NewCheckpoint",
     "PackUse",
-    "Pending",
-    "Repaired",
+    "PendingCheckpoint",
+    "RepairResult",
     "Repository",
     "Tag",
     "Transaction",
-    "Unmended",
-    "Unreadable",
-    "Verified",
+    "UnreadableCheckpoint",
+    "Unrepaired",
+    "VerifyResult",
     "check_name",
     "collect_garbage",
     "details_of",
@@ -132,8 +132,8 @@ __all__ = [
     "load",
     "materialise",
     "materialise_base",
+    "open_reader",
     "read_file",
-    "reader",
     "repair",
     "staged",
     "verify",

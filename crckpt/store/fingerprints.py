@@ -24,7 +24,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import Pack
-from crckpt.store.format.pack_writer import Written
+from crckpt.store.format.pack_writer import FinishedPack
 from crckpt.store.layout import FINGERPRINT_KEY, fingerprints_name
 
 SIZE: Final = 16
@@ -51,7 +51,7 @@ def read_key(backend: Backend) -> bytes:
     return key
 
 
-def fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
+def compute_fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
     """Return the fingerprints of the pages numbered `which`, of an array n by page size: as many by 2 numbers."""
     content = pages.reshape(-1).data
     some = [content[at : at + PAGE_SIZE] for at in (which * PAGE_SIZE).tolist()]
@@ -59,19 +59,19 @@ def fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
     return _as_array(b"".join(map(AESGCM(key).encrypt, repeat(_NONCE), repeat(b""), some)))
 
 
-def keep(key: bytes, written: Written, prints: Numbers) -> None:
+def write_fingerprints(key: bytes, written: FinishedPack, prints: Numbers) -> None:
     """Write the fingerprints of a new pack's pages beside it. That they are a cache makes failures harmless."""
     with suppress(OSError):
         write_new(_beside(written.path), _sealed(key, written.digest, prints.tobytes()), "fingerprints")
 
 
-def remember(backend: Backend, written: Written) -> None:
-    """Take what `keep` wrote into the cache."""
+def cache_fingerprints(backend: Backend, written: FinishedPack) -> None:
+    """Take what `write_fingerprints` wrote into the cache."""
     with suppress(OSError):
         backend.put_derived(fingerprints_name(written.digest), _beside(written.path), "fingerprints")
 
 
-def recall(backend: Backend, key: bytes, pack: Pack) -> Numbers:
+def load_fingerprints(backend: Backend, key: bytes, pack: Pack) -> Numbers:
     """The fingerprints of a pack's pages: kept or worked out again. Raises IntegrityError on damage.
 
     Those that are kept are mapped, not read: the kernel can take their memory back. Those that were made under another
@@ -109,7 +109,7 @@ def _worked_out(pack: Pack, first: int, key: bytes) -> bytes:
     content = np.frombuffer(
         b"".join(pack.unpacked(frame, pack.stored(frame)) for frame in range(first, first + count)), np.uint8
     ).reshape(-1, PAGE_SIZE)
-    return fingerprints(content, np.arange(len(content)), key).tobytes()
+    return compute_fingerprints(content, np.arange(len(content)), key).tobytes()
 
 
 def _sealed(key: bytes, digest: str, prints: bytes) -> bytes:

@@ -19,10 +19,10 @@ from crckpt.model import JobName, RunId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import PENDING
-from crckpt.store.owner import MOST_BYTES, Owner, owner_of
+from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_process
 
 
-class Pending(Struct, frozen=True):
+class PendingCheckpoint(Struct, frozen=True):
     """`created` is aware, `pid` stores it. `lost` is None as long as it does, and then why there is no checkpoint."""
 
     job: JobName
@@ -36,7 +36,7 @@ class _Record(Struct, frozen=True):
     job: JobName
     created: Annotated[datetime, Meta(tz=True)]
     run_id: RunId | None
-    owner: Owner
+    owner: ProcessIdentity
     lost: str | None = None
 
 
@@ -47,7 +47,12 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
     So does a failure, if crckpt is `alone`: else it is said there and then.
     """
     name = f"{PENDING}/{own_name()}"
-    record = {"job": job, "created": created.isoformat(), "run_id": run_id, "owner": asdict(owner_of(time.time()))}
+    record = {
+        "job": job,
+        "created": created.isoformat(),
+        "run_id": run_id,
+        "owner": asdict(identify_process(time.time())),
+    }
     _write(backend, name, record)
     try:
         yield
@@ -60,7 +65,7 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
     _forget(backend, name)
 
 
-def read_pending(backend: Backend) -> tuple[Pending, ...]:
+def read_pending(backend: Backend) -> tuple[PendingCheckpoint, ...]:
     """All that is pending or lost, oldest first. What was stored a moment before a crash may be among them."""
     found = (_read(backend, f"{PENDING}/{name}") for name in backend.names_in(PENDING))
     return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
@@ -75,7 +80,7 @@ def _forget(backend: Backend, name: str) -> None:
         backend.remove(name, "pending")
 
 
-def _read(backend: Backend, name: str) -> Pending | None:
+def _read(backend: Backend, name: str) -> PendingCheckpoint | None:
     try:
         record = decode(backend.read(name, MOST_BYTES), _RECORD, name)
     except (OSError, IntegrityError, msgspec.ValidationError):
@@ -83,7 +88,7 @@ def _read(backend: Backend, name: str) -> Pending | None:
     lost, owner = record.lost, record.owner
     if lost is None and not owner.is_alive:
         lost = f"crckpt (PID {owner.pid}) ended before it was stored"
-    return Pending(record.job, record.created, record.run_id, owner.pid, lost)
+    return PendingCheckpoint(record.job, record.created, record.run_id, owner.pid, lost)
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)

@@ -31,7 +31,7 @@ class Tag(Struct, frozen=True):
     id: CheckpointId
 
 
-class Known(Struct, frozen=True):
+class RefTargets(Struct, frozen=True):
     """What refs can name: each job's checkpoints, oldest first; all ids, also of unreadable manifests; tags."""
 
     jobs: Mapping[JobName, Sequence[CheckpointId]]
@@ -39,7 +39,7 @@ class Known(Struct, frozen=True):
     tags: tuple[Tag, ...]
 
 
-def resolve(ref: str, known: Known) -> CheckpointId:
+def resolve(ref: str, known: RefTargets) -> CheckpointId:
     """The checkpoint that `ref` names: `JOB` (its newest), `JOB~N`, `JOB:TAG`, an id or 4 or more digits of one.
 
     A job's name goes before an id. Raises NoSuchCheckpoint, UsageError if the digits fit several.
@@ -91,7 +91,7 @@ def _content(backend: Backend, name: str) -> str:
     return ""
 
 
-def _back(ref: str, known: Known, job: JobName, back: int) -> CheckpointId:
+def _back(ref: str, known: RefTargets, job: JobName, back: int) -> CheckpointId:
     series = known.jobs.get(job)
     if series is None:
         raise _unknown(ref, known)
@@ -103,14 +103,14 @@ def _back(ref: str, known: Known, job: JobName, back: int) -> CheckpointId:
     return series[-1 - back]
 
 
-def _tagged(ref: str, known: Known, job: str, name: str) -> CheckpointId:
+def _tagged(ref: str, known: RefTargets, job: str, name: str) -> CheckpointId:
     for tag in known.tags:
         if (tag.job, tag.name) == (job, name) and tag.id in known.ids:
             return tag.id
     raise _unknown(ref, known)
 
 
-def _by_digits(ref: str, known: Known) -> CheckpointId:
+def _by_digits(ref: str, known: RefTargets) -> CheckpointId:
     fitting = sorted(found for found in known.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
     if not fitting:
         raise _unknown(ref, known)
@@ -122,7 +122,7 @@ def _by_digits(ref: str, known: Known) -> CheckpointId:
     return fitting[0]
 
 
-def _unknown(ref: str, known: Known) -> NoSuchCheckpoint:
+def _unknown(ref: str, known: RefTargets) -> NoSuchCheckpoint:
     names = [*known.jobs, *(f"{tag.job}:{tag.name}" for tag in known.tags if tag.id in known.ids)]
     return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_near(ref, names) if names else "the store is empty")
 

@@ -19,13 +19,13 @@ from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, n
 from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
 from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.names import ID, SHORT, check_name
-from crckpt.store.pending import Pending, announced, read_pending
-from crckpt.store.refs import Known, Tag, read_tags, remove_tag, resolve, write_tag
+from crckpt.store.pending import PendingCheckpoint, announced, read_pending
+from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.removal import remove_checkpoints
 from crckpt.store.transaction import Transaction, transaction
 
 
-class Unreadable(Struct, frozen=True):
+class UnreadableCheckpoint(Struct, frozen=True):
     """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
 
     id: CheckpointId
@@ -86,7 +86,7 @@ class Repository:
         """The ids of all checkpoints, readable or not."""
         return tuple(self._named())
 
-    def unreadable(self, job: str | None = None) -> tuple[Unreadable, ...]:
+    def unreadable(self, job: str | None = None) -> tuple[UnreadableCheckpoint, ...]:
         """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
         return tuple(bad for bad in self.read_all()[1] if job is None or bad.job in (None, job))
 
@@ -123,7 +123,7 @@ class Repository:
             for checkpoint in found:
                 jobs.setdefault(checkpoint.job, []).append(checkpoint.id)
             ids = (*(checkpoint.id for checkpoint in found), *(bad.id for bad in unreadable))
-            resolved = resolve(ref, Known(jobs, ids, self.tags()))
+            resolved = resolve(ref, RefTargets(jobs, ids, self.tags()))
             job = ref.partition("~")[0]
             damaged = [bad for bad in unreadable if bad.job in (None, job)]
             if damaged and job in jobs and not despite_damage:
@@ -174,7 +174,7 @@ class Repository:
         """
         return self.backend.restores_locked(check_name(job, "job"), timeout)
 
-    def pending(self) -> tuple[Pending, ...]:
+    def pending(self) -> tuple[PendingCheckpoint, ...]:
         """What is being stored, and what was lost since the last gc; oldest first."""
         return read_pending(self.backend)
 
@@ -195,10 +195,10 @@ class Repository:
             self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")
         return checkpoint
 
-    def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[Unreadable, ...]]:
+    def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[UnreadableCheckpoint, ...]]:
         """What `checkpoints` and `unreadable` give, in one reading."""
         found: list[Checkpoint] = []
-        unreadable: list[Unreadable] = []
+        unreadable: list[UnreadableCheckpoint] = []
         for checkpoint_id in self._named():
             try:
                 found.append(self.get(checkpoint_id))
@@ -209,7 +209,7 @@ class Repository:
                 job = None
                 with suppress(OSError, IntegrityError):
                     job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
-                unreadable.append(Unreadable(checkpoint_id, job, error.message, remedy))
+                unreadable.append(UnreadableCheckpoint(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
 from crckpt.host.process.signals import interrupts_deferred
-from crckpt.store.owner import read_owner, write_owner
+from crckpt.store.process_identity import read_identity, write_identity
 
 STAGING = "staging"
 """The link in a transaction to where its images are, if they are not in the store."""
@@ -36,7 +36,7 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
     path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_owner(path / _OWNER, time.time(), "owner")
+        write_identity(path / _OWNER, time.time(), "owner")
         yield Transaction(path)
     except BaseException:
         with interrupts_deferred():
@@ -56,7 +56,7 @@ def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_owner(path / _OWNER, time.time(), "owner", pid=pid)
+        write_identity(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
     except BaseException:
         _remove(path)
@@ -90,10 +90,10 @@ def abandoned_staging(path: Path) -> tuple[Path, ...]:
     link = path / STAGING
     if not is_directory(path) or not link.is_symlink():
         return ()
-    staging, owner = link.readlink(), read_owner(path / _OWNER)
+    staging, owner = link.readlink(), read_identity(path / _OWNER)
     if owner is None or not staging.is_absolute() or not _is_abandoned(staging):
         return ()
-    its = read_owner(staging / _OWNER)
+    its = read_identity(staging / _OWNER)
     return (staging,) if its is not None and its.is_same(owner) else ()
 
 
@@ -107,7 +107,7 @@ def _is_abandoned(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != PRIVATE_DIRECTORY:
         return False
-    owner = read_owner(path / _OWNER)
+    owner = read_identity(path / _OWNER)
     # Of another host nobody knows here whether it lives.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
 
@@ -116,5 +116,5 @@ def dead_transactions(directory: Path) -> tuple[Path, ...]:
     """Those whose owner has ended. To be asked by whoever holds the store's lock alone: then no new one begins."""
     paths = sorted(directory.iterdir())
     # What is no directory has no owner, and is not looked into.
-    owners = ((path, read_owner(path / _OWNER) if is_directory(path) else None) for path in paths)
+    owners = ((path, read_identity(path / _OWNER) if is_directory(path) else None) for path in paths)
     return tuple(path for path, owner in owners if owner is None or not owner.is_alive)

@@ -26,7 +26,7 @@ class Workers(ThreadPoolExecutor):
         self.size = size
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread do this; ask `result_of` for what it returns."""
+        """Have a thread do this; ask `wait_for_result` for what it returns."""
         with interrupts_deferred():
             return super().submit(work, *args, **kwargs)
 
@@ -46,7 +46,7 @@ def workers() -> Iterator[Workers]:
         pool.shutdown(cancel_futures=True)
 
 
-def result_of(future: Future[T]) -> T:
+def wait_for_result(future: Future[T]) -> T:
     """What a thread of `Workers` returns, or the exception that it raises. An interruption comes when it has."""
     with interrupts_deferred():
         return future.result()

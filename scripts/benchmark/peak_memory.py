@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import crckpt.store.read.reading
+import crckpt.store.read.reader
 import crckpt.store.write.packing  # noqa: F401 - do not count the memory of modules
 from benchmark.store_once import new
 from crckpt.images.own_memory import MemoryRange
-from crckpt.store import Repository, ingest, reader
+from crckpt.store import Repository, ingest, open_reader
 
 ADDRESS = 1 << 32
 """The address of the first page in the image directory."""
@@ -33,16 +33,16 @@ def main() -> None:
         ingest(repository, images, new())
     elif act == "place":
         (checkpoint,) = repository.checkpoints()
-        with reader(repository, checkpoint) as reading, _process(int(sys.argv[4])) as pid:
+        with open_reader(repository, checkpoint) as reading, _process(int(sys.argv[4])) as pid:
             size = int(sys.argv[4])
             placed = reading.set_apart(
                 {"pagemap-1.img": (MemoryRange(ADDRESS, ADDRESS + size, wants_huge_pages=False),)}
             )
             placed.begin()
-            placed.place({"pagemap-1.img": pid}, lambda _more: None)
+            placed.fill({"pagemap-1.img": pid}, lambda _more: None)
     else:
         (checkpoint,) = repository.checkpoints()
-        with reader(repository, checkpoint) as reading:
+        with open_reader(repository, checkpoint) as reading:
             for file in reading.files:
                 for _ in reading.parts(file):
                     pass

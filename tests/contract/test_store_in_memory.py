@@ -122,7 +122,7 @@ def test_damage_is_found_and_repaired_from_another_place(in_directory: bool, tmp
     assert {damage.kind for damage in verify(repository).damages} == {"manifest", "pack"}
     done = repair(repository, source=source)
     assert done.now.damages == ()
-    assert {damage.kind for damage in done.mended} == {"manifest", "pack"}
+    assert {damage.kind for damage in done.repaired} == {"manifest", "pack"}
     assert all(backend.files[name] == whole[name] for name in damaged)
     assert list(backend.scratch.iterdir()) == []
 

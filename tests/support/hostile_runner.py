@@ -34,7 +34,7 @@ def _serve() -> None:
     import crckpt.ops.inspect.show
     import crckpt.ops.report
     import crckpt.ops.verify
-    import crckpt.store.read.reading
+    import crckpt.store.read.reader
     import crckpt.store.upkeep.audit
     import crckpt.store.write.packing  # noqa: F401
 

@@ -29,7 +29,7 @@ from crckpt.preflight.dump.cost import (
     predict_cost,
 )
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
-from crckpt.store.write.on_trial import OnTrial
+from crckpt.store.write.storage_trial import StorageTrial
 
 _SAMPLE: Final = 12 << 20
 """Bytes of the tree's memory that are stored on trial: some 50 ms."""
@@ -70,7 +70,7 @@ class _TrialPlace(Struct, frozen=True):
     work: Path
     staging: Path
     own: Repository
-    on_trial: OnTrial
+    on_trial: StorageTrial
     is_next: bool
     assumes: str
 
@@ -86,7 +86,7 @@ def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
             work = stack.enter_context(staged(store.backend.scratch if store else above))
             own = Repository.open(work / "own", create=True)
             series = store.checkpoints(job) if store else ()
-            on_trial = OnTrial(store or own, series[-1] if series else None, work, context.compress)
+            on_trial = StorageTrial(store or own, series[-1] if series else None, work, context.compress)
         staging = work
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))

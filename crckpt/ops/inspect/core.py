@@ -33,7 +33,7 @@ from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import Ids, Layout, MappedFile, Segment
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory, Region
-from crckpt.store import read_file, reader
+from crckpt.store import open_reader, read_file
 
 _WHAT: Final = "core"
 _LONGEST_HOLE: Final = 1 << 30
@@ -65,7 +65,7 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
         process = _choose_process(read_image_tree(repository, checkpoint), pid)
         target = _check_target(output or Path(f"core.{process.pid}"), force=force)
         registers = _read_registers(process, lambda name: read_file(repository, checkpoint, name))
-        with reader(repository, checkpoint) as reading:
+        with open_reader(repository, checkpoint) as reading:
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
             layout = elf_core.layout(segments, _notes(process, memory, registers))

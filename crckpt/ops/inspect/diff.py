@@ -23,10 +23,10 @@ from crckpt.ops.inspect.descriptors import (
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.ops.inspect.page_changes import MapChange, PageCounts, ProcessMemory, page_changes
-from crckpt.store import Checkpoint, reader
+from crckpt.store import Checkpoint, open_reader
 
 if TYPE_CHECKING:
-    from crckpt.store.read.reading import Reader
+    from crckpt.store.read.reader import Reader
 
 
 class UnmatchedProcess(Struct, frozen=True):
@@ -92,7 +92,7 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
         old, new = ({process.pid: process for process in tree.processes} for tree in (before, after))
         files = open_files(before), open_files(after)
         changed = []
-        with reader(repository, one) as reading_one, reader(repository, two) as reading_two:
+        with open_reader(repository, one) as reading_one, open_reader(repository, two) as reading_two:
             both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
             for pid in both:
                 was = ProcessMemory(one, Memory(reading_one, old[pid]))

@@ -30,7 +30,7 @@ from crckpt.images.tree import Process
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, extent_ends
 from crckpt.store.format.index import PAGES, StoredFile
-from crckpt.store.read.reading import Reader
+from crckpt.store.read.reader import Reader
 
 _MAP_SHARED: Final = 1
 _OF_THE_KERNEL: Final = VVAR | VSYSCALL | GUARD

@@ -13,10 +13,10 @@ from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import FileSection, Holder, SocketSection, file_section, open_files, socket_section
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.store import Checkpoint, reader
+from crckpt.store import Checkpoint, open_reader
 
 if TYPE_CHECKING:
-    from crckpt.store.read.reading import Reader
+    from crckpt.store.read.reader import Reader
 
 _MOST_ENVIRONMENT: Final = 6 << 20
 """Bytes that arguments and environment can have together: execve(2)."""
@@ -99,7 +99,7 @@ def sections(
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         tree = read_image_tree(repository, checkpoint)
-        with reader(repository, checkpoint) as reading:
+        with open_reader(repository, checkpoint) as reading:
             return Sections(
                 checkpoint,
                 ps=tuple(map(_process, tree.processes)) if ps else None,

@@ -12,7 +12,7 @@ from crckpt.errors import UsageError
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.store import reader
+from crckpt.store import open_reader
 
 _LONGEST: Final = 1 << 16
 """The most bytes of one match; longer ones may be found in parts."""
@@ -54,7 +54,7 @@ def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         processes = read_image_tree(repository, checkpoint).processes
-        with reader(repository, checkpoint) as reading:
+        with open_reader(repository, checkpoint) as reading:
             for process in processes:
                 memory = Memory(reading, process)
                 for region in memory.regions:

@@ -18,7 +18,7 @@ from crckpt.ops.inspect.images import repair_image, unpack_images
 from crckpt.store import Checkpoint, Repository
 
 if TYPE_CHECKING:
-    from crckpt.store.read.reading import Reader
+    from crckpt.store.read.reader import Reader
 
 _NO_PID: Final = 0
 """No process has this PID."""
@@ -67,12 +67,12 @@ class ImageStreams:
         # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us.
         own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
-        self._placement = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
+        self._memory_fill = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
 
     def begin(self) -> None:
         """Begin to unpack in the background, before CRIU asks for images."""
         self._reading.begin()
-        self._placement.begin()
+        self._memory_fill.begin()
 
     def fill(self, init: int | None) -> None:
         """In the hold: write the memory that was left out of the streams into the restored processes.
@@ -80,7 +80,7 @@ class ImageStreams:
         The processes are in our PID namespace, or in that of the process `init`. Raises IntegrityError, OSError.
         """
         pids = proc.outer_pids(self._owners, init)
-        self._placement.place({name: pids.get(pid, _NO_PID) for pid, name in self._owners.items()}, self._count)
+        self._memory_fill.fill({name: pids.get(pid, _NO_PID) for pid, name in self._owners.items()}, self._count)
         self._count(self._reading.total)  # CRIU did not ask for the rest
 
     def __call__(self, name: str) -> Iterator[memoryview] | None:

@@ -39,7 +39,7 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.judge import Verdict, judge_restore
 from crckpt.preflight.restore.planned import PlannedRestore
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
-from crckpt.store import Checkpoint, Repository, read_file, reader
+from crckpt.store import Checkpoint, Repository, open_reader, read_file
 from crckpt.store.read.details import read_details
 
 _SPARE: Final = 512 << 20
@@ -92,7 +92,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> Rehearsed:
 def _rehearse(request: RehearsalRequest, context: Context, repository: Repository, checkpoint: Checkpoint) -> Rehearsed:
     criu = context.criu()
     with ExitStack() as stack:
-        reading = stack.enter_context(reader(repository, checkpoint))
+        reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
         without_signal = images_with_parent_signal(tree)

@@ -44,7 +44,7 @@ from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.planned import PlannedRestore
 from crckpt.preflight.restore.tasks import needed_ids
-from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _restore(attempt: RestoreAttempt) -> Restored:
         if not request.dry_run and not request.new_pid_namespace:
             # CRIU starts slowly: check everything while it does.
             criu = early.enter_context(launched_criu(attempt, Outside(), None))
-        reading = stack.enter_context(reader(repository, checkpoint))
+        reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
         streams = None

@@ -19,7 +19,7 @@ from crckpt.host.disk.checked_files import open_checked
 from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
 from crckpt.model import utc_datetime
 from crckpt.store import layout
-from crckpt.store.owner import Owner, read_owner, write_owner
+from crckpt.store.process_identity import ProcessIdentity, read_identity, write_identity
 
 _RETRY_S: Final = 0.01
 """Short: who wants it alone must meet a moment in which nobody of many has it."""
@@ -76,9 +76,9 @@ def restores_locked(path: Path, job: str, timeout: float) -> Iterator[None]:
             os.close(lock)
 
 
-def holders(root: Path) -> tuple[Owner, ...]:
+def holders(root: Path) -> tuple[ProcessIdentity, ...]:
     """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
-    owners = (read_owner(path) for path in sorted((root / layout.LOCKS).iterdir()))
+    owners = (read_identity(path) for path in sorted((root / layout.LOCKS).iterdir()))
     return tuple(owner for owner in owners if owner is not None and owner.is_alive)
 
 
@@ -114,7 +114,7 @@ def _recorded(root: Path) -> Iterator[None]:
     """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
     path = root / layout.LOCKS / own_name()
     with suppress(OSError):
-        write_owner(path, time.time(), "lock-record")
+        write_identity(path, time.time(), "lock-record")
     try:
         yield
     finally:
@@ -192,5 +192,5 @@ def _restore_refusal(path: Path, job: str) -> StoreLocked:
     )
 
 
-def _clock(owner: Owner) -> str:
+def _clock(owner: ProcessIdentity) -> str:
     return f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"

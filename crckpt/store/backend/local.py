@@ -31,7 +31,7 @@ from crckpt.host.disk.files import (
 from crckpt.store import layout
 from crckpt.store.backend import flock
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.owner import read_owner
+from crckpt.store.process_identity import read_identity
 
 _SECTOR: Final = 512
 _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -265,5 +265,5 @@ def _is_same_file(path: Path, target: Path) -> bool:
 
 
 def _is_held(record: Path) -> bool:
-    owner = read_owner(record)
+    owner = read_identity(record)
     return owner is not None and owner.is_alive

@@ -76,7 +76,7 @@ def slice_extents(extents: Extents, ends: Positions, start: int, end: int) -> Ex
 
 
 def split_extents(extents: Extents, edges: Numbers) -> tuple[Extents, Extents]:
-    """Split extents into what lies at addresses (`first`) between each pair of `edges`, and the rest: see `cut_runs`."""
+    """Split extents into what lies between each pair of `edges`, which are addresses, and the rest: see `cut_runs`."""
     row, first, count, is_between = cut_runs(extents["first"], extents["count"].astype(np.uint64), edges)
     pieces = extents[row]
     pieces["page"] += np.where(pieces["pack"] == ZERO, 0, first - pieces["first"]).astype(np.uint64)
@@ -110,7 +110,7 @@ def renumber_packs(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents
 
 
 def find_extents(wanted: Extents, above: Extents) -> tuple[Extents, Positions]:
-    """Find what `above` has at the addresses (`first`, `count`) of `wanted`, in that order, and which of them each is for.
+    """Find what `above` has at the addresses of `wanted`, in that order, and for which of them each is.
 
     Of extents with the same address the first counts, as in CRIU. Raises LookupError with the number of the first page
     that `above` lacks.

@@ -22,7 +22,7 @@ class Frame(Struct, frozen=True):
     raw: int
 
 
-class Written(Struct, frozen=True):
+class FinishedPack(Struct, frozen=True):
     """A finished pack, durable under a temporary name; `size` in bytes."""
 
     path: Path
@@ -55,7 +55,7 @@ class PackWriter:
         self._offset += len(frame.stored)
         self.pages += frame.raw // PAGE_SIZE
 
-    def finish(self) -> Written:
+    def finish(self) -> FinishedPack:
         """Write the table, and make the file's content durable."""
         table = np.array(
             [(offset, stored, raw, np.frombuffer(digest, np.uint8)) for offset, stored, raw, digest in self._table],
@@ -65,7 +65,7 @@ class PackWriter:
         write(self._file, table + footer, "pack")
         sync(self._file, "pack")
         size = self._offset + len(table) + len(footer)
-        return Written(self._path, hashlib.sha256(table).hexdigest(), len(self._table), self.pages, size)
+        return FinishedPack(self._path, hashlib.sha256(table).hexdigest(), len(self._table), self.pages, size)
 
     def close(self) -> None:
         """Close the file, if it is open."""

@@ -17,7 +17,7 @@ from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
     from crckpt.store.read.contents import Contents
-    from crckpt.store.read.reading import Reader
+    from crckpt.store.read.reader import Reader
 
 
 def materialise(
@@ -33,7 +33,7 @@ def materialise(
     IntegrityError naming the checkpoint, pack and frame on any damage, FileExistsError if a file is there, OSError if
     the disk is full.
     """
-    with reader(repository, checkpoint) as reading:
+    with open_reader(repository, checkpoint) as reading:
         done = 0
         for file in reading.files:
             descriptor = open_private(directory / file.name, "image")
@@ -54,23 +54,23 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
     That are the inventory and all page maps. Raises IntegrityError on damage, also if a pack that is in doubt is
     damaged, in which pages lie that the new set leaves to this one; OSError if the disk is full.
     """
-    from crckpt.store.fingerprints import read_key, recall
+    from crckpt.store.fingerprints import load_fingerprints, read_key
 
     with repository.shared():
         contents = _contents(repository, checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
                 if not repository.backend.exists(fingerprints_name(use.digest)):
-                    recall(repository.backend, read_key(repository.backend), contents.pack(number))
+                    load_fingerprints(repository.backend, read_key(repository.backend), contents.pack(number))
         for file in contents.index.files:
             if file.kind == "file" and is_parent_image(file.name):
                 write_unsynced(directory / file.name, contents.read(file), "image")
 
 
 @contextmanager
-def reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
+def open_reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
     """What reads the checkpoint's image files from front to back, several at once. Raises IntegrityError."""
-    from crckpt.store.read.reading import Reader
+    from crckpt.store.read.reader import Reader
     from crckpt.store.workers import workers
 
     with repository.shared(), workers() as pool:

@@ -18,12 +18,12 @@ from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.read.contents import Contents, index_extents
 from crckpt.store.upkeep.damage import Damage
-from crckpt.store.workers import result_of, workers
+from crckpt.store.workers import wait_for_result, workers
 
 _FRAMES_AT_ONCE: Final = 16
 
 
-class Audit(Struct):
+class PackAudit(Struct):
     """What is known of packs: what is wrong with a whole pack, or with single frames; and whom it touches."""
 
     count: int = 0
@@ -62,9 +62,9 @@ class Audit(Struct):
                 yield Damage("pack", digest, what, tuple(self.touched.get((digest, frame), ())))
 
 
-def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> Audit:
+def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> PackAudit:
     """Read every pack that the checkpoints name, once, and compare every frame with its SHA-256."""
-    audit = Audit()
+    audit = PackAudit()
     for digest in dict.fromkeys(use.digest for checkpoint in checkpoints for use in checkpoint.packs):
         audit.count += 1
         try:
@@ -76,7 +76,7 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
     with workers() as pool:
         for pack in audit.packs.values():
             starts = range(0, len(pack.table), _FRAMES_AT_ONCE)
-            for size, found in map(result_of, [pool.submit(_check, pack, start) for start in starts]):
+            for size, found in map(wait_for_result, [pool.submit(_check, pack, start) for start in starts]):
                 audit.frames.setdefault(pack.digest, {}).update(found)
                 done += size
                 progress(done, audit.bytes)
@@ -85,7 +85,7 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
     return audit
 
 
-def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: Audit) -> list[Damage]:
+def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -> list[Damage]:
     """Whether a checkpoint's index is whole and fits its packs, and every page map its pages."""
     place = index_extents(checkpoint)
     try:
@@ -123,7 +123,7 @@ def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
     return size, damaged
 
 
-def _check_range(checkpoint: Checkpoint, packs: Audit, extents: Extents) -> None:
+def _check_range(checkpoint: Checkpoint, packs: PackAudit, extents: Extents) -> None:
     for number, use in enumerate(checkpoint.packs):
         inside = extents[extents["pack"] == number]
         pack = packs.packs.get(use.digest)

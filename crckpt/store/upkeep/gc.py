@@ -19,7 +19,7 @@ from crckpt.store.repository import Repository
 from crckpt.store.transaction import abandoned_staging, dead_transactions
 
 
-class Collected(Struct, frozen=True):
+class GarbageResult(Struct, frozen=True):
     """What gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on disk."""
 
     packs: tuple[str, ...]
@@ -27,7 +27,7 @@ class Collected(Struct, frozen=True):
     bytes: int
 
 
-def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Collected:
+def collect_garbage(repository: Repository, *, dry_run: bool = False) -> GarbageResult:
     """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only tell.
 
     Raises IntegrityError, and removes nothing, if a manifest cannot be read: nobody knows which packs it needs.
@@ -51,7 +51,7 @@ def find_packs(backend: Backend) -> list[str]:
     return [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
 
 
-def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Collected:
+def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> GarbageResult:
     there = find_packs(backend)
     packs = [name for name in there if _digest(name) not in named]
     kept = frozenset(map(_digest, there)) - frozenset(map(_digest, packs))
@@ -67,7 +67,7 @@ def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Colle
             with _passing_over_what_is_used():
                 backend.remove_tree(name, "garbage")
     shown = (*(str(path).removeprefix(f"{backend.location}/") for path in in_flight), *leftovers)
-    return Collected(tuple(map(_digest, packs)), shown, freed)
+    return GarbageResult(tuple(map(_digest, packs)), shown, freed)
 
 
 def _find_in_flight(scratch: Path) -> list[Path]:

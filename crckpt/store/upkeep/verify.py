@@ -14,7 +14,7 @@ from crckpt.store.repository import Repository
 from crckpt.store.upkeep.damage import Damage
 
 
-class Verified(Struct, frozen=True):
+class VerifyResult(Struct, frozen=True):
     """What was looked at, `bytes` of packs among it, and what was found."""
 
     checkpoints: tuple[CheckpointId, ...]
@@ -33,7 +33,7 @@ def verify(
     ids: Iterable[CheckpointId] | None = None,
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Verified:
+) -> VerifyResult:
     """Read and check everything that these checkpoints (None: all) need; a pack is read once however many use it.
 
     `progress` is told (bytes done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
@@ -48,7 +48,7 @@ def verify(
             damages += audit_contents(repository.backend, checkpoint, packs)
         damages += packs.damages()
         forget_fingerprints(repository.backend, [*packs.broken, *packs.frames])
-        return Verified(wanted, packs.count, packs.bytes, tuple(damages))
+        return VerifyResult(wanted, packs.count, packs.bytes, tuple(damages))
 
 
 def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[list[Checkpoint], list[Damage]]:

@@ -56,7 +56,7 @@ MOST_PACKS: Final = 128
 """With more packs than these the smaller half is merged: each costs an open file and two reads at dump and restore."""
 
 
-def worth_copying(used: Mask, starts: Positions, new: int) -> Mask:
+def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     """Which of the known pages are to be stored again by a checkpoint that has `new` pages of its own.
 
     `used` says which known pages it uses, `starts` where each pack begins among them, and at last their number.

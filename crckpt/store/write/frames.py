@@ -16,7 +16,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes, Positions
 from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.format.pack_writer import Frame
-from crckpt.store.workers import result_of
+from crckpt.store.workers import wait_for_result
 
 _TOGETHER: Final = 4
 """Frames that are compressed by one thread, at one level. One by one, threads wait more for each other."""
@@ -68,14 +68,14 @@ class Frames:
             if end == _PAGES_TOGETHER:
                 self._close()
             while len(self._waiting) > _WAITING:
-                yield from result_of(self._waiting.popleft())
+                yield from wait_for_result(self._waiting.popleft())
 
     def finish(self) -> Iterator[Frame]:
         """The frames that are left; the last may be a short one."""
         if self._filled:
             self._close()
         while self._waiting:
-            yield from result_of(self._waiting.popleft())
+            yield from wait_for_result(self._waiting.popleft())
 
     def _close(self) -> None:
         self._waiting.append(self._pool.submit(self._compressed, self._open, self._filled))

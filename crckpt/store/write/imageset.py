@@ -125,12 +125,12 @@ class Source(Struct, frozen=True, dict=True):
                     wanted[:] = self.content[page * PAGE_SIZE : page * PAGE_SIZE + len(wanted)]
 
 
-def of_bytes(name: str, kind: str, content: bytes) -> Source:
+def bytes_source(name: str, kind: str, content: bytes) -> Source:
     """Bytes to be stored."""
     return Source(name, kind, len(content), _whole(len(content)), content=content)
 
 
-def sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
+def find_sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
     """Everything to be stored of an image directory, in the order of the names, `details` last.
 
     What it leaves to the set in `base`, which needs not be there, is `left`. Raises IntegrityError if page maps and
@@ -149,7 +149,7 @@ def sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[
             del found[pagemap.pages_name]
     rest = (_file_source(directory, name, sizes[name]) for name in sizes if name not in found)
     everything = sorted((*found.values(), *rest), key=lambda source: source.name)
-    return (*everything, of_bytes("details", DETAILS, details))
+    return (*everything, bytes_source("details", DETAILS, details))
 
 
 def _sizes(directory: Path) -> dict[str, int]:
@@ -182,7 +182,7 @@ def _whole(size: int) -> Extents:
 def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
     if not pagemap.with_flag(IN_PARENT).any():
         return _file_source(directory, name, (directory / name).stat().st_size)
-    return of_bytes(name, FILE, write_pagemap(pagemap.join()))
+    return bytes_source(name, FILE, write_pagemap(pagemap.join()))
 
 
 def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:

@@ -17,7 +17,7 @@ from crckpt.store.names import check_name
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
-    from crckpt.store.write.packing import Packed
+    from crckpt.store.write.packing import PackedImages
 
 
 class NewCheckpoint(Struct, frozen=True):
@@ -73,18 +73,18 @@ def ingest(
     Raises IntegrityError if the images contradict each other, or leave pages to the parent that it lacks, UsageError
     for a bad job name, OSError if the disk is full.
     """
-    from crckpt.store.fingerprints import remember
-    from crckpt.store.write.packing import Target, pack_images
+    from crckpt.store.fingerprints import cache_fingerprints
+    from crckpt.store.write.packing import PackOptions, pack_images
 
     check_name(new.job, "job")
     began = time.monotonic()
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
-        target = Target(begun.path, compress, dedup, progress)
+        target = PackOptions(begun.path, compress, dedup, progress)
         packed = pack_images(repository.backend, parent, images, new.details, target, new.base)
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
-            remember(repository.backend, written)
+            cache_fingerprints(repository.backend, written)
         check()
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000))
 
@@ -96,7 +96,7 @@ def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:
     return series[-1] if series else None
 
 
-def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: Packed, commit_ms: float) -> Checkpoint:
+def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: PackedImages, commit_ms: float) -> Checkpoint:
     return Checkpoint(
         id=CheckpointId(""),
         job=new.job,
@@ -115,7 +115,7 @@ def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: Packed, commit
     )
 
 
-def _statistics(new: NewCheckpoint, packed: Packed, commit_ms: float) -> Statistics:
+def _statistics(new: NewCheckpoint, packed: PackedImages, commit_ms: float) -> Statistics:
     return Statistics(
         frozen_ms=new.frozen_ms,
         dump_ms=new.dump_ms,

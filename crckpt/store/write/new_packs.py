@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.fingerprints import keep
+from crckpt.store.fingerprints import write_fingerprints
 from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
-from crckpt.store.format.pack_writer import Frame, PackWriter, Written
-from crckpt.store.workers import Workers, result_of
+from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
+from crckpt.store.workers import Workers, wait_for_result
 from crckpt.store.write.frames import Frames
 
 _PARTS: Final = 16
@@ -47,7 +47,7 @@ class NewPacks:
         self._syncer = syncer
         self._writers: list[PackWriter] = []
         self._prints: list[Numbers] = []
-        self._finished: list[Future[Written]] = []
+        self._finished: list[Future[FinishedPack]] = []
 
     def add(self, pages: Bytes, rows: Positions, prints: Numbers) -> None:
         """Append those rows of pages (n by page size) that have these fingerprints.
@@ -59,13 +59,13 @@ class NewPacks:
         for frame in self._frames.add(pages, rows):
             self._write(frame)
 
-    def finish(self) -> tuple[Written, ...]:
+    def finish(self) -> tuple[FinishedPack, ...]:
         """All packs, durable under temporary names, with their fingerprints; none if no page was added."""
         for frame in self._frames.finish():
             self._write(frame)
         if len(self._writers) > len(self._finished):
             self._finish(self._writers[-1])
-        return tuple(result_of(finished) for finished in self._finished)
+        return tuple(wait_for_result(finished) for finished in self._finished)
 
     def places(self, numbers: Positions) -> tuple[Positions, Positions]:
         """In which of the packs, and where in it, the pages of these numbers lie."""
@@ -90,10 +90,10 @@ class NewPacks:
         self._prints = [prints[writer.pages :]]
         self._finished.append(self._syncer.submit(self._durable, writer, prints[: writer.pages]))
 
-    def _durable(self, writer: PackWriter, prints: Numbers) -> Written:
+    def _durable(self, writer: PackWriter, prints: Numbers) -> FinishedPack:
         written = writer.finish()
         writer.close()
-        keep(self._key, written, prints)
+        write_fingerprints(self._key, written, prints)
         return written
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.fingerprints import fingerprints, read_key
+from crckpt.store.fingerprints import compute_fingerprints, read_key
 from crckpt.store.format.extents import (
     ZERO,
     Bytes,
@@ -38,13 +38,13 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.pack import FRAME_PAGES
-from crckpt.store.format.pack_writer import Written
+from crckpt.store.format.pack_writer import FinishedPack
 from crckpt.store.workers import workers
-from crckpt.store.write.copy_forward import worth_copying
+from crckpt.store.write.copy_forward import choose_pages
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.frames import Frames
-from crckpt.store.write.imageset import Source, of_bytes, sources
-from crckpt.store.write.known import KnownPages
+from crckpt.store.write.imageset import Source, bytes_source, find_sources
+from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.write.read_ahead import Batch, read_ahead
 
@@ -55,7 +55,7 @@ Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Po
 """Of pages by their positions in an object and their numbers as known pages: which of them, and their contents."""
 
 
-class Counts(Struct, frozen=True):
+class PageCounts(Struct, frozen=True):
     """Pages of the image files and details: all, those that are zero, those that were known or met before.
 
     `left` are those of them that CRIU left to the parent.
@@ -67,21 +67,21 @@ class Counts(Struct, frozen=True):
     left: int = 0
 
 
-class Packed(Struct, frozen=True):
+class PackedImages(Struct, frozen=True):
     """What is to be committed: packs, with their fingerprints beside them; none if nothing was new.
 
     `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
     """
 
-    packs: tuple[Written, ...]
+    packs: tuple[FinishedPack, ...]
     uses: tuple[PackUse, ...]
     index: IndexPlace
     raw: int
-    counts: Counts
+    counts: PageCounts
     copied: int
 
 
-class Target(Struct, frozen=True):
+class PackOptions(Struct, frozen=True):
     """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
 
     Where `level` is None it is what suits the pages. Without `dedup` every page that is not zero is stored.
@@ -98,14 +98,14 @@ def pack_images(
     parent: Checkpoint | None,
     images: Path,
     details: bytes,
-    target: Target,
+    target: PackOptions,
     base: Path | None = None,
-) -> Packed:
+) -> PackedImages:
     """Store what is new of an image directory in new packs; what it leaves to the set in `base` the parent has.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages, or is found to be damaged.
     """
-    found = sources(images, details, base)
+    found = find_sources(images, details, base)
     held = sum(source.size for source in found)
     raw = held + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
@@ -117,17 +117,17 @@ def pack_images(
         packing = Packing(known, met, packs, key)
         files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
         counts, new = _counted(packing.counts, left), packs.pages
-        chosen = worth_copying(_known_in_use(files, left, known), known.starts, new)
+        chosen = choose_pages(_known_in_use(files, left, known), known.starts, new)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _used(files)
         content = encode_index(
             Index(tuple(replace(file, extents=renumber_packs(file.extents, _numbers(first))) for file in files))
         )
-        (index,) = packing.store((of_bytes("index", FILE, content),), pool)
+        (index,) = packing.store((bytes_source("index", FILE, content),), pool)
         written = packs.finish()
     order = [*first, *(pack for pack in _used([index]) if pack not in first)]
-    return Packed(
+    return PackedImages(
         packs=written,
         uses=_uses(order, [*files, index], known, written),
         index=IndexPlace(len(content), tuple(renumber_packs(index.extents, _numbers(order)).tolist())),
@@ -142,7 +142,7 @@ class Packing:
 
     def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, key: bytes) -> None:
         """`met` will know the pages of `packs`, `key` is that of the store's fingerprints."""
-        self.counts = Counts()
+        self.counts = PageCounts()
         self._known = known
         self._met = met
         self._packs = packs
@@ -194,7 +194,7 @@ class Packing:
         if not len(which):
             return extents
         for at, pages in contents(start + which, numbers):
-            prints = fingerprints(pages, np.arange(len(pages)), self._key)
+            prints = compute_fingerprints(pages, np.arange(len(pages)), self._key)
             if (prints != self._known.fingerprints(numbers[at])).any():
                 raise IntegrityError(f"{name} changed while it was read")
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
@@ -209,7 +209,7 @@ class Packing:
         rest, before = filled[~is_known], self._packs.pages
         pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
         fresh = self._packs.pages - before
-        self.counts = Counts(
+        self.counts = PageCounts(
             self.counts.pages + total,
             self.counts.zero + total - len(filled),
             self.counts.shared + len(filled) - fresh,
@@ -239,11 +239,11 @@ def _used(files: Iterable[StoredFile]) -> list[int]:
     return [int(pack) for pack in packs if pack != ZERO]
 
 
-def _counted(counts: Counts, left: list[Extents]) -> Counts:
+def _counted(counts: PageCounts, left: list[Extents]) -> PageCounts:
     """With the pages that were left to the parent."""
     pages = sum(page_count(some) for some in left)
     zero = sum(page_count(some[some["pack"] == ZERO]) for some in left)
-    return Counts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
+    return PageCounts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
 
 
 def _known_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
@@ -260,7 +260,7 @@ def _numbers(order: list[int]) -> npt.NDArray[np.uint32]:
 
 
 def _uses(
-    order: list[int], files: list[StoredFile], known: KnownPages, new: tuple[Written, ...]
+    order: list[int], files: list[StoredFile], known: KnownPages, new: tuple[FinishedPack, ...]
 ) -> tuple[PackUse, ...]:
     extents = np.concatenate([file.extents for file in files])
     packs = [*((pack.digest, pack.pages) for pack in known.packs), *((pack.digest, pack.pages) for pack in new)]

@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.fingerprints import fingerprints
+from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes, Mask, Numbers, Positions
-from crckpt.store.workers import result_of
+from crckpt.store.workers import wait_for_result
 from crckpt.store.write.imageset import BATCH_PAGES, Source
 
 _BUFFERS: Final = 3
@@ -48,15 +48,15 @@ def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor) -> Iterato
         pages = buffers[number % _BUFFERS][: source.pages - start]
         waiting.append(pool.submit(_batch, source, start, pages, key))
         if len(waiting) == _BUFFERS:
-            yield result_of(waiting.popleft())
+            yield wait_for_result(waiting.popleft())
     while waiting:
-        yield result_of(waiting.popleft())
+        yield wait_for_result(waiting.popleft())
 
 
 def _batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
     first = source.read(start, pages)
     filled = _filled(pages)
-    return Batch(source, first, pages, filled, fingerprints(pages, filled, key))
+    return Batch(source, first, pages, filled, compute_fingerprints(pages, filled, key))
 
 
 def _filled(pages: Bytes) -> Positions:

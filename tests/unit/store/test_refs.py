@@ -15,11 +15,11 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.description import read_description
-from crckpt.store.refs import Known, resolve
+from crckpt.store.refs import RefTargets, resolve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 IDS = tuple(CheckpointId(digits.ljust(64, "0")) for digits in ("abcd1", "abcd2", "beef", "1234"))
-KNOWN = Known(
+KNOWN = RefTargets(
     {JobName("trainer"): IDS[:3], JobName("beef"): IDS[3:]},
     (*IDS, CheckpointId("dead".ljust(64, "0"))),
     (Tag(JobName("trainer"), "good", IDS[1]), Tag(JobName("trainer"), "gone", CheckpointId("f" * 64))),

@@ -17,8 +17,8 @@ from places import SUPPORT
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.host import proc
 from crckpt.model import CheckpointId
-from crckpt.store import Collected, Repository, collect_garbage, verify
-from crckpt.store.owner import owner_of
+from crckpt.store import GarbageResult, Repository, collect_garbage, verify
+from crckpt.store.process_identity import identify_process
 
 
 def _images(*numbers: int) -> ImageSet:
@@ -44,7 +44,7 @@ def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     first = store(repository, tmp_path, _images(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, _images(*range(100, 200)), described("two"))
-    assert collect_garbage(repository) == Collected((), (), 0)
+    assert collect_garbage(repository) == GarbageResult((), (), 0)
     repository.remove([first.id])
     size = packs(repository)[0].stat().st_size
     told = collect_garbage(repository, dry_run=True)
@@ -113,7 +113,7 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
 
 def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    ours = owner_of(0.0)
+    ours = identify_process(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
     _transaction(repository, "1-gone", replace(ours, pid=ended.pid).encode())
@@ -136,7 +136,7 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     process = proc.read_process(child)
     assert process is not None
-    forked = replace(owner_of(0.0), pid=child, start=process.start)
+    forked = replace(identify_process(0.0), pid=child, start=process.start)
     assert not forked.is_alive
     os.waitpid(child, 0)
 

@@ -26,7 +26,7 @@ from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.core import core, segments_of
 from crckpt.ops.inspect.elf_core import Ids, MappedFile, Segment, layout, note
 from crckpt.ops.inspect.memory import Memory, Region
-from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.extents import EXTENT
 
 AT_PAGESZ = 6
@@ -140,7 +140,7 @@ def test_memory_is_where_the_headers_say(
         for at in range(0, load.file_size, PAGE_SIZE)
     }
     assert sum(load.size for load in loads) == sum(vma.size for vma in _space(pid).vmas)
-    with reader(repository, checkpoint) as reading:
+    with open_reader(repository, checkpoint) as reading:
         memory = Memory(reading, recorded.process_of(recorded.RECORDED, pid))
         known = {
             address: memory.read(address, PAGE_SIZE)

@@ -19,7 +19,7 @@ from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store import Checkpoint, Repository, open_reader
 
 
 def known(process: Process) -> Iterator[tuple[int, bytes | None]]:
@@ -53,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 def test_runs_are_all_that_is_not_zero(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
     repository, checkpoint, tree = whole
     found: dict[int, bytes] = {}
-    with reader(repository, checkpoint) as reading:
+    with open_reader(repository, checkpoint) as reading:
         memory = Memory(reading, recorded.process_of(tree, pid))
         for region in memory.regions:
             end = region.vma.start
@@ -84,7 +84,7 @@ def test_read_gives_what_is_known_up_to_what_is_not(
     number = address // PAGE_SIZE
     while len(expected) < length + PAGE_SIZE and (content := KNOWN[pid].get(number)) is not None:
         expected, number = expected + content, number + 1
-    with reader(repository, checkpoint) as reading:
+    with open_reader(repository, checkpoint) as reading:
         found = Memory(reading, recorded.process_of(tree, pid)).read(address, length)
     assert found == expected[address % PAGE_SIZE :][:length]
 
@@ -92,7 +92,7 @@ def test_read_gives_what_is_known_up_to_what_is_not(
 def test_a_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
     repository, checkpoint, tree = whole
     (zombie,) = (process for process in tree.processes if process.memory is None)
-    with reader(repository, checkpoint) as reading:
+    with open_reader(repository, checkpoint) as reading:
         memory = Memory(reading, zombie)
         assert (memory.regions, memory.read(4096, 10)) == ((), b"")
 
@@ -103,7 +103,7 @@ def test_damage_is_never_given(whole: tuple[Repository, Checkpoint, ImageTree]) 
     for pack in packs(repository):
         flip(pack, pack.stat().st_size // 2)
     try:
-        with reader(Repository.open(repository.root), checkpoint) as reading:
+        with open_reader(Repository.open(repository.root), checkpoint) as reading:
             memory = Memory(reading, process)
             runs = (run for region in memory.regions for run in memory.runs(region))
             with pytest.raises(IntegrityError, match="pack"):
@@ -118,5 +118,5 @@ def test_pages_out_of_order_are_refused(tmp_path: Path) -> None:
     name = f"pagemap-{recorded.PIDS[0]}.img"
     turned = dict(reversed(recorded.PAGES[name].items()))
     checkpoint = store(repository, tmp_path, recorded.image_set({**recorded.PAGES, name: turned}))
-    with reader(repository, checkpoint) as reading, pytest.raises(IntegrityError, match=name):
+    with open_reader(repository, checkpoint) as reading, pytest.raises(IntegrityError, match=name):
         Memory(reading, read_image_tree(repository, checkpoint).root)

@@ -16,10 +16,10 @@ from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.ops.inspect.page_changes import PageCounts, ProcessMemory, page_changes
-from crckpt.store import Checkpoint, Repository, reader
+from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.index import StoredFile
 from crckpt.store.read.contents import contents_of
-from crckpt.store.read.reading import Reader
+from crckpt.store.read.reader import Reader
 from crckpt.store.workers import workers
 
 PID = recorded.PIDS[0]
@@ -147,7 +147,7 @@ def test_maps_that_go_come_are_cut_and_grow(
     pieces = (replace(heap, end=first, prot=PROT_READ), replace(heap, start=first, end=last))
     vmas = sorted((*rest, *pieces), key=lambda vma: vma.start)
     other = replace(process, memory=replace(space, vmas=tuple(vmas)))
-    with reader(repository, before) as reading:
+    with open_reader(repository, before) as reading:
         one, two = (ProcessMemory(before, Memory(reading, found)) for found in (process, other))
         there, back = page_changes(one, two), page_changes(two, one)
     of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))

@@ -31,7 +31,7 @@ from image_sets import (
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId
-from crckpt.store import Repository, Unmended, collect_garbage, repair, verify
+from crckpt.store import Repository, Unrepaired, collect_garbage, repair, verify
 
 FRAMES = ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]})
 MORE = ImageSet({"pagemap-1.img": [area(0, *range(1, 250), *range(1000, 1100))]})
@@ -75,11 +75,11 @@ def test_everything_that_is_damaged_is_mended(stores: tuple[Repository, Reposito
     done = repair(repository, source=copy)
     assert _tree(repository.root) == _tree(copy.root) == whole
     assert done.now.damages == ()
-    assert done.unmended == ()
+    assert done.unrepaired == ()
     assert set(done.restorable) == ids
     # The pack that only the spoilt manifest names was not known to be damaged before.
-    assert len(done.mended) == damages + 1 == 4
-    assert {damage.kind for damage in done.mended} == {"manifest", "pack"}
+    assert len(done.repaired) == damages + 1 == 4
+    assert {damage.kind for damage in done.repaired} == {"manifest", "pack"}
     assert list((repository.root / "tmp").iterdir()) == []
     assert {path.stat().st_mode & 0o777 for path in (repository.root / "packs").iterdir()} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in packs(repository)} == {0o600}
@@ -92,7 +92,7 @@ def test_without_another_store_it_says_what_can_be_restored(stores: tuple[Reposi
     before = _tree(repository.root)
     done = repair(repository)
     assert done.now == verify(repository)
-    assert (done.mended, done.unmended) == ((), ())
+    assert (done.repaired, done.unrepaired) == ((), ())
     assert set(done.restorable) == set(repository.ids()) - {other.id}
     assert _tree(repository.root) == before
 
@@ -103,7 +103,7 @@ def test_only_what_was_asked_for(stores: tuple[Repository, Repository]) -> None:
     for checkpoint in (first, other):
         flip(pack_path(repository, checkpoint.packs[0].digest), 100)
     done = repair(repository, [other.id], source=copy)
-    assert [damage.name for damage in done.mended] == [other.packs[0].digest]
+    assert [damage.name for damage in done.repaired] == [other.packs[0].digest]
     assert done.restorable == (other.id,)
     assert first.id in verify(repository).lost
     with pytest.raises(NoSuchCheckpoint):
@@ -123,7 +123,7 @@ def test_each_frame_comes_from_the_store_that_has_it_whole(
     spoilt = there.read_bytes()
     # Neither table can be read by itself: then there is nothing to go by.
     flip(here, len(whole) - 60)
-    assert len(repair(repository, source=copy).unmended) == 1
+    assert len(repair(repository, source=copy).unrepaired) == 1
     flip(here, len(whole) - 60)
     assert repair(repository, source=copy).now.damages == ()
     assert here.read_bytes() == whole
@@ -150,10 +150,10 @@ def test_what_is_damaged_there_too_stays_as_it_is(
     before = _tree(repository.root)
     done = repair(repository, source=copy)
     assert _tree(repository.root) == before
-    assert done.mended == ()
-    assert [still.name for still in done.unmended] == [digest]
-    assert why in done.unmended[0].why
-    assert str(copy.root) in done.unmended[0].why
+    assert done.repaired == ()
+    assert [still.name for still in done.unrepaired] == [digest]
+    assert why in done.unrepaired[0].why
+    assert str(copy.root) in done.unrepaired[0].why
     assert done.now.lost == verify(repository).lost
 
 
@@ -165,9 +165,9 @@ def test_a_manifest_that_is_not_there_either(stores: tuple[Repository, Repositor
     copy.remove([first.id])
     flip(manifest_path(copy, second.id), 9)
     done = repair(repository, source=copy)
-    assert set(done.unmended) == {
-        Unmended(first.id, f"{copy.root} has no checkpoint {first.short_id}"),
-        Unmended(
+    assert set(done.unrepaired) == {
+        Unrepaired(first.id, f"{copy.root} has no checkpoint {first.short_id}"),
+        Unrepaired(
             second.id,
             f"in {copy.root}: the manifest of checkpoint {second.short_id} is damaged: its SHA-256 is not its id",
         ),
@@ -182,8 +182,8 @@ def test_a_store_that_cannot_help(stores: tuple[Repository, Repository], tmp_pat
         repair(repository, source=Repository.open(tmp_path / "link"))
     _spoil_everything(repository.root)
     done = repair(repository, source=Repository.open(tmp_path / "empty", create=True))
-    assert done.mended == ()
-    assert len(done.unmended) == 4 - 1, "the pack that only the spoilt manifest names is not known"
+    assert done.repaired == ()
+    assert len(done.unrepaired) == 4 - 1, "the pack that only the spoilt manifest names is not known"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -287,7 +287,7 @@ def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[
     first = repository.ids()[0]
     manifest_path(repository, first).unlink()
     done = repair(repository, source=copy)
-    assert (done.now.damages, [damage.name for damage in done.mended]) == ((), [first])
+    assert (done.now.damages, [damage.name for damage in done.repaired]) == ((), [first])
     assert _tree(repository.root) == whole
 
 

@@ -22,7 +22,7 @@ from crckpt.store.write.copy_forward import (
     PER_NEW,
     PER_NEW_OF_MUCH,
     USED_BELOW,
-    worth_copying,
+    choose_pages,
 )
 from crckpt.store.write.new_packs import pages_in_a_pack
 
@@ -164,38 +164,38 @@ def _used(*packs: tuple[int, int]) -> tuple[Mask, np.ndarray[tuple[int], np.dtyp
 
 def test_the_least_used_packs_and_frames_go_first() -> None:
     used, starts = _used((3000, 2900), (1000, 130), (1000, 500))
-    chosen = worth_copying(used, starts, 60)
+    chosen = choose_pages(used, starts, 60)
     # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
     assert chosen[3000:3130].all()
     assert np.flatnonzero(chosen[4000:]).tolist() == list(range(448, 448 + 20))
-    assert np.flatnonzero(worth_copying(used, starts, 1)).tolist() == [3128, 3129]
+    assert np.flatnonzero(choose_pages(used, starts, 1)).tolist() == [3128, 3129]
 
 
 def test_much_that_is_new_is_not_made_more_by_copying() -> None:
     used, starts = _used((10_000, 5000))
     expected = [int(PER_NEW * 50), int(OF_ALL * 5200), int(PER_NEW_OF_MUCH * 1000)]
-    assert [int(worth_copying(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
+    assert [int(choose_pages(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
 
 
 def test_nothing_is_copied_without_need() -> None:
     just_enough = int(2000 * USED_BELOW) - 900
     used, starts = _used((1000, just_enough), (1000, 0), (1000, 900))
-    assert not worth_copying(used, starts, 1000).any()
+    assert not choose_pages(used, starts, 1000).any()
     used, starts = _used((1000, just_enough - 1), (1000, 900))
-    assert worth_copying(used, starts, 1).sum() == int(PER_NEW)
+    assert choose_pages(used, starts, 1).sum() == int(PER_NEW)
     used, starts = _used((100, 20), (20, 20))
-    assert worth_copying(used, starts, 1000).sum() == 20, "what is used as a whole stays where it is"
-    assert not worth_copying(used, starts, 0).any()
-    assert not worth_copying(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
+    assert choose_pages(used, starts, 1000).sum() == 20, "what is used as a whole stays where it is"
+    assert not choose_pages(used, starts, 0).any()
+    assert not choose_pages(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
 
 
 def test_many_small_packs_become_one() -> None:
     used, starts = _used(*[(10, 10)] * MOST_PACKS, (5000, 5000), (10, 0))
-    chosen = worth_copying(used, starts, 1)
+    chosen = choose_pages(used, starts, 1)
     assert chosen.sum() == (MOST_PACKS + 1) // 2 * 10
     assert not chosen[MOST_PACKS * 10 :].any()
     used, starts = _used(*[(10, 10)] * MOST_PACKS, (10, 0))
-    assert not worth_copying(used, starts, 1).any()
+    assert not choose_pages(used, starts, 1).any()
 
 
 def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def unopenable(path: Path) -> Iterator[None]:
     open_ = os.open
 
     def fails(name: Path | str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if Path(name) == path:
+        if Path(name).name == path.name:
             raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
         return open_(name, flags, mode, dir_fd=dir_fd)
 

@@ -19,12 +19,12 @@ from crckpt.store.workers import workers
 from crckpt.store.write.fingerprint_table import FingerprintTable
 from crckpt.store.write.frames import Frames
 from crckpt.store.write.imageset import Source
-from crckpt.store.write.known import KnownPages
+from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import new_packs, pages_in_a_pack
 from crckpt.store.write.packing import Packing
 
 
-class Tried(Struct, frozen=True):
+class TrialResult(Struct, frozen=True):
     """How long it took to store some memory durably, and the bytes of the packs that came of it.
 
     `packing_ms` is without what the disk took at the end, which is another each time.
@@ -35,7 +35,7 @@ class Tried(Struct, frozen=True):
     stored: int
 
 
-class OnTrial:
+class StorageTrial:
     """Stores memory as a child of `parent` would be; packs are written in `directory`.
 
     `known_ms` is how long it took to read what is known of the parent.
@@ -50,7 +50,7 @@ class OnTrial:
         self._directory = directory
         self._level = level
 
-    def store(self, pages: Path) -> Tried:
+    def store(self, pages: Path) -> TrialResult:
         """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
         began = time.monotonic()
         source = _source(pages)
@@ -62,8 +62,8 @@ class OnTrial:
         ):
             Packing(self._known, met, packs, self._key).store((source,), pool)
             packed = time.monotonic()
-            written = packs.finish()
-        return Tried((time.monotonic() - began) * 1000, (packed - began) * 1000, sum(pack.size for pack in written))
+            stored = sum(pack.size for pack in packs.finish())
+        return TrialResult((time.monotonic() - began) * 1000, (packed - began) * 1000, stored)
 
 
 def _source(pages: Path) -> Source:

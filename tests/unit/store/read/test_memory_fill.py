@@ -22,9 +22,9 @@ from crckpt.host.syscalls.process_vm import MOST_BYTES, MOST_ROWS, can_write_mem
 from crckpt.images.own_memory import MemoryRange
 from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, reader
-from crckpt.store.read import placement
-from crckpt.store.read.reading import Reader
+from crckpt.store import Checkpoint, Repository, open_reader
+from crckpt.store.read import memory_fill
+from crckpt.store.read.reader import Reader
 
 PAGES = 600
 NAME = "pagemap-1.img"
@@ -98,8 +98,8 @@ def test_this_kernel_can() -> None:
 
 
 def test_no_more_is_written_at_once_than_the_kernel_takes() -> None:
-    assert placement._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
-    assert placement._RUNS_AT_ONCE * placement._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
+    assert memory_fill._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
+    assert memory_fill._RUNS_AT_ONCE * memory_fill._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
 
 
 numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_size=1, max_size=PAGES)
@@ -116,7 +116,7 @@ def test_every_page_is_placed_or_left(
     repository = opened(base)
     store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
     few = smaller_bounds(
-        placement, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
+        memory_fill, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
     )
     with processes(len(contents)) as memories, few:
         names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
@@ -135,12 +135,12 @@ def test_every_page_is_placed_or_left(
             for name, (_, edges) in zip(names, contents, strict=True)
         }
         done: list[int] = []
-        with reader(repository, checkpoint) as reading:
+        with open_reader(repository, checkpoint) as reading:
             placed = reading.set_apart(
                 {name: apart(memory.first, own[name]) for name, memory in zip(names, memories, strict=True)}
             )
             placed.begin()
-            placed.place({name: memory.pid for name, memory in zip(names, memories, strict=True)}, done.append)
+            placed.fill({name: memory.pid for name, memory in zip(names, memories, strict=True)}, done.append)
             for number, (name, memory) in enumerate(zip(names, memories, strict=True), 1):
                 pages = contents[number - 1][0]
                 there = {at: page(which) for at, which in enumerate(pages) if which is not None}
@@ -163,30 +163,30 @@ def checkpoint(tmp_path: Path) -> Iterator[tuple[Repository, Checkpoint, Memory]
 def test_damage_is_found(checkpoint: tuple[Repository, Checkpoint, Memory], ahead: bool) -> None:
     repository, stored, memory = checkpoint
     (pack,) = packs(repository)
-    with reader(repository, stored) as reading:
+    with open_reader(repository, stored) as reading:
         placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
         flip(pack, pack.stat().st_size // 3)
         if ahead:
             placed.begin()
         with pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id}: pack .*frame .*SHA-256"):
-            placed.place({NAME: memory.pid}, lambda _more: None)
+            placed.fill({NAME: memory.pid}, lambda _more: None)
 
 
 def test_a_process_that_has_ended_is_told(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
-    with reader(repository, stored) as reading:
+    with open_reader(repository, stored) as reading:
         placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
         pid = memory.pid
         memory.end()
         with pytest.raises(ProcessLookupError):
-            placed.place({NAME: pid}, lambda _more: None)
+            placed.fill({NAME: pid}, lambda _more: None)
 
 
 def test_memory_that_is_not_there_is_told(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
     repository, _, memory = checkpoint
     beyond = store(repository, tmp_path, ImageSet({NAME: [area(1, *range(1, 20))]}))
-    with reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as told:
-        reading.set_apart({NAME: apart(1, [(0, 20)])}).place({NAME: memory.pid}, lambda _more: None)
+    with open_reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as told:
+        reading.set_apart({NAME: apart(1, [(0, 20)])}).fill({NAME: memory.pid}, lambda _more: None)
     assert told.value.errno == errno.EFAULT
 
 
@@ -194,7 +194,7 @@ def test_pages_out_of_order_are_left_to_criu(checkpoint: tuple[Repository, Check
     """One could stand there twice, and only CRIU knows which of them counts."""
     repository, _, memory = checkpoint
     twice = store(repository, tmp_path, ImageSet({NAME: [area(memory.first, 1, 2), area(memory.first, 3)]}))
-    with reader(repository, twice) as reading:
+    with open_reader(repository, twice) as reading:
         placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
         assert placed.bytes == 0
         assert image(reading, "pages-1.img") == page(1) + page(2) + page(3)

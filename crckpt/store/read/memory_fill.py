@@ -23,7 +23,7 @@ from crckpt.store.format.extents import EXTENT, Extents, Numbers, Positions, pag
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
 from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
-from crckpt.store.workers import Workers, result_of
+from crckpt.store.workers import Workers, wait_for_result
 
 _FRAMES_AT_ONCE: Final = 8
 """Frames that are unpacked, and then written, by one thread: 2 MiB."""
@@ -63,7 +63,7 @@ class _Batch(NamedTuple):
     slot: int
 
 
-class Placement:
+class MemoryFill:
     """Pages, and where they belong. They may be placed once.
 
     Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; to plan them, 50 MiB for a while.
@@ -106,7 +106,7 @@ class Placement:
         """Begin to unpack what there is room for. Whatever else the pool is asked for has its turn in between."""
         self._ahead = [self._pool.submit(self._unpack_ahead) for _ in range(self._pool.size)]
 
-    def place(self, pids: Mapping[str, int], progress: Callable[[int], None]) -> None:
+    def fill(self, pids: Mapping[str, int], progress: Callable[[int], None]) -> None:
         """Write all pages into the memory of the processes that own them; `pids` has them by the names.
 
         `progress` is told how many bytes more are done, by several threads. Raises IntegrityError naming checkpoint,
@@ -121,10 +121,10 @@ class Placement:
                 for ahead in self._ahead:
                     following = ahead
                     while following is not None:
-                        following = result_of(following)
+                        following = wait_for_result(following)
                 with interrupts_deferred():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
-                if sum(result_of(work) for work in works) != len(self._frames):
+                if sum(wait_for_result(work) for work in works) != len(self._frames):
                     raise RuntimeError("not all pages were placed")
         finally:
             with interrupts_deferred():

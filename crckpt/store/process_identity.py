@@ -23,7 +23,7 @@ MOST_BYTES: Final = 4 << 20
 """The size of the largest record of an owner: it has the command line, which has no limit but this (execve(2))."""
 
 
-class Owner(Struct, frozen=True):
+class ProcessIdentity(Struct, frozen=True):
     """A process, named for ever: `start` is its start time in clock ticks after the boot `boot_id`.
 
     `pid_namespace` is the inode of the namespace that `pid` counts in; `since` is when it began to hold (Unix time).
@@ -47,7 +47,7 @@ class Owner(Struct, frozen=True):
         process = proc.read_process(self.pid)
         return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
 
-    def is_same(self, other: Owner) -> bool:
+    def is_same(self, other: ProcessIdentity) -> bool:
         """Whether both name one process."""
         process, another = ((it.host, it.boot_id, it.pid_namespace, it.pid, it.start) for it in (self, other))
         return process == another
@@ -57,13 +57,13 @@ class Owner(Struct, frozen=True):
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
-def owner_of(since: float, pid: int = 0) -> Owner:
+def identify_process(since: float, pid: int = 0) -> ProcessIdentity:
     """Ourselves, or process `pid` of our PID namespace. Raises HostCannot if it has ended."""
     pid = pid or os.getpid()
     process = proc.read_process(pid)
     if process is None:
         raise HostCannot(f"PID {pid} has ended")
-    return Owner(
+    return ProcessIdentity(
         host=platform.node(),
         boot_id=proc.boot_id(),
         pid_namespace=proc.namespace("self", "pid"),
@@ -74,19 +74,19 @@ def owner_of(since: float, pid: int = 0) -> Owner:
     )
 
 
-def write_owner(path: Path, since: float, what: str, *, pid: int = 0) -> None:
+def write_identity(path: Path, since: float, what: str, *, pid: int = 0) -> None:
     """Record process `pid`, or ourselves, in a new file, for as long as this boot lasts: it is not synced.
 
     `what` names its steps.
     """
     descriptor = open_private(path, what)
     try:
-        write(descriptor, owner_of(since, pid).encode(), what)
+        write(descriptor, identify_process(since, pid).encode(), what)
     finally:
         os.close(descriptor)
 
 
-def read_owner(path: Path) -> Owner | None:
+def read_identity(path: Path) -> ProcessIdentity | None:
     """The owner recorded in a file; None if there is none or it cannot be understood."""
     try:
         return decode(read_checked(path, MOST_BYTES), _OWNER, str(path))
@@ -94,4 +94,4 @@ def read_owner(path: Path) -> Owner | None:
         return None
 
 
-_OWNER: Final = msgspec.json.Decoder(Owner)
+_OWNER: Final = msgspec.json.Decoder(ProcessIdentity)

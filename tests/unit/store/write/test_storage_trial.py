@@ -9,7 +9,7 @@ from image_sets import ImageSet, area, opened, page, store
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.write.on_trial import OnTrial, Tried
+from crckpt.store.write.storage_trial import StorageTrial, TrialResult
 
 NUMBERS = tuple(range(1, 200))
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})
@@ -20,12 +20,12 @@ def run(*numbers: int) -> bytes:
     return b"".join(page(number) for number in numbers)
 
 
-def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> Tried:
+def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> TrialResult:
     """Store them so."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
         pages = Path(images, "pages-1.img")
         pages.write_bytes(b"".join(runs))
-        tried = OnTrial(repository, parent, Path(work), None).store(pages)
+        tried = StorageTrial(repository, parent, Path(work), None).store(pages)
         assert not list(Path(work).iterdir())
     return tried
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.fingerprints import recall
+from crckpt.store.fingerprints import load_fingerprints
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
 from crckpt.store.format.index import StoredFile
 from crckpt.store.format.manifest import Checkpoint
@@ -125,7 +125,7 @@ class KnownPages:
     def _take(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
         try:
             pack = contents.pack(number)
-            prints = recall(backend, key, pack)
+            prints = load_fingerprints(backend, key, pack)
         except IntegrityError:
             return None
         self.packs.append(pack)

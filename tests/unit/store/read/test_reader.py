@@ -19,15 +19,15 @@ from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store import Checkpoint, Repository, collect_garbage, reader, verify
+from crckpt.store import Checkpoint, Repository, collect_garbage, open_reader, verify
 from crckpt.store.format.pack import FRAME_PAGES, Pack
-from crckpt.store.read import reading
+from crckpt.store.read import reader
 from crckpt.store.read.contents import contents_of
 
 
 def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
     """The content of an image file, each part of it looked at when `late` bytes more have been given."""
-    with reader(repository, checkpoint) as opened_reader:
+    with open_reader(repository, checkpoint) as opened_reader:
         parts = opened_reader.image(name)
         assert parts is not None
         seen: list[bytes] = []
@@ -51,7 +51,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int
 
     # Nothing but the work tells how much of it was done.
     monkeypatch.setattr(Pack, "check", counted)
-    with smaller_bounds(reading, _SMALL=0):
+    with smaller_bounds(reader, _SMALL=0):
         yield counts
 
 
@@ -81,7 +81,7 @@ def test_any_order_in_little_memory(
     store(repository, base, ImageSet({"pagemap-1.img": [area(0, *scattered)]}))
     checkpoint = store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
     with smaller_bounds(
-        reading,
+        reader,
         _SMALL=0,
         _MOST_FRAMES=frames,
         _FEWEST_FRAMES=frames,
@@ -111,7 +111,7 @@ def test_what_was_stored_together_is_given_where_it_was_unpacked(
     program = started(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
     whole, scattered = series(repository, program, 2, 0.2)
-    monkeypatch.setattr(reading, "_Ring", NoRoom)
+    monkeypatch.setattr(reader, "_Ring", NoRoom)
     assert image(repository, whole, "pages-1.img") == memory
     with pytest.raises(AssertionError, match="are copied"):
         image(repository, scattered, "pages-1.img")
@@ -182,7 +182,7 @@ def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacke
     repository = opened(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))
-    with smaller_bounds(reading, _MOST_FRAMES=8, _FEWEST_FRAMES=8):
+    with smaller_bounds(reader, _MOST_FRAMES=8, _FEWEST_FRAMES=8):
         assert contents_of(repository, checkpoint).index.files
         unpacked.clear()
         assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, often))
@@ -195,7 +195,7 @@ def test_files_are_read_side_by_side(tmp_path: Path, unpacked: Counter[tuple[str
     checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
     expected = files_of(tmp_path / "images-0")
     found: dict[str, bytes] = {}
-    with reader(repository, checkpoint) as opened_reader:
+    with open_reader(repository, checkpoint) as opened_reader:
 
         def read(name: str) -> None:
             parts = opened_reader.image(name)
@@ -228,7 +228,7 @@ def test_damage_is_met_before_its_pages_are_given(tmp_path: Path) -> None:
     flip(pack, pack.stat().st_size // 2)
     whole = b"".join(map(page, pages))
     given_before = b""
-    with reader(Repository.open(repository.root), checkpoint) as opened_reader:
+    with open_reader(Repository.open(repository.root), checkpoint) as opened_reader:
         parts = opened_reader.image("pages-1.img")
         assert parts is not None
         named = rf"{checkpoint.short_id}: pack {pack.stem[:12]}, frame \d+"

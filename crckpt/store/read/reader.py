@@ -35,9 +35,9 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
+from crckpt.store.read.memory_fill import MemoryFill
 from crckpt.store.read.pieces import Pieces, pieces_of, unpack
-from crckpt.store.read.placement import Placement
-from crckpt.store.workers import Workers, result_of
+from crckpt.store.workers import Workers, wait_for_result
 
 _SMALL: Final = 1 << 20
 """Files up to this size are read as a whole."""
@@ -92,7 +92,7 @@ class Reader:
         self._left: dict[str, StoredFile] = {}
         self._bounds: dict[str, Numbers] = {}
 
-    def set_apart(self, own: Mapping[str, Sequence[MemoryRange]]) -> Placement:
+    def set_apart(self, own: Mapping[str, Sequence[MemoryRange]]) -> MemoryFill:
         """Take pages out of the images, to be put into place without CRIU.
 
         `own` has, by the names of page maps, the memory in which they are. Those of a page map in which a page could
@@ -106,7 +106,7 @@ class Reader:
                 apart[file.pagemap], left = split_extents(file.extents, bounds)
                 self._left[file.name] = replace(file, bytes=page_count(left) * PAGE_SIZE, extents=left)
         with self._contents.named():
-            return Placement(self._contents, apart, self._pool)
+            return MemoryFill(self._contents, apart, self._pool)
 
     def begin(self) -> None:
         """Begin to unpack the largest image, which will be asked for: until then the cores have nothing to do."""
@@ -223,7 +223,7 @@ class _Plan:
         for part in range(len(self._ends)):
             self._ask_ahead(part, _PARTS_AHEAD)
             for future in self._asked.popleft():
-                result_of(future)
+                wait_for_result(future)
             yield from self._part(part)
 
     def _ask_ahead(self, now: int, parts: int) -> None:
