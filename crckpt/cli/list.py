@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import align, creation_time, duration, local_time, short_id, size
 from crckpt.cli.output import Output, checkpoint_document, emit
-from crckpt.ops.list import Entry, Listing
+from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform
 from crckpt.store import PendingCheckpoint
 
@@ -51,7 +51,7 @@ def _lines(listing: Listing) -> Iterator[str]:
         yield "no checkpoints yet; make one with: crckpt dump PID JOB\n"
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
     checkpoint, numbers = entry.checkpoint, entry.checkpoint.statistics
     return (
         short_id(checkpoint.id),

@@ -15,7 +15,7 @@ from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import RehearsalFailed, UsageError
 from crckpt.ops.restore.isolated_run import EndedProcess
-from crckpt.ops.restore.rehearse import Rehearsed
+from crckpt.ops.restore.rehearse import RehearsalResult
 from crckpt.ops.restore.rehearse import rehearse as perform
 from crckpt.ops.restore.request import RehearsalRequest
 
@@ -68,7 +68,7 @@ def _split(probe: str) -> tuple[str, ...]:
         raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
 
 
-def _document(result: Rehearsed) -> dict[str, object]:
+def _document(result: RehearsalResult) -> dict[str, object]:
     return {
         "checkpoint": checkpoint_document(result.checkpoint),
         "passed": not result.failures,
@@ -88,7 +88,7 @@ def _document(result: Rehearsed) -> dict[str, object]:
     }
 
 
-def _lines(result: Rehearsed) -> Iterator[str]:
+def _lines(result: RehearsalResult) -> Iterator[str]:
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.warnings)
     yield from note_lines(_limits(result))
@@ -104,7 +104,7 @@ def _lines(result: Rehearsed) -> Iterator[str]:
     )
 
 
-def _limits(result: Rehearsed) -> Iterator[str]:
+def _limits(result: RehearsalResult) -> Iterator[str]:
     if result.closed:
         yield f"{count(result.closed, 'TCP connection')} closed: the other side is not there"
     if result.memory_limit is None:

@@ -19,7 +19,7 @@ from crckpt.errors import CrckptError
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
-from crckpt.ops.restore.result import Restored
+from crckpt.ops.restore.result import RestoreResult
 
 
 class Grown(enum.StrEnum):
@@ -119,7 +119,7 @@ def restore(
     raise typer.Exit(status)
 
 
-def _document(result: Restored, *, program_status: int | None = None) -> dict[str, object]:
+def _document(result: RestoreResult, *, program_status: int | None = None) -> dict[str, object]:
     return {
         "checkpoint": checkpoint_document(result.checkpoint),
         "dry_run": result.pid is None,
@@ -134,7 +134,7 @@ def _document(result: Restored, *, program_status: int | None = None) -> dict[st
     }
 
 
-def _lines(result: Restored, *, verbose: bool) -> Iterator[str]:
+def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
     yield from (f"skipped {short_id(bad)}: {reason}\n" for bad, reason in result.skipped)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.verdict.warnings)

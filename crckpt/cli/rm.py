@@ -10,7 +10,7 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.format import short_id
 from crckpt.cli.output import Output, emit
-from crckpt.ops.rm import Removed
+from crckpt.ops.rm import RemovalResult
 from crckpt.ops.rm import rm as perform
 
 
@@ -29,7 +29,7 @@ def rm(
     emit("rm", Output(result, _lines(result)), as_json=as_json)
 
 
-def _lines(result: Removed) -> Iterator[str]:
+def _lines(result: RemovalResult) -> Iterator[str]:
     for identity in result.removed:
         yield f"removed {short_id(identity)}\n"
     for table in result.lifted_locks:

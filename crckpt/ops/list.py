@@ -10,7 +10,7 @@ from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, PendingCheckpoint, UnreadableCheckpoint
 
 
-class Entry(Struct, frozen=True):
+class ListedCheckpoint(Struct, frozen=True):
     """A checkpoint and its tags."""
 
     checkpoint: Checkpoint
@@ -20,7 +20,7 @@ class Entry(Struct, frozen=True):
 class Listing(Struct, frozen=True):
     """The checkpoints, oldest first; those not durable yet, or lost; and those whose manifest cannot be read."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ListedCheckpoint, ...]
     pending: tuple[PendingCheckpoint, ...]
     unreadable: tuple[UnreadableCheckpoint, ...]
 
@@ -43,5 +43,5 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     tags: dict[CheckpointId, tuple[str, ...]] = {}
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)
-    entries = tuple(Entry(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found)
+    entries = tuple(ListedCheckpoint(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found)
     return Listing(entries, pending, unreadable)

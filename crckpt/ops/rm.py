@@ -15,14 +15,14 @@ from crckpt.ops.context import Context
 from crckpt.store import Repository
 
 
-class Removed(Struct, frozen=True):
+class RemovalResult(Struct, frozen=True):
     """The ids that were removed, and the nftables tables of the network locks that were lifted."""
 
     removed: tuple[CheckpointId, ...]
     lifted_locks: tuple[str, ...]
 
 
-def rm(context: Context, refs: tuple[str, ...]) -> Removed:
+def rm(context: Context, refs: tuple[str, ...]) -> RemovalResult:
     """Remove all of these checkpoints; if one does not exist, none of them. Raises NoSuchCheckpoint, StoreLocked."""
     repository = context.repository()
     with repository.exclusive():
@@ -30,7 +30,7 @@ def rm(context: Context, refs: tuple[str, ...]) -> Removed:
         locks = [lock for identity in found for lock in _find_locks(repository, identity)]
         repository.remove(tuple(found))
     lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
-    return Removed(tuple(found), tuple(table for table in lifted if table))
+    return RemovalResult(tuple(found), tuple(table for table in lifted if table))
 
 
 def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:

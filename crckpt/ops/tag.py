@@ -9,7 +9,7 @@ from crckpt.ops.context import Context
 from crckpt.store import check_name
 
 
-class Tagged(Struct, frozen=True):
+class TagResult(Struct, frozen=True):
     """The tag, and the checkpoint that got it, or lost it."""
 
     job: JobName
@@ -17,7 +17,7 @@ class Tagged(Struct, frozen=True):
     id: CheckpointId
 
 
-def tag(context: Context, ref: str, name: str, *, remove: bool = False) -> Tagged:
+def tag(context: Context, ref: str, name: str, *, remove: bool = False) -> TagResult:
     """Tag the checkpoint that `ref` names. Raises UsageError if `name` is not valid, NoSuchCheckpoint."""
     check_name(name, "tag")
     repository = context.repository()
@@ -27,4 +27,4 @@ def tag(context: Context, ref: str, name: str, *, remove: bool = False) -> Tagge
             repository.tag(checkpoint.id, name)
         else:
             repository.untag(checkpoint.job, name)
-    return Tagged(checkpoint.job, name, checkpoint.id)
+    return TagResult(checkpoint.job, name, checkpoint.id)

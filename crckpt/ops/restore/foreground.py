@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from crckpt.host.process.job_control import wait_on_terminal
-from crckpt.ops.restore.result import Restored
+from crckpt.ops.restore.result import RestoreResult
 
 
-def wait_for_program(restored: Restored) -> int:
+def wait_for_program(restored: RestoreResult) -> int:
     """Wait until a program restored in the foreground ends. Return its exit status, or 128 plus its signal.
 
     Signals that crckpt gets are passed on to it since the restore. If the terminal stops the program, crckpt stops too,

@@ -45,7 +45,7 @@ from crckpt.store.read.details import read_details
 _SPARE: Final = 512 << 20
 
 
-class Rehearsed(Struct, frozen=True):
+class RehearsalResult(Struct, frozen=True):
     """The result of a rehearsal whose tree started.
 
     - `failures`: why it failed all the same, in words
@@ -69,7 +69,7 @@ class Rehearsed(Struct, frozen=True):
     unwritable: tuple[str, ...]
 
 
-def rehearse(request: RehearsalRequest, context: Context) -> Rehearsed:
+def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
     """Restore `request.ref` in throwaway namespaces; nothing of it is left when this returns or raises.
 
     Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, and RehearsalFailed if the tree does not
@@ -89,7 +89,9 @@ def rehearse(request: RehearsalRequest, context: Context) -> Rehearsed:
             raise type(ours)(f"{ours.message}{NOTHING_LEFT}", hint=ours.hint) from error
 
 
-def _rehearse(request: RehearsalRequest, context: Context, repository: Repository, checkpoint: Checkpoint) -> Rehearsed:
+def _rehearse(
+    request: RehearsalRequest, context: Context, repository: Repository, checkpoint: Checkpoint
+) -> RehearsalResult:
     criu = context.criu()
     with ExitStack() as stack:
         reading = stack.enter_context(open_reader(repository, checkpoint))
@@ -133,7 +135,7 @@ def _rehearse(request: RehearsalRequest, context: Context, repository: Repositor
         )
         run = run_isolated(isolated, limit)
         out_of_memory = group is not None and group.ran_out
-    return Rehearsed(
+    return RehearsalResult(
         checkpoint=checkpoint,
         criu=criu,
         warnings=(*verdict.warnings, *attributes.verdict.weaker, *attributes.verdict.lost, *run.lost),

@@ -38,7 +38,7 @@ from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside import Outside, socket_outputs
 from crckpt.ops.restore.request import RestoreRequest
-from crckpt.ops.restore.result import Restored
+from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
 
 
-def restore(request: RestoreRequest, context: Context) -> Restored:
+def restore(request: RestoreRequest, context: Context) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
@@ -73,7 +73,9 @@ def restore(request: RestoreRequest, context: Context) -> Restored:
         return _restore_newest(request, context, repository, newest)
 
 
-def _restore_newest(request: RestoreRequest, context: Context, repository: Repository, newest: Checkpoint) -> Restored:
+def _restore_newest(
+    request: RestoreRequest, context: Context, repository: Repository, newest: Checkpoint
+) -> RestoreResult:
     """Restore `newest`, or the next older checkpoint that can be restored."""
     criu = context.criu()
     damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(newest.job))
@@ -103,7 +105,7 @@ def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
     return (f"{bad.id[:12]}: {error.message}" for bad, error in failures)
 
 
-def _restore_reported(attempt: RestoreAttempt) -> Restored:
+def _restore_reported(attempt: RestoreAttempt) -> RestoreResult:
     try:
         return _restore(attempt)
     except (Interrupted, OSError) as error:
@@ -111,7 +113,7 @@ def _restore_reported(attempt: RestoreAttempt) -> Restored:
         raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
 
 
-def _restore(attempt: RestoreAttempt) -> Restored:
+def _restore(attempt: RestoreAttempt) -> RestoreResult:
     request, repository, checkpoint = attempt.request, attempt.repository, attempt.checkpoint
     with ExitStack() as stack:
         early = stack.enter_context(ExitStack())
@@ -139,7 +141,7 @@ def _restore(attempt: RestoreAttempt) -> Restored:
         if request.dry_run:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)
-            return Restored(checkpoint, verdict, command, attempt.criu)
+            return RestoreResult(checkpoint, verdict, command, attempt.criu)
         outside = Outside(
             verdict.outside_pipes,
             request.terminal if verdict.needs_terminal else None,
@@ -195,7 +197,7 @@ def _follow(
     streams: ImageStreams | None,
     attributes: AttributeRestore,
     recorded: RecordedFiles,
-) -> Restored:
+) -> RestoreResult:
     """Let CRIU build the tree; in the hold, fill and check it and set its attributes; then let it run."""
     detach, root = attempt.request.detach, tree.root.pid
     lost: list[Finding] = []
@@ -230,7 +232,7 @@ def _follow(
             ignore_interrupts()
         else:
             forward_signals(pid, on_our_terminal=verdict.needs_terminal)
-    return Restored(
+    return RestoreResult(
         attempt.checkpoint,
         replace(verdict, warnings=(*verdict.warnings, *lost)),
         criu.command,

@@ -9,7 +9,7 @@ from crckpt.preflight.restore.judge import Verdict
 from crckpt.store import Checkpoint
 
 
-class Restored(Struct, frozen=True):
+class RestoreResult(Struct, frozen=True):
     """The result of a restore. After a dry run `pid` is None.
 
     - `pid`: the root of the tree, or the init of its new PID namespace, as we see it
