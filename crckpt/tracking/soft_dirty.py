@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.host import proc
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SoftDirty:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """Load our preload library. It stops CRIU before its first reset, and finds writes without a bit (frames.c)."""
-        joined = {} if pagemap.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
+        joined = {} if memory_trials.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
         return {**library.environment(criu, NAME), **joined}
 
     def is_left_in(self, _pid: int) -> bool:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.tracking import unseen
 from crckpt.tracking.base import Base, DumpBasis, WholeProcess
@@ -268,10 +268,10 @@ def count_untracked(name: str, pid: int) -> int:
 
 def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
     """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
-    if not pagemap.tracks_by_soft_dirty():
+    if not memory_trials.tracks_by_soft_dirty():
         yield *_write_protection(criu, "this kernel has no soft-dirty"), True
         return
-    if pagemap.soft_dirty_misses_joined():
+    if memory_trials.soft_dirty_misses_joined():
         why = "this kernel's soft-dirty bits miss what is written where maps have joined"
         yield *_write_protection(criu, why), False
     refusal = library.refusal(criu, SoftDirty.name)
@@ -282,7 +282,7 @@ def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
 def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
     """The method, and `why` it is taken; or none, and why it does not work."""
     try:
-        works = pagemap.tracks_by_write_protection()
+        works = memory_trials.tracks_by_write_protection()
     except HostCannot as error:
         return None, f"{why}, and {error.message}"
     if not works:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.process.userfaultfd import TakeResult, close_descriptors, take_userfaultfds
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.tracking import unseen
 from crckpt.tracking.preload import library
 
@@ -34,7 +34,7 @@ class UffdWp:
 
     def __init__(self) -> None:
         """Nothing is attached."""
-        self._made: list[pagemap.WriteProtection] = []
+        self._made: list[userfaultfd.WriteProtection] = []
 
     def attach(self, pids: Iterable[int]) -> dict[int, Protected | str]:
         """Make a userfaultfd in each process, and take it. The attachment, or why there is none."""
@@ -63,7 +63,7 @@ class UffdWp:
             why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
             return f"{why} ({taken.hint})" if taken.hint else why
         try:
-            protection = pagemap.WriteProtection(taken.descriptor)
+            protection = userfaultfd.WriteProtection(taken.descriptor)
         except HostCannot as error:
             return error.message
         attachment = Protected(taken.pid, protection)
@@ -85,7 +85,7 @@ class UffdWp:
 class Protected:
     """The attachment to a process: its userfaultfd, with which its maps are registered."""
 
-    def __init__(self, pid: int, protection: pagemap.WriteProtection) -> None:
+    def __init__(self, pid: int, protection: userfaultfd.WriteProtection) -> None:
         """Nothing is registered yet."""
         self._pid = pid
         self._protection = protection

@@ -26,7 +26,7 @@ from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, 
 from rounds import PAGE, PAGES, PROGRAM, Target
 
 from crckpt.host.disk import space
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials
 from crckpt.images.mm import MAP_HUGETLB
 from crckpt.tracking.soft_dirty import SoftDirty, Watched
 
@@ -210,7 +210,7 @@ def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> Non
     assert refused(crckpt, target.pid, 21) == f"the dump failed: too many files are open; {RUNS_ON}"
     resource.prlimit(target.pid, resource.RLIMIT_NOFILE, limits)
     assert target.look() == checksum
-    checksum = is_incremental(crckpt, target, UNCOMMITTED if pagemap.tracks_by_soft_dirty() else FIRST)
+    checksum = is_incremental(crckpt, target, UNCOMMITTED if memory_trials.tracks_by_soft_dirty() else FIRST)
     assert restored(crckpt, target, "job", 3) == checksum
 
 

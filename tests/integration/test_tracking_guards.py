@@ -19,8 +19,8 @@ from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compiled
 
 from crckpt.host import proc
 from crckpt.host.process.userfaultfd import take_userfaultfds
-from crckpt.host.syscalls import pagemap
-from crckpt.host.syscalls.pagemap import WriteProtection
+from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import unseen
 from crckpt.tracking.base import RoundBase
 from crckpt.tracking.claims import Claims
@@ -139,7 +139,7 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
                 raise
 
     with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
-        if pagemap.tracks_by_soft_dirty():
+        if memory_trials.tracks_by_soft_dirty():
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
         (taken,) = take_userfaultfds([pid])
         own = WriteProtection(taken.descriptor)

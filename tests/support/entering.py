@@ -23,7 +23,7 @@ import pytest
 from places import TESTS
 
 from crckpt.errors import HostCannot
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials, pagemap
 
 PROGRAMS = TESTS / "programs"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")
@@ -35,7 +35,7 @@ _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT, _WALL = 17, 0x4206, 0x4207, 0x
 
 def _no_write_protection() -> str:
     try:
-        return "" if pagemap.tracks_by_write_protection() else "a written page is not told"
+        return "" if memory_trials.tracks_by_write_protection() else "a written page is not told"
     except HostCannot as error:
         return error.message
 

@@ -13,7 +13,7 @@ from rounds import PAGE, PAGES, Target
 
 from crckpt.criu.find import find
 from crckpt.errors import HostCannot
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials
 from crckpt.images.pagemap import read_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, read_file
@@ -27,9 +27,9 @@ MIB = 1 << 20
 def untracked() -> str:
     """Why this kernel tracks in no way, or nothing."""
     try:
-        if pagemap.tracks_by_soft_dirty():
+        if memory_trials.tracks_by_soft_dirty():
             return library.refusal(find(None, None).path, SoftDirty.name)
-        if not pagemap.tracks_by_write_protection():
+        if not memory_trials.tracks_by_write_protection():
             return "a written page is not told"
         return library.refusal(find(None, None).path, UffdWp.name)
     except HostCannot as error:

@@ -14,6 +14,7 @@ from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namesp
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
 from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.tasks import WaitingThread, find_waiting_threads
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
@@ -22,7 +23,6 @@ from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_sharing_memory
-from crckpt.host.syscalls.pidfd_getfd import SocketKind, is_readable, read_socket_kinds, unread_bytes
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)

@@ -12,9 +12,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
 from crckpt.host.observe.unix_sockets import read_unix_sockets
-from crckpt.host.syscalls.pidfd_getfd import SocketKind
 
 
 class WeakSocket(Struct, frozen=True):

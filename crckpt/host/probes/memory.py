@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crckpt.errors import HostCannot
 from crckpt.host.probes.outcome import Outcome, missing, ok
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials
 
 _WRITTEN = "a written page is seen as written, one that was not is not"
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
@@ -15,7 +15,7 @@ _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 def soft_dirty() -> Outcome:
     """Write a page and look at its bit."""
-    if pagemap.tracks_by_soft_dirty():
+    if memory_trials.tracks_by_soft_dirty():
         return ok(_WRITTEN)
     return missing(
         "a written page is not seen as written",
@@ -27,7 +27,7 @@ def soft_dirty() -> Outcome:
 def write_protection() -> Outcome:
     """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
     return _tried(
-        pagemap.tracks_by_write_protection,
+        memory_trials.tracks_by_write_protection,
         _WRITTEN,
         "what was written since the last dump cannot be seen this way",
         "use a kernel from 6.7 on",
@@ -37,7 +37,7 @@ def write_protection() -> Outcome:
 def pagemap_scan() -> Outcome:
     """Ask for the written pages of a map of ours."""
     return _tried(
-        pagemap.scans,
+        memory_trials.scans,
         "it finds a page of ours",
         "CRIU reads page maps entry by entry: dumps of large memory freeze longer",
         "use a kernel from 6.7 on",
@@ -49,7 +49,7 @@ def lazy_pages() -> Outcome:
     # Where this is 0 the kernel has the call, and refuses it to those who are not root.
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
     return _tried(
-        pagemap.brings_pages_later,
+        memory_trials.brings_pages_later,
         "a page was brought when it was touched",
         "a restore cannot start before all of its memory is there",
         "sudo crckpt doctor" if for_root else "use a kernel with CONFIG_USERFAULTFD",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from entering import Told
 
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 
 PAGE = 4096
@@ -15,7 +15,7 @@ PAGE = 4096
 
 def test_the_bits_tell_which_pages_were_written(target: Told) -> None:
     place = target.do("told = area(64); write(told, range(64))")
-    if not pagemap.tracks_by_soft_dirty():
+    if not memory_trials.tracks_by_soft_dirty():
         rows = pagemap.soft_dirty(target.pid, private_anonymous(target.pid))
         assert len(rows) == 0, "a kernel without the bits sets none"
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
@@ -27,7 +27,7 @@ def test_the_bits_tell_which_pages_were_written(target: Told) -> None:
 
 def test_the_trial_says_whether_writes_are_missed_where_maps_have_joined(target: Told) -> None:
     """As Linux 6.0 and later do it, to three times 64 pages."""
-    if not pagemap.tracks_by_soft_dirty():
+    if not memory_trials.tracks_by_soft_dirty():
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
     protect = "LIBC.mprotect(ctypes.c_void_p(told + {} * PAGE), ctypes.c_size_t(64 * PAGE), {})"
     place = target.do(f"told = area(192); write(told, range(192)); {protect.format(0, 1)}")
@@ -36,4 +36,4 @@ def test_the_trial_says_whether_writes_are_missed_where_maps_have_joined(target:
     changes = "; ".join(protect.format(*change) for change in ((64, 0), (64, 3), (0, 3)))
     target.do(f"{anew}; {changes}; write(told, range(64, 128), 2)")
     seen = pagemap.soft_dirty(target.pid, [AddressRange(place + 64 * PAGE, place + 128 * PAGE)])
-    assert (len(seen) == 0) == pagemap.soft_dirty_misses_joined()
+    assert (len(seen) == 0) == memory_trials.soft_dirty_misses_joined()

@@ -17,9 +17,10 @@ from places import PROJECT
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
-from crckpt.host.syscalls import pagemap
-from crckpt.host.syscalls.pagemap import AddressRange, WriteProtection, private_anonymous
+from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
+from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.base import DumpBasis, RoundBase
 from crckpt.tracking.claims import Claims
@@ -37,7 +38,9 @@ OWN = "memory is managed by the program's own userfaultfd"
 FOREIGN = "its memory is managed by another process's userfaultfd"
 
 
-NO_SOFT_DIRTY = "" if pagemap.tracks_by_soft_dirty() else "this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
+NO_SOFT_DIRTY = (
+    "" if memory_trials.tracks_by_soft_dirty() else "this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
+)
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 needs_soft_dirty = pytest.mark.skipif(bool(NO_SOFT_DIRTY), reason=NO_SOFT_DIRTY)
 METHODS = (

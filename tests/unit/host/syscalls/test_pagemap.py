@@ -1,37 +1,269 @@
-"""Page tracking is tried for real, and leaves nothing behind whatever comes of it."""
+"""Which pages of another process were written, by write protection: what it does to its memory is never missed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import mmap
 from pathlib import Path
 
 import pytest
-from own_process import descriptors
+from entering import Told, registered, reset
+from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
-from crckpt.host.syscalls import pagemap
+from crckpt.host.proc import procfs
+from crckpt.host.process.userfaultfd import take_userfaultfds
+from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous, written
+from crckpt.host.syscalls.userfaultfd import WriteProtection
+
+PAGES = 64
+PAGE = mmap.PAGESIZE
+MAP_HUGETLB = 0x40000
+MAP_NORESERVE = 0x4000
+MADV_HUGEPAGE = 14
+MADV_GUARD_INSTALL = 102
+MADV_GUARD_REMOVE = 103
 
 
-def mappings() -> int:
-    return len(Path("/proc/self/maps").read_text().splitlines())
-
-
-@pytest.mark.parametrize("trial", [pagemap.tracks_by_soft_dirty, pagemap.soft_dirty_misses_joined])
-def test_soft_dirty_answers_the_same_each_time(trial: Callable[[], bool]) -> None:
-    trial()
-    before = len(descriptors()), mappings()
-    answers = {trial() for _ in range(20)}
-    assert len(answers) == 1
-    assert len(descriptors()) == before[0]
-    assert mappings() <= before[1] + 1
-
-
-def test_write_protection_works_or_says_why_not() -> None:
-    before = len(descriptors())
+@pytest.fixture(scope="module", autouse=True)
+def _kernel_can() -> None:
     try:
-        works = [pagemap.tracks_by_write_protection() for _ in range(20)]
+        assert memory_trials.tracks_by_write_protection()
     except HostCannot as error:
-        assert len(descriptors()) == before
         pytest.skip(error.message)
-    assert all(works), "the kernel took the requests and then did not tell of a written page"
-    assert len(descriptors()) == before
+
+
+def protected(pid: int) -> WriteProtection:
+    """Every map registered."""
+    (taken,) = take_userfaultfds([pid])
+    assert taken.descriptor >= 0, taken.why
+    protection = WriteProtection(taken.descriptor)
+    for one in private_anonymous(pid):
+        protection.register(one)
+    return protection
+
+
+def pages(pid: int, place: int, count: int = PAGES) -> set[int]:
+    """Which of `count` pages from `place` on are written."""
+    rows = written(pid, private_anonymous(pid))
+    numbers = {page for start, end in rows.tolist() for page in range(start, end, PAGE)}
+    return {page for page in range(count) if place + page * PAGE in numbers}
+
+
+def test_just_what_was_written(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range(32))")
+    with_it = protected(target.pid)
+    assert registered(target.pid, place)
+    assert pages(target.pid, place) == set(range(32)), "before the first reset all that is there"
+    reset(target.pid)
+    assert pages(target.pid, place) == set()
+    target.do("write(told, (3, 31, 40))")
+    assert pages(target.pid, place) == {3, 31, 40}
+    assert pages(target.pid, place) == {3, 31, 40}, "looking resets nothing"
+    with_it.close()
+
+
+def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * PAGE)
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do(f"file = open({str(tmp_path / 'file')!r}, 'rb')")
+    target.do("LIBC.read(file.fileno(), ctypes.c_void_p(told + 5 * PAGE), 100)")
+    assert pages(target.pid, place) == {5}
+    with_it.close()
+
+
+def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do(f"write(told, range(0, {PAGES}, 2))")
+    with smaller_bounds(pagemap, _REGIONS_AT_ONCE=3, _PIECE=16 * PAGE):
+        assert pages(target.pid, place) == set(range(0, PAGES, 2))
+    with_it.close()
+
+
+@pytest.mark.parametrize("count", [300, 700, 1500])
+def test_no_page_is_told_twice(target: Told, count: int) -> None:
+    """The kernel answers in passes, and may say that it went less far than it did."""
+    place = target.do(f"told = area({2 * count}); write(told, range({2 * count}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do(f"write(told, range(0, {2 * count}, 2))")
+    found = written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
+    assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
+    with_it.close()
+
+
+def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do(f"drop(told, {PAGES})")
+    assert pages(target.pid, place) == set()
+    target.do("write(told, (7, 8))")
+    assert pages(target.pid, place) == {7, 8}
+    with_it.close()
+
+
+def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> None:
+    with_it = protected(target.pid)
+    reset(target.pid)
+    place = target.do(f"told = area({PAGES}); write(told, range(9))")
+    reset(target.pid)
+    assert not registered(target.pid, place)
+    assert pages(target.pid, place) == set(range(9)), "no reset reaches it"
+    with_it.register(AddressRange(place, place + PAGES * PAGE))
+    assert pages(target.pid, place) == set(range(9)), "and from now on it is tracked"
+    reset(target.pid)
+    assert pages(target.pid, place) == set()
+    with_it.close()
+
+
+def test_pages_that_were_moved_are_written(target: Told) -> None:
+    target.do(f"old = area({PAGES}); write(old, range({PAGES})); new = area({PAGES}); write(new, range({PAGES}), 2)")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    place = target.do(f"told = moved(old, {PAGES}, new)")
+    assert pages(target.pid, place) == set(range(PAGES))
+    for one in private_anonymous(target.pid):
+        with_it.register(one)
+    assert pages(target.pid, place) == set(range(PAGES)), "also once it is registered again"
+    with_it.close()
+
+
+def test_a_forked_child_is_not_tracked(target: Told) -> None:
+    place = target.do(f"place = told = area({PAGES}); write(told, range({PAGES}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+    assert not registered(child, place)
+    assert pages(child, place) == set(range(PAGES))
+    second = protected(child)
+    assert pages(child, place) == set(range(PAGES))
+    reset(child)
+    assert pages(child, place) == set()
+    target.do("write(place, [2])")
+    assert pages(target.pid, place) == {2}
+    assert pages(child, place) == set(), "each has its own bits"
+    target.do("os.kill(told, 9); os.waitpid(told, 0)")
+    second.close()
+    with_it.close()
+
+
+def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None:
+    with_it = protected(target.pid)
+    reset(target.pid)
+    with Path(f"/proc/{target.pid}/pagemap").open("rb", buffering=0) as old:
+        assert target.process.stdin is not None
+        assert target.process.stdout is not None
+        target.process.stdin.write("os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])\n")
+        target.process.stdin.flush()
+        assert target.process.stdout.readline() == "ready\n"
+        old.seek(0x400000 // PAGE * 8)
+        assert old.read(8) == b"", "the trap: it succeeds"
+        place = target.do(f"told = area({PAGES}); write(told, range(3))")
+        assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
+    assert not any(registered(target.pid, one.start) for one in private_anonymous(target.pid))
+    with pytest.raises(OSError, match="Cannot allocate") as caught:
+        with_it.register(AddressRange(place, place + PAGE))
+    assert caught.value.errno == errno.ENOMEM, "its memory has gone"
+    with_it.close()
+
+
+def test_a_second_userfaultfd_is_told(target: Told) -> None:
+    with_it = protected(target.pid)
+    with pytest.raises(OSError, match="busy"):
+        protected(target.pid)
+    with_it.close()
+    protected(target.pid).close()
+
+
+def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    assert pages(target.pid, place) == set()
+    with_it.close()
+    assert not registered(target.pid, place)
+    assert pages(target.pid, place) == set(range(PAGES))
+    target.do("write(told, [1])")
+
+
+def test_a_huge_page_is_written_in_parts(target: Told) -> None:
+    place = target.do("told = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
+    target.do(f"LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(told, [0])")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    target.do("write(told, [100])")
+    found = pages(target.pid, place, 512)
+    assert 100 in found
+    assert found in ({100}, set(range(512))), "split, or written as a whole"
+    with_it.close()
+
+
+def test_guard_pages_stay_guards(target: Told) -> None:
+    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    target.do(f"guard = LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
+    if target.do("told = guard") != 0:
+        pytest.skip("this kernel has no guard pages in a map (6.13)")
+    with_it = protected(target.pid)
+    reset(target.pid)
+    for one in private_anonymous(target.pid):
+        with_it.register(one)
+    target.do("pipe = os.pipe(); os.write(pipe[1], b'x' * 8)")
+    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
+    target.do(f"LIBC.madvise(ctypes.c_void_p({place}), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_REMOVE})")
+    reset(target.pid)
+    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == 1
+    assert pages(target.pid, place, 4) == {0}
+    with_it.close()
+
+
+def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
+    place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
+    with_it = protected(target.pid)
+    assert not registered(target.pid, place)
+    reset(target.pid)
+    with_it.close()
+    assert f"{place:x}-" in Path(f"/proc/{target.pid}/maps").read_text()
+    assert not [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
+
+
+def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * PAGE)
+    target.do("shared = mmap.mmap(-1, PAGE); told = ctypes.addressof(ctypes.c_char.from_buffer(shared))")
+    target.do(
+        f"file = open({str(tmp_path / 'file')!r}, 'r+b'); private = mmap.mmap(file.fileno(), PAGE, mmap.MAP_PRIVATE)"
+    )
+    names = Path(f"/proc/{target.pid}/maps").read_text().splitlines()
+    tracked = {f"{one.start:x}-{one.end:x}" for one in private_anonymous(target.pid)}
+    for line in names:
+        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+        if inode != "0" or "s" in rights or name[:1] in (["[vdso]"], ["[vvar]"]):
+            assert addresses not in tracked, line
+    assert len(tracked) > 2
+
+
+def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
+    listed = [
+        "1000-3000 rw-p 00000000 00:00 0 ",
+        "1000-5000 rw-p 00000000 00:00 0 ",
+        "7000-8000 rw-p 00000000 00:00 0                                  [heap]",
+        "9000-a000 rw-p 00000000 fe:00 12                                 /[vsyscall]",
+        "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
+    ]
+    monkeypatch.setattr(procfs, "lines", lambda _: listed)
+    own = [AddressRange(0x1000, 0x3000), AddressRange(0x1000, 0x5000), AddressRange(0x7000, 0x8000)]
+    assert list(private_anonymous(1)) == own
+    assert list(private_anonymous(1, with_room=True)) == [
+        own[0],
+        AddressRange(0x1000, 0x7000),
+        AddressRange(0x7000, 0x9000),
+    ]
+    assert pagemap.others(1) == (AddressRange(0x9000, 0xA000),)
+    listed = []
+    assert private_anonymous(1, with_room=True) == (), "of a process that has ended"

@@ -14,11 +14,11 @@ from observed import NAMESPACES, ROOT
 
 from crckpt.causes import cause
 from crckpt.host.namespaces.foreign import ForeignNamespace
+from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.observe.sockets import Connection
 from crckpt.host.observe.tasks import RESTARTED, WaitingThread
 from crckpt.host.observe.tree import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
-from crckpt.host.syscalls.pidfd_getfd import SocketKind
 from crckpt.model import MEBIBYTE, DumpOptions
 from crckpt.preflight.dump.files import deleted_bytes
 from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump

@@ -18,8 +18,9 @@ from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_li
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host.process.userfaultfd import take_userfaultfds
-from crckpt.host.syscalls import pagemap
-from crckpt.host.syscalls.pagemap import WriteProtection, private_anonymous, written
+from crckpt.host.syscalls import pagemap, userfaultfd
+from crckpt.host.syscalls.pagemap import private_anonymous, written
+from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.preload import library as preload
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -177,8 +178,8 @@ def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) 
 
 
 def test_to_be_told_of_forks_would_hang_them(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not pagemap._FEATURES & _EVENT_FORK  # noqa: SLF001
-    monkeypatch.setattr(pagemap, "_FEATURES", pagemap._FEATURES | _EVENT_FORK)  # noqa: SLF001
+    assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
+    monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     protection = protected(target.pid)
     assert target.process.stdin is not None
     assert target.process.stdout is not None
@@ -196,7 +197,7 @@ def wchan(pid: int) -> str:
 def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
     place = target.do("told = area(64); write(told, range(64))")
-    monkeypatch.setattr(pagemap, "_FEATURES", 1)  # PAGEFAULT_FLAG_WP alone
+    monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", 1)  # PAGEFAULT_FLAG_WP alone
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]

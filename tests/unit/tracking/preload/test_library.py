@@ -18,7 +18,7 @@ from places import PROJECT
 
 from crckpt.criu.find import find
 from crckpt.criu.hold import gate
-from crckpt.host.syscalls import pagemap
+from crckpt.host.syscalls import memory_trials
 from crckpt.tracking.preload import library as preload
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
@@ -281,7 +281,7 @@ def test_a_criu_that_takes_no_library_does_not_track(tmp_path: Path) -> None:
     real, drops = find(None, None).path, tmp_path / "criu"
     drops.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD LD_PRELOAD\nexec {real} "$@"\n')
     drops.chmod(0o755)
-    tracker = SoftDirty.name if pagemap.tracks_by_soft_dirty() else UffdWp.name
+    tracker = SoftDirty.name if memory_trials.tracks_by_soft_dirty() else UffdWp.name
     assert preload.refusal(real, tracker) == ""
     why = f"{drops} does not take crckpt's preload library: it runs without it"
     assert preload.refusal(drops, tracker) == why

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from crckpt.host.syscalls.pidfd_getfd import SocketKind, read_socket_kinds, unread_bytes
+from crckpt.host.observe.socket_kinds import SocketKind, read_socket_kinds, unread_bytes
 
 
 def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:

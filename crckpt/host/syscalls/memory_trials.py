@@ -1,0 +1,174 @@
+"""Try on pages of our own what the kernel can do with memory: track writes, scan, bring pages later."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import select
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+from crckpt.errors import HostCannot
+from crckpt.host.syscalls import pagemap, userfaultfd
+from crckpt.host.syscalls.libc import LIBC, check, last_error, syscall
+
+LIBC.mmap.restype = ctypes.c_void_p
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED: Final = 0x10
+_BROUGHT: Final = 42
+_FAULT_WITHIN_S: Final = 5
+
+
+def tracks_by_write_protection() -> bool:
+    """Protect a page of ours asynchronously, write it, and see whether PAGEMAP_SCAN tells. Raises HostCannot."""
+    with _pages_of_ours(2) as (memory, address), _userfaultfd() as descriptor:
+        length = len(memory)
+        fcntl.ioctl(descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, length, userfaultfd.MODE_WP, 0))
+        _scan(address, length, pagemap.SCAN_WP_MATCHING | pagemap.SCAN_CHECK_WPASYNC)
+        clean = _scan(address, length, pagemap.SCAN_CHECK_WPASYNC)
+        memory[mmap.PAGESIZE] = 1
+        return clean == 0 and _scan(address, length, pagemap.SCAN_CHECK_WPASYNC) == 1
+
+
+def tracks_by_soft_dirty() -> bool:
+    """Reset the soft-dirty bits of ours, write a page, and look at its bit."""
+    with _pages_of_ours(1) as (memory, address):
+        try:
+            with Path("/proc/self/clear_refs").open("w") as file:
+                file.write("4")
+        except OSError:
+            return False
+        before = _soft_dirty(address)
+        memory[0] = 2
+        return not before and _soft_dirty(address)
+
+
+def soft_dirty_misses_joined() -> bool:
+    """Whether a page of ours has no bit that was written in a map that had joined others; also if that cannot be tried.
+
+    Kernels miss it from 6.0 on, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
+    dirty as a whole, a change of protection makes its pages writable, and another makes it join one that is clean.
+    """
+    with _pages_of_ours(3) as (memory, below), suppress(OSError):
+        written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
+        _protect(below, mmap.PROT_READ)
+        Path("/proc/self/clear_refs").write_text("4")
+        _map_anew(above)
+        for place, protection in ((written, 0), (written, _READ_WRITE), (below, _READ_WRITE)):
+            _protect(place, protection)
+        memory[mmap.PAGESIZE] = 2
+        return not _soft_dirty(written)
+    return True
+
+
+def scans() -> bool:
+    """Whether PAGEMAP_SCAN finds a page that was written. Raises OSError if the kernel does not know the call."""
+    with _pages_of_ours(1) as (memory, address):
+        return _scan(address, len(memory), 0) == 1
+
+
+def brings_pages_later() -> bool:
+    """Touch a page of ours that another process brings only then. Raises HostCannot, OSError.
+
+    Hangs if nobody brings it: for a child of ours that has a time limit.
+    """
+    with _pages_of_ours(1) as (memory, address), _userfaultfd(features=0, flags=0) as descriptor:
+        memory.madvise(mmap.MADV_DONTNEED)
+        fcntl.ioctl(
+            descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, len(memory), userfaultfd.MODE_MISSING, 0)
+        )
+        child = os.fork()
+        if child == 0:
+            _bring(descriptor)
+        seen = memory[0]
+        os.waitpid(child, 0)
+        return seen == _BROUGHT
+
+
+def _bring(descriptor: int) -> NoReturn:
+    try:
+        select.select([descriptor], [], [], _FAULT_WITHIN_S)
+        # struct uffd_msg: event, padding, flags of the fault, its address, ...
+        fault = struct.unpack_from("<Q", os.read(descriptor, 32), 16)[0] & -mmap.PAGESIZE
+        page = ctypes.create_string_buffer(bytes([_BROUGHT]) * mmap.PAGESIZE)
+        fcntl.ioctl(
+            descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
+        )
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def _pages_of_ours(count: int) -> Iterator[tuple[mmap.mmap, int]]:
+    memory = mmap.mmap(-1, count * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(count):
+        memory[page * mmap.PAGESIZE] = 1
+    view = ctypes.c_char.from_buffer(memory)
+    try:
+        yield memory, ctypes.addressof(view)
+    finally:
+        del view
+        memory.close()
+
+
+def _protect(address: int, protection: int) -> None:
+    check(LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), protection))
+
+
+def _map_anew(address: int) -> None:
+    """A fresh page in place of the one there."""
+    size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
+        raise last_error()
+
+
+@contextmanager
+def _userfaultfd(
+    features: int = userfaultfd.ASYNC_WRITE_PROTECTION, flags: int = userfaultfd.USER_MODE_ONLY
+) -> Iterator[int]:
+    try:
+        descriptor = syscall("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        raise HostCannot(f"userfaultfd is refused: {error.strerror}") from error
+    try:
+        fcntl.ioctl(descriptor, userfaultfd.API, struct.pack("<3Q", userfaultfd.API_VERSION, features, 0))
+        yield descriptor
+    except OSError as error:
+        raise HostCannot(f"userfaultfd cannot do this here: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _scan(start: int, length: int, flags: int) -> int:
+    """How many regions of written pages PAGEMAP_SCAN reports."""
+    regions = ctypes.create_string_buffer(24 * 8)
+    request = struct.pack(
+        "<12Q",
+        96,
+        flags,
+        start,
+        start + length,
+        0,
+        ctypes.addressof(regions),
+        8,
+        0,
+        0,
+        pagemap.PAGE_IS_WRITTEN,
+        0,
+        pagemap.PAGE_IS_WRITTEN,
+    )
+    with Path("/proc/self/pagemap").open("rb") as file:
+        found: int = fcntl.ioctl(file, pagemap.PAGEMAP_SCAN, bytearray(request))
+        return found
+
+
+def _soft_dirty(address: int) -> bool:
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        entry: int = struct.unpack("<Q", file.read(8))[0]
+        return bool(entry & pagemap.SOFT_DIRTY_BIT)

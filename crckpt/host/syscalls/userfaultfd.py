@@ -1,0 +1,78 @@
+"""Asynchronous write protection by a userfaultfd (Linux 6.7). Source: linux/userfaultfd.h."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.syscalls.kcmp import is_same_file
+from crckpt.host.syscalls.pagemap import AddressRange
+
+# linux/userfaultfd.h
+USER_MODE_ONLY: Final = 1
+API: Final = 0xC018AA3F
+REGISTER: Final = 0xC020AA00
+_UNREGISTER: Final = 0x8010AA01
+COPY: Final = 0xC028AA03
+_WRITEPROTECT: Final = 0xC018AA06
+API_VERSION: Final = 0xAA
+# PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC
+ASYNC_WRITE_PROTECTION: Final = 1 | 1 << 12 | 1 << 13 | 1 << 15
+MODE_MISSING: Final = 1
+MODE_WP: Final = 2
+
+
+class WriteProtection:
+    """Asynchronous write protection of another process's memory, through a userfaultfd of its own that we have.
+
+    It lasts for as long as this does, and ends with us: then every page reads as written again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes `descriptor` over. Raises HostCannot where the kernel cannot do it."""
+        self._descriptor = descriptor
+        try:
+            fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, ASYNC_WRITE_PROTECTION, 0))
+        except OSError as error:
+            self.close()
+            raise HostCannot(
+                f"this kernel does not track writes by userfaultfd: {error.strerror}", hint="use a kernel from 6.7 on"
+            ) from error
+
+    def register(self, found: AddressRange, *, is_new: bool = True) -> None:
+        """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
+
+        EBUSY: another userfaultfd has it. ENOMEM, EINVAL, ENOENT: there is no such map any more, another came in
+        between, it cannot be tracked, or all memory that the userfaultfd was made for has gone, by exec or exit.
+        """
+        length = found.end - found.start
+        fcntl.ioctl(self._descriptor, REGISTER, struct.pack("<4Q", found.start, length, MODE_WP, 0))
+        if is_new:
+            try:
+                # Pages that were moved here (mremap) may come with bits, and would read as not written.
+                fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+            except OSError:
+                self.unregister(found)
+                raise
+
+    def unregister(self, found: AddressRange) -> None:
+        """Track this map no longer. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
+        fcntl.ioctl(self._descriptor, _UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._descriptor >= 0
+
+    def is_held_by(self, pid: int, descriptor: int) -> bool:
+        """Whether that descriptor of a process is this userfaultfd too."""
+        return self.is_open and is_same_file(pid, descriptor, self._descriptor)
+
+    def close(self) -> None:
+        """Stop tracking."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
