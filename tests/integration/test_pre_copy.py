@@ -190,6 +190,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
         os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
         return copied_before
 
+    # No step lies between the rounds and the look at them: this moment cannot be waited for.
     monkeypatch.setattr(dumping, "pre_copy", lost_after)
     asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)

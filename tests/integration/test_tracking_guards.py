@@ -79,6 +79,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_preload_library_without_a_guard(
     by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(library, "LIBRARY", changed)
     is_caught(by_write_protection)
 
@@ -94,6 +95,7 @@ def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch
                 found.append(pagemap.AddressRange(*(int(part, 16) for part in addresses.split("-"))))
         return tuple(found)
 
+    # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(pagemap, "private_anonymous", private)
     monkeypatch.setattr(pagemap, "others", lambda _: ())
     is_caught(by_write_protection)
@@ -113,6 +115,7 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     root = proc.read_process(oracle.pid)
     assert root is not None
     method = UffdWp() if oracle.tracker.name == UffdWp.name else SoftDirty()
+    # The guard itself is taken out, of both trackers: no argument can be without it.
     monkeypatch.setattr(Claims, "claim", lambda *_: True)
     second = Tracker(root, method, Claims(tmp_path / "others"))
     oracle.dumped()
@@ -146,6 +149,7 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
         for one in pagemap.private_anonymous(pid):
             with suppress(OSError):  # it has gone meanwhile
                 own.register(one)
+        # The guard itself is taken out: no argument can be without it.
         monkeypatch.setattr(WriteProtection, "register", heedless)
         oracle = Oracle(criu, pid, tmp_path / "work")
         with pytest.raises(AssertionError, match=WRONG):
@@ -187,6 +191,7 @@ def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.Mo
         why = f"PID {pid} has 64 KiB of memory pinned for a device; writes by the device would be missed"
         assert (began.base, began.tracks, began.why) == (None, False, why)
         with monkeypatch.context() as patch:
+            # The guard itself is taken out: no argument can be without it.
             patch.setattr(unseen, "writes_unseen", lambda _: "")
             assert oracle.dumped() == ""
             written_by(process, b"written by the device")

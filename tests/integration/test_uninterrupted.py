@@ -381,6 +381,7 @@ def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
 ) -> None:
     """As where crckpt was installed without a C compiler."""
+    # What is installed here stays: other tests, and other programs, use it.
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
         done = dump(DumpRequest(target=str(running.pid), job="job"), Context(store=crckpt.store))

@@ -29,6 +29,7 @@ def script(path: Path, text: str) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No CRIU is named by the surroundings, lies on PATH or was installed by us."""
+    # What is installed here stays: other tests, and other programs, use it.
     monkeypatch.setattr(criu_cache, "PREFIX", tmp_path / "prefix")
     monkeypatch.delenv("CRCKPT_CRIU", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")

@@ -54,6 +54,7 @@ def ask(directory: Path, action: str, steps: str = "post-dump", **environment: s
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The compiled program, and what stands in for it where there was no compiler."""
     if request.param == "script":
+        # What is installed here stays: other tests, and other programs, use it.
         monkeypatch.setattr(hold_module, "PROGRAM", tmp_path / "none")
     elif not hold_module.PROGRAM.exists():
         pytest.skip("crckpt was installed without a C compiler")
@@ -275,6 +276,7 @@ def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path
         hold.release()
         assert script.wait(SOON) != 0
     with pytest.MonkeyPatch.context() as patch:
+        # An owner that answers in time, but gives no sign of life, is none that there is.
         patch.setattr(Hold, "beat", lambda _hold: None)
         with holds_at(tmp_path / "stopped", "post-dump") as (hold,):
             hold.check()

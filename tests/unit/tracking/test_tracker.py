@@ -312,6 +312,7 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(
         target.do("os.close(told)")
         return tuple(TakeResult(pid, ours) for pid in pids)
 
+    # The moment lies between two system calls: from outside it would be met by chance.
     monkeypatch.setattr(uffd_wp, "take_userfaultfds", entered)
     with tracking(target.pid, UffdWp(), claims) as tracker:
         began = tracker.begin()
@@ -371,6 +372,7 @@ def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path, mon
             target.do(f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))")
         return asked(descriptor, request, argument)
 
+    # The moment lies between two system calls: from outside it would be met by chance.
     monkeypatch.setattr(fcntl, "ioctl", stopped_amid)
     with tracking(target.pid, UffdWp(), claims) as tracker:
         tracker.look()
@@ -389,6 +391,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, place: int, do: Callable[[], obje
             do()
         register(protection, found, is_new=is_new)
 
+    # The moment lies between two system calls: from outside it would be met by chance.
     monkeypatch.setattr(WriteProtection, "register", register_late)
 
 
@@ -398,6 +401,7 @@ def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
     target: Told, claims: Path, monkeypatch: pytest.MonkeyPatch, miss: bool
 ) -> None:
     """And they are where any of its processes cannot be entered for it."""
+    # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
     monkeypatch.setattr(pagemap, "tracks_by_soft_dirty", lambda: True)
     monkeypatch.setattr(pagemap, "soft_dirty_misses_joined", lambda: miss)
     monkeypatch.setattr("crckpt.tracking.preload.library.refusal", lambda _criu, _tracker: "")

@@ -62,6 +62,7 @@ def test_what_the_disk_has_lost_is_named_all_the_same(
         assert not follow_symlinks
         raise OSError(number, os.strerror(number))
 
+    # No disk here fails when it is told to.
     monkeypatch.setattr(Path, "stat", lost)
     assert files.is_named(log)
 

@@ -86,6 +86,7 @@ def test_a_note_of_modules_is_private_and_not_believed_of_others(
         opened.append(file)
         return True
 
+    # What was written a moment ago is in memory, and only root could drop it, for all.
     monkeypatch.setattr(cold_start, "_is_in_memory", is_in_memory)
     cold_start.read_ahead("list", tmp_path)
     assert len(opened) == 1

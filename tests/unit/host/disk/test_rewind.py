@@ -44,6 +44,7 @@ def test_an_interruption_while_it_is_cut_loses_nothing(
             truncate(path, size)
         raise KeyboardInterrupt
 
+    # The moment lies between two system calls: from outside it would be met by chance.
     monkeypatch.setattr(os, "truncate", interrupted)
     with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         pytest.fail("it was interrupted")

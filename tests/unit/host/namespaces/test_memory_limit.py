@@ -80,6 +80,7 @@ def test_a_group_that_somebody_removes_meanwhile(
             going.rmdir()
         return listed(path)
 
+    # The moment lies between two system calls: from outside it would be met by chance.
     monkeypatch.setattr(os, "scandir", vanishing)
     with memory_limit.limited(LIMIT) as other:
         assert other is not None

@@ -141,6 +141,7 @@ def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pyt
             said(process)
             return ()
 
+        # The moment lies between two system calls: from outside it would be met by chance.
         monkeypatch.setattr(sockets, "tcp_connections", meanwhile)
         assert look(process.pid).outside_ends == ()
 

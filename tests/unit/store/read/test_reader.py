@@ -111,6 +111,7 @@ def test_what_was_stored_together_is_given_where_it_was_unpacked(
     program = started(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
     whole, scattered = series(repository, program, 2, 0.2)
+    # A copy has the same bytes: that there is none shows only where there is no room for it.
     monkeypatch.setattr(reader, "_Ring", NoRoom)
     assert image(repository, whole, "pages-1.img") == memory
     with pytest.raises(AssertionError, match="are copied"):
@@ -171,6 +172,7 @@ def test_frames_of_many_packs_are_one_task(tmp_path: Path, monkeypatch: pytest.M
         tasks.append(task)
         return original(self, *task)
 
+    # Nothing but the tasks tells how many there are.
     monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
     image(repository, last, "pages-1.img")
     assert len(last.packs) > 10

@@ -305,6 +305,7 @@ def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return compare(path, target, shallow=shallow)
 
+    # No disk here fails when it is told to.
     monkeypatch.setattr(filecmp, "cmp", compared)
     assert repair(repository, source=copy).now.damages == ()
 

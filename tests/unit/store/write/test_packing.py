@@ -167,6 +167,7 @@ def unreadable(path: Path, offset: int) -> Iterator[None]:
         return read_into(descriptor, buffers, start)
 
     with pytest.MonkeyPatch.context() as patched:
+        # No disk here fails when it is told to.
         patched.setattr("os.pread", pread)
         patched.setattr("os.preadv", preadv)
         yield
@@ -183,6 +184,7 @@ def unopenable(path: Path) -> Iterator[None]:
         return open_(name, flags, mode, dir_fd=dir_fd)
 
     with pytest.MonkeyPatch.context() as patched:
+        # No disk here fails when it is told to.
         patched.setattr("os.open", fails)
         yield
 

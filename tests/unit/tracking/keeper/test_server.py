@@ -46,6 +46,7 @@ def served(path: Path) -> Iterator[Path]:
         made: list[_Caller] = []
         # In its process they end with it.
         stack.callback(_close, made)
+        # So they are known here: the service hands out none, and closes none at its end.
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(server, "_Caller", _recorded(made))
         first = _Caller(theirs)
         thread = threading.Thread(target=service.serve, args=(reading, ended, listener, first), daemon=True)

@@ -179,6 +179,7 @@ def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) 
 
 def test_to_be_told_of_forks_would_hang_them(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
+    # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     protection = protected(target.pid)
     assert target.process.stdin is not None
@@ -197,6 +198,7 @@ def wchan(pid: int) -> str:
 def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
     place = target.do("told = area(64); write(told, range(64))")
+    # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", 1)  # PAGEFAULT_FLAG_WP alone
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
@@ -204,6 +206,7 @@ def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypa
     own.register(one)
     _protect(taken.descriptor, place, 8)
     assert pages(target.pid, place) == set(range(64)), "all of it counts as written"
+    # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(pagemap, "_PAGE_IS_WPALLOWED", 0)
     assert not pages(target.pid, place) >= set(range(8)), "without the guard these would be clean"
     own.close()
