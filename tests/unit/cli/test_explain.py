@@ -1,4 +1,4 @@
-"""`crckpt explain` on a file, on stdin, and on what is no log."""
+"""`crckpt explain` on a file, on stdin, and on something that is not a log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
     return (done.stdout + done.stderr).decode()
 
 
-def test_a_file_and_stdin_are_told_alike(tmp_path: Path) -> None:
+def test_a_file_and_stdin_give_the_same(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(KNOWN)
     said = explained(str(log))
@@ -44,7 +44,7 @@ def test_as_json() -> None:
     assert len(result["lines"]) == 2
 
 
-def test_an_unknown_failure_is_said_to_be_one() -> None:
+def test_an_unknown_failure() -> None:
     said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): something new\n")
     assert said.splitlines() == [
         "crckpt does not know this failure; to report it, make an archive: crckpt report LOG. CRIU said:",
@@ -52,14 +52,14 @@ def test_an_unknown_failure_is_said_to_be_one() -> None:
     ]
 
 
-def test_no_log_at_all() -> None:
+def test_something_that_is_not_a_log() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
     assert "stdin is not a log of CRIU\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
     assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n")
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
     assert f"{tmp_path} is a directory\n" in explained(str(tmp_path), status=2)
     assert "/dev/zero is a device, not a file\n" in explained("/dev/zero", status=2)
@@ -77,7 +77,7 @@ def test_a_closed_stdin_is_an_empty_one() -> None:
     assert done.stderr.startswith("crckpt: stdin is empty\n")
 
 
-def test_a_stream_that_never_ends_is_no_log() -> None:
+def test_a_stream_that_never_ends_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros:
         command = [sys.executable, "-m", "crckpt", "explain", "-"]
         done = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
@@ -85,7 +85,7 @@ def test_a_stream_that_never_ends_is_no_log() -> None:
     assert "stdin is longer than 256 MiB" in done.stderr
 
 
-def test_of_a_terabyte_the_begin_and_the_end_are_read(tmp_path: Path) -> None:
+def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n" + NOTHING_OF_NOTE)
     os.truncate(log, 1 << 40)
@@ -102,13 +102,13 @@ def test_of_a_terabyte_the_begin_and_the_end_are_read(tmp_path: Path) -> None:
         )
 
 
-def test_of_a_long_stream_too() -> None:
+def test_only_start_and_end_of_a_long_stream_are_read() -> None:
     said = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + NOTHING_OF_NOTE + KNOWN)
     assert said.splitlines()[0] == "a netlink socket holds messages that the program has not read"
     assert "begin" in said
 
 
-def test_what_is_only_likely_is_said_so_with_the_lines() -> None:
+def test_a_likely_cause_is_marked_and_shown_with_the_lines() -> None:
     said = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
     assert said.startswith("most likely: ")
     assert "  | (00.01) Error (criu/netlink.c:1)" in said

@@ -1,4 +1,4 @@
-"""What is exported is as durable as the checkpoint, which may be removed then."""
+"""Exported images are as durable as the checkpoint: the user may remove it then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.export import export
 
 
-def test_all_is_synced_when_it_has_been_written(tmp_path: Path) -> None:
+def test_all_files_are_synced_after_they_are_written(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]}))
     target = tmp_path / "above/exported"

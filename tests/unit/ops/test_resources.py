@@ -1,4 +1,4 @@
-"""Places by name, of this very process: what may not be the same any more has none."""
+"""The place of a failure by name, in this very process: what may have changed since has no name."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
     return place.path
 
 
-def test_a_socket_that_is_there_still(seen: Observed, listening: socket.socket) -> None:
+def test_a_socket_that_still_exists(seen: Observed, listening: socket.socket) -> None:
     assert _path(seen, listening.fileno()) == f"tcp 127.0.0.1:{listening.getsockname()[1]} (listen)"
 
 
-def test_one_that_came_since(seen: Observed) -> None:
+def test_a_socket_that_is_new(seen: Observed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as new:
         assert _path(seen, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
 
 
-def test_a_number_that_is_another_socket_now(seen: Observed, listening: socket.socket) -> None:
+def test_a_descriptor_that_is_another_socket_now(seen: Observed, listening: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         os.dup2(other.fileno(), listening.fileno())
         assert _path(seen, listening.fileno()) == ""
 
 
-def test_processes_that_are_gone_and_those_nobody_looked_at(seen: Observed, listening: socket.socket) -> None:
+def test_processes_that_are_gone_or_were_not_observed(seen: Observed, listening: socket.socket) -> None:
     replaced = replace(seen.tree.root, start=seen.tree.root.start + 1)
     tree = proc.Tree(replaced, (replaced,))
     assert _path(replace(seen, tree=tree), listening.fileno()) == ""
     assert _path(seen, listening.fileno(), os.getppid()) == ""
 
 
-def test_what_is_no_socket_is_called_as_proc_has_it(seen: Observed) -> None:
+def test_other_files_have_their_name_in_proc(seen: Observed) -> None:
     reads, writes = os.pipe()
     try:
         assert _path(seen, reads).startswith("pipe:[")

@@ -67,7 +67,7 @@ def notes(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def test_layout() -> None:
-    """What is not in the file takes no room there; memory begins on pages."""
+    """A segment that is not in the file takes no space there; memory begins at page boundaries."""
     segments = (Segment(0x1000, 0x2000, 5, True), Segment(0x5000, 0x1000, 0, False), Segment(0x8000, 0x1000, 3, True))
     made = layout(segments, note(1, b"abcde"))
     assert made.head[:7] == b"\x7fELF\x02\x01\x01"
@@ -86,7 +86,7 @@ def test_layout() -> None:
     assert {load.align for load in loads} == {PAGE_SIZE}
 
 
-def test_more_segments_than_16_bits_count(tmp_path: Path) -> None:
+def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
     """readelf finds them all."""
     many = 70_000
     made = layout([Segment(at * 2 * PAGE_SIZE, PAGE_SIZE, 1, False) for at in range(1, many + 1)], note(1, b""))
@@ -100,7 +100,7 @@ def test_more_segments_than_16_bits_count(tmp_path: Path) -> None:
 
 
 def test_notes() -> None:
-    """Sizes and places are those of the kernel's structures."""
+    """Sizes and offsets are those of the kernel's structures."""
     ids = Ids(10, 9, 8, 7)
     status = elf_core.prstatus(ids, range(27), (), (1, 64))
     assert len(status) == 336
@@ -128,7 +128,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository
 def test_memory_is_where_the_headers_say(
     whole: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
 ) -> None:
-    """Every page that can be known is in the file, and no other."""
+    """The file has every page that can be known, and no other."""
     context, repository, checkpoint = whole
     result = core(context, checkpoint.id, pid, tmp_path / "core")
     content = result.path.read_bytes()
@@ -152,7 +152,7 @@ def test_memory_is_where_the_headers_say(
 
 
 def test_a_long_hole_is_left_out() -> None:
-    """A program may reserve more than a file can have: 16 TiB here, with a page of its own in the midst."""
+    """A program may reserve more than a file can hold: here 16 TiB, with one page in the middle."""
     start, middle, size = 1 << 40, 9 << 40, 1 << 44
     vma = Vma(start, start + size, 0, 0, 3, 0x22, ANON_PRIVATE)
     held = np.zeros(1, EXTENT)
@@ -165,7 +165,7 @@ def test_a_long_hole_is_left_out() -> None:
 
 
 def test_a_guard_is_no_map() -> None:
-    """CRIU lists it a second time, behind all maps: addresses would stand in no order."""
+    """CRIU lists it again after all maps, so addresses would be out of order."""
     vma = Vma(0x2000, 0x3000, 0, 0, 0, 0, GUARD)
     assert list(segments_of(Region(vma, "", np.empty(0, EXTENT)))) == []
 
@@ -173,7 +173,7 @@ def test_a_guard_is_no_map() -> None:
 def test_threads_and_the_process_in_the_kernels_order(
     whole: tuple[Context, Repository, Checkpoint], tmp_path: Path
 ) -> None:
-    """The leader's registers first; what belongs to the process stands between its two notes."""
+    """The first thread's registers come first; the notes of the process are between its two notes."""
     context, _, checkpoint = whole
     root = recorded.RECORDED.root
     found = list(notes(core(context, checkpoint.id, None, tmp_path / "core").path.read_bytes()))
@@ -192,7 +192,7 @@ def test_threads_and_the_process_in_the_kernels_order(
 
 
 def test_extended_registers() -> None:
-    """Each component where Intel's CPUs have it, and the two masks before them: what there is, and what is in use."""
+    """Each component is where Intel's CPUs have it. Two masks come first: components present, and in use."""
     extended = ((2, b"y" * 256), (5, b"k" * 64), (9, b"p" * 8))
     area = elf_core.xstate(bytes(range(256)) * 2, extended, 0xFFFF)
     assert (area[:464], len(area)) == ((bytes(range(256)) * 2)[:464], 2696)
@@ -225,7 +225,7 @@ def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
     ],
 )
 def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
-    """A register too few is damage: a general one, a floating-point one, an upper half of a vector."""
+    """A missing register is damage: a general one, a floating-point one, the upper half of a vector."""
     image = read_image(recorded.IMAGES[NAME], NAME)
     assert read_registers(recorded.IMAGES[NAME], NAME).is_native
 
@@ -239,7 +239,7 @@ def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
         read_registers(write_image(damaged), NAME)
 
 
-def test_registers_in_use_tell_of_their_cpu() -> None:
+def test_registers_in_use_show_features_of_their_cpu() -> None:
     """Those images come from a CPU with AVX-512, whose C library uses its mask registers; a zombie uses none."""
     root = f"core-{recorded.RECORDED.root.pid}.img"
     (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)

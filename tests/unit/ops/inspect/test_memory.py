@@ -23,7 +23,7 @@ from crckpt.store import Checkpoint, Repository, open_reader
 
 
 def known(process: Process) -> Iterator[tuple[int, bytes | None]]:
-    """Each page of the address space in order, and its content; None if nobody can know it from the images."""
+    """Each page of the address space in order, and its content; None if the images do not show it."""
     assert process.memory is not None
     files = {file.id: file for file in process.mapped}
     for vma in process.memory.vmas:
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 
 
 @pytest.mark.parametrize("pid", recorded.PIDS)
-def test_runs_are_all_that_is_not_zero(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
+def test_runs_have_all_pages_that_are_not_zero(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
     repository, checkpoint, tree = whole
     found: dict[int, bytes] = {}
     with open_reader(repository, checkpoint) as reading:
@@ -75,7 +75,7 @@ def test_runs_are_all_that_is_not_zero(whole: tuple[Repository, Checkpoint, Imag
     offset=st.integers(0, 2 * PAGE_SIZE),
     length=st.integers(0, 600_000),
 )
-def test_read_gives_what_is_known_up_to_what_is_not(
+def test_read_stops_at_the_first_unknown_page(
     whole: tuple[Repository, Checkpoint, ImageTree], data: st.DataObject, pid: int, offset: int, length: int
 ) -> None:
     repository, checkpoint, tree = whole
@@ -97,7 +97,7 @@ def test_a_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree])
         assert (memory.regions, memory.read(4096, 10)) == ((), b"")
 
 
-def test_damage_is_never_given(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
+def test_damaged_bytes_are_never_returned(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
     repository, checkpoint, tree = whole
     process = recorded.process_of(tree, recorded.PIDS[0])
     for pack in packs(repository):

@@ -1,4 +1,4 @@
-"""Pages that differ between two checkpoints: counted as if every page was compared, read only where they must be."""
+"""Pages that differ between two checkpoints: counted as if every page were compared, but read only if necessary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = f"pagemap-{PID}.img"
 
 
 def _changed() -> dict[str, dict[int, bytes]]:
-    """The pages once more, some of them others, zero, or gone, and some that were not there."""
+    """The pages again: some changed, some zero, some gone, some new."""
     chance = random.Random(4)
     changed = {name: dict(pages) for name, pages in recorded.PAGES.items()}
     own = changed[OWN]
@@ -57,7 +57,7 @@ def _space(process: Process) -> AddressSpace:
 
 
 class _Watched(Reader):
-    """Remembers how many bytes of pages it was asked for."""
+    """Count the bytes of pages that are read."""
 
     asked = 0
 
@@ -68,7 +68,7 @@ class _Watched(Reader):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
-    """A checkpoint, one of the same job with changed pages, and this one once more in a job of its own."""
+    """A checkpoint, one of the same job with changed pages, and a copy of this in another job."""
     base = tmp_path_factory.mktemp("changes")
     repository = opened(base)
     before = store(repository, base, recorded.image_set(recorded.PAGES))
@@ -78,7 +78,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkp
 
 
 def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple[dict[int, PageCounts], int]:
-    """By the start of each map; and how many pages were read for it."""
+    """The changes by the start of each map, and how many pages were read."""
     with workers() as pool:
         sides = []
         watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
@@ -116,7 +116,7 @@ def test_every_page_that_differs_is_counted(stored: tuple[Repository, Checkpoint
     assert 0 < read <= 2 * total.changed
 
 
-def test_equal_pages_in_other_places_are_no_change(
+def test_equal_pages_in_different_places_are_no_change(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, after, apart = stored
@@ -131,7 +131,7 @@ def test_the_same_pages_are_not_read(stored: tuple[Repository, Checkpoint, Check
     assert _compared(repository, before, before) == ({}, 0)
 
 
-def test_maps_that_go_come_are_cut_and_grow(
+def test_maps_that_are_gone_new_split_or_larger(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, _, _ = stored

@@ -1,4 +1,4 @@
-"""The sections of `show` over a tree that has one of everything, and what of the store each of them needs."""
+"""The sections of `show` for a tree that has one of everything, and which files of the store each section reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def found(base: Path) -> Sections:
-    """All but the environment."""
+    """All sections but the environment."""
     return sections(Context(base), "job", ps=True, files=True, sockets=True, maps=True)
 
 
@@ -66,14 +66,14 @@ def test_sockets_have_both_ends(found: Sections) -> None:
     assert len(listening) > 1
 
 
-def test_what_is_not_asked_for_is_none(base: Path) -> None:
+def test_other_sections_are_none(base: Path) -> None:
     found = sections(Context(base), "job", maps=True)
     assert (found.ps, found.files, found.sockets, found.env) == (None, None, None, None)
     assert found.maps
 
 
-def test_text_and_json_stand_anything(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the environment was there are bytes of any kind now."""
+def test_text_and_json_work_with_any_bytes(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program has overwritten its environment with arbitrary bytes."""
     assert run(["show", "job", *SECTIONS, "--strings", "[a-z]{6}", "--store", str(base)]) == 0
     text = capsys.readouterr().out
     assert all(f"\n{title}\n" in text for title in ("processes", "files", "sockets", "maps", "environment", "strings"))
@@ -83,8 +83,8 @@ def test_text_and_json_stand_anything(base: Path, capsys: pytest.CaptureFixture[
     assert all(entry["variables"] for entry in result["env"])
 
 
-def test_pages_are_read_by_those_that_need_them(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where only pages are damaged, all that is said without them is said."""
+def test_only_sections_that_need_pages_read_them(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If only pages are damaged, the other sections still work."""
     repository = opened(base.parent)
     try:
         for pack in packs(repository):

@@ -1,4 +1,4 @@
-"""What is put back in a live process that stands for a restored tree, and what becomes of what the kernel refuses."""
+"""Attributes are set on a live process in place of a restored tree; what the kernel refuses is reported."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def record(
     return AttributeRecord((0, 1), (ProcessRecord(pid, {pid: of_thread}, of_process or {}),))
 
 
-def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None:
-    """Unless that is allowed: then it is said."""
+def test_a_lost_protection_fails_the_restore(tree: ImageTree) -> None:
+    """If the user allows it, it is a warning."""
     wanted = record(tree, {}, {"no_written_code": (64,)})
     with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.* again: Invalid argument"):
         plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
@@ -51,8 +51,8 @@ def test_what_protects_and_is_refused_fails_the_restore(tree: ImageTree) -> None
     assert said.key == "protection-lost"
 
 
-def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
-    """All the rest is set."""
+def test_another_lost_attribute_is_a_warning(tree: ImageTree) -> None:
+    """All other attributes are set."""
     wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
     found = plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
     assert sorted(finding.what.partition(" of ")[0] for finding in found) == [
@@ -62,5 +62,5 @@ def test_what_else_is_refused_is_said(tree: ImageTree) -> None:
     assert Path(f"/proc/{tree.root.pid}/personality").read_text() == "00040000\n"
 
 
-def test_without_a_record_nothing_is_done(tree: ImageTree) -> None:
+def test_without_a_record_nothing_is_set(tree: ImageTree) -> None:
     assert plan_attributes(None, tree, allow_weaker=False).set_all(None) == ()

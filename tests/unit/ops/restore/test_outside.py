@@ -1,4 +1,4 @@
-"""What a restored tree gets for the pipes whose other end was outside of it."""
+"""The descriptors that a restored tree gets for pipes whose other end was outside the tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from crckpt.ops.restore.outside import Outside, inherited_ends
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
-def test_our_terminal_is_there_to_be_written_to_alone() -> None:
-    """A shell has opened it for reading, too: a restored program would read what root types."""
+def test_our_terminal_can_only_be_written_to() -> None:
+    """A shell opens it for reading too: a restored program would read what root types."""
     ours, terminal = pty.openpty()
     try:
         tty.setraw(terminal)

@@ -1,4 +1,4 @@
-"""How much memory images take: what parent and child share counts once."""
+"""How much memory images need: pages that parent and child share count once."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def pages(name: str, *extents: tuple[int, int, int, int]) -> StoredFile:
     )
 
 
-def test_one_process_has_all_its_pages() -> None:
-    """Equal pages at different addresses are stored once, and take memory twice."""
+def test_all_pages_of_one_process_count() -> None:
+    """Equal pages at different addresses are stored once, but need memory twice."""
     assert _count_bytes((pages("a", (10, 4, 0, 7), (20, 4, 0, 7), (30, 2, ZERO, 0)),)) == 10 * PAGE
     assert _count_bytes(()) == 0
 
 
-def test_a_child_shares_what_it_has_not_written() -> None:
+def test_a_child_shares_pages_that_it_has_not_written() -> None:
     parent = pages("a", (10, 4, 0, 100), (30, 2, ZERO, 0))
     child = pages("b", (10, 1, 0, 100), (11, 1, 1, 0), (12, 2, 0, 102), (30, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 7 * PAGE
 
 
-def test_extents_that_begin_elsewhere_are_the_same_pages() -> None:
+def test_extents_that_begin_at_different_pages_overlap() -> None:
     parent = pages("a", (10, 4, 0, 100), (20, 4, ZERO, 0))
     child = pages("b", (12, 2, 0, 102), (22, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 8 * PAGE
 
 
-def test_the_same_page_at_another_address_is_no_shared_one() -> None:
+def test_equal_pages_at_different_addresses_are_not_shared() -> None:
     assert _count_bytes((pages("a", (10, 1, 0, 5)), pages("b", (11, 1, 0, 5)))) == 2 * PAGE
