@@ -326,15 +326,8 @@ def test_a_dry_run_looks_at_the_store_and_at_all_else(crckpt: Crckpt, tmp_path: 
 
 
 def test_older_ones_are_not_tried_against_all_advice(crckpt: Crckpt) -> None:
-    _refused(
-        crckpt,
-        2,
-        "restore",
-        "job",
-        "--or-older",
-        "--no-preflight",
-        names=("--or-older cannot be combined with --no-preflight",),
-    )
+    names = ("--or-older cannot be combined with --no-preflight",)
+    _refused(crckpt, 2, "restore", "job", "--or-older", "--no-preflight", names=names)
 
 
 def test_all_and_one_checkpoint_are_not_both_verified(crckpt: Crckpt) -> None:
