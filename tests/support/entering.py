@@ -76,26 +76,32 @@ def compiled(source: str, into: Path, *options: str) -> str:
     return str(executable)
 
 
-def preload_library(into: Path, preload: str = "") -> Path:
-    """crckpt's preload library, compiled from what is there now, or with this text as its preload.c."""
+def preload_library(into: Path, old: str = "", new: str = "") -> Path:
+    """Compile crckpt's preload library, with `new` in place of `old`, which is in its sources once."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     sources = PROGRAMS.parents[1] / "crckpt/tracking/preload"
-    (into / "preload.c").write_text(preload or (sources / "preload.c").read_text())
+    files = dict(_objects(sources))
+    if old:
+        (changed,) = (source for source in files if old in (sources / source).read_text())
+        text = (sources / changed).read_text()
+        assert text.count(old) == 1
+        (into / changed).write_text(text.replace(old, new))
+        files[changed] = str(into / changed)
     library = into / "libpreload.so"
-    files = [f"-I{sources}", str(into / "preload.c"), *_other_objects(sources), "-o", str(library)]
-    subprocess.run(["cc", *_OPTIONS, "-shared", *files], check=True)
+    words = ["cc", *_OPTIONS, "-shared", f"-I{sources}", *files.values(), "-o", str(library)]
+    subprocess.run(words, check=True)
     return library
 
 
 @cache
-def _other_objects(sources: Path) -> tuple[str, ...]:
-    """All but preload.c, compiled once for all the libraries of a run."""
+def _objects(sources: Path) -> tuple[tuple[str, str], ...]:
+    """The object file of each source, compiled once for all the libraries of a run."""
     into = Path(tempfile.mkdtemp(prefix="crckpt-objects-"))
     atexit.register(shutil.rmtree, into, ignore_errors=True)
-    found = [path for path in sources.glob("*.c") if path.name not in ("preload.c", *OF_RESTORES)]
+    found = [path for path in sources.glob("*.c") if path.name not in OF_RESTORES]
     subprocess.run(["cc", *_OPTIONS, f"-I{sources}", "-c", *map(str, found)], check=True, cwd=into)
-    return tuple(str(into / f"{path.stem}.o") for path in found)
+    return tuple((path.name, str(into / f"{path.stem}.o")) for path in found)
 
 
 @contextmanager

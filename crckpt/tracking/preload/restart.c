@@ -26,20 +26,15 @@
 #ifdef __x86_64__
 #define _GNU_SOURCE
 #include "bytes.h"
+#include "calls.h"
 
 #include <elf.h>
 #include <fcntl.h>
 #include <linux/ptrace.h>
 #include <stdarg.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 
 #define VISIBLE __attribute__((visibility("default")))
-
-#define ERESTARTSYS 512
-#define ERESTARTNOINTR 513
-#define ERESTARTNOHAND 514
-#define ERESTART_RESTARTBLOCK 516
 
 #define RESTART_SYSCALL 219
 #define RESTART_SYSCALL_32 0
@@ -53,78 +48,6 @@
 /* Both `syscall` and `int $0x80`. */
 #define INSTRUCTION 2
 #define MOST_TASKS (1 << 22)
-
-struct registers {
-    uint64_t others[10], ax, after[4], orig_ax, ip, cs, flags, sp, ss, rest[6];
-};
-
-struct registers_32 {
-    uint32_t bx, others[5], ax, segments[4], orig_ax, ip, cs, flags, sp, ss;
-};
-
-/* The registers of a thread that say in which system call it is. `first` is the call's first argument. */
-struct call {
-    int is_compat;
-    long number, result, ip, sp, first;
-};
-
-/*
- * Calls that return EINTR when they are interrupted, having done nothing: they are made again. `only` are the low bits
- * of the first argument with which that is so, 0 for any; SOCKET: if that is a socket, which returns EINTR only if it
- * has a timeout (SO_RCVTIMEO, SO_SNDTIMEO) and nothing was read or sent. Not so of other files: close(2) and what a FUSE
- * server does may have been done.
- */
-#define SOCKET -1
-static const struct again {
-    short number, number_32, only;
-} again[] = {
-    /* Events stay in the set until they are returned. */
-    {232, 256, 0},      /* epoll_wait */
-    {281, 319, 0},      /* epoll_pwait */
-    {441, 441, 0},      /* epoll_pwait2 */
-    /* All operations are done, or none. */
-    {65, -1, 0},        /* semop */
-    {220, 420, 0},      /* semtimedop */
-    {-1, 117, 1},       /* ipc: semop */
-    {-1, 117, 4},       /* ipc: semtimedop */
-    /* A signal that it took is what it returns. */
-    {128, 177, 0},      /* rt_sigtimedwait */
-    {-1, 421, 0},       /* rt_sigtimedwait_time64 */
-    /* Events that it took are counted in what it returns. */
-    {208, 247, 0},      /* io_getevents */
-    {333, 385, 0},      /* io_pgetevents */
-    {-1, 416, 0},       /* io_pgetevents_time64 */
-    /* What was read or sent is counted in what they return. */
-    {0, 3, SOCKET},     /* read */
-    {19, 145, SOCKET},  /* readv */
-    {45, 371, SOCKET},  /* recvfrom */
-    {47, 372, SOCKET},  /* recvmsg */
-    {299, 337, SOCKET}, /* recvmmsg */
-    {-1, 417, SOCKET},  /* recvmmsg_time64 */
-    {1, 4, SOCKET},     /* write */
-    {20, 146, SOCKET},  /* writev */
-    {44, 369, SOCKET},  /* sendto */
-    {46, 370, SOCKET},  /* sendmsg */
-    {307, 345, SOCKET}, /* sendmmsg */
-    {40, 187, SOCKET},  /* sendfile */
-    {-1, 239, SOCKET},  /* sendfile64 */
-    {43, -1, SOCKET},   /* accept */
-    {288, 364, SOCKET}, /* accept4 */
-    /* It waits for the connection that it has begun to make. Over TCP it then times out with another errno. */
-    {42, 362, SOCKET},  /* connect */
-    /* The same by socketcall. */
-    {-1, 102, 3},       /* socketcall: connect */
-    {-1, 102, 5},       /* socketcall: accept */
-    {-1, 102, 9},       /* socketcall: send */
-    {-1, 102, 10},      /* socketcall: recv */
-    {-1, 102, 11},      /* socketcall: sendto */
-    {-1, 102, 12},      /* socketcall: recvfrom */
-    {-1, 102, 16},      /* socketcall: sendmsg */
-    {-1, 102, 17},      /* socketcall: recvmsg */
-    {-1, 102, 18},      /* socketcall: accept4 */
-    {-1, 102, 19},      /* socketcall: recvmmsg */
-    {-1, 102, 20},      /* socketcall: sendmmsg */
-};
 
 /* A thread in a call that ends otherwise than CRIU is told, or than CRIU would have it; the next with the same hash. */
 struct kept {
@@ -171,68 +94,12 @@ static void keep(int tid, const struct call *found, long told, long put_back)
         *first = all_kept.length / sizeof kept;
 }
 
-/* Whether these are registers as we know them, and which. */
-static int understood(const struct iovec *where, struct call *call)
-{
-    if (where->iov_len == sizeof(struct registers)) {
-        const struct registers *found = where->iov_base;
-        /* The kernel's own numbers of calls are 32 bits; `first` is rdi. */
-        *call = (struct call){0, (int)found->orig_ax, (int)found->ax, found->ip, found->sp, found->after[3]};
-        return 1;
-    }
-    if (where->iov_len == sizeof(struct registers_32)) {
-        const struct registers_32 *found = where->iov_base;
-        *call = (struct call){1, (int)found->orig_ax, (int)found->ax, found->ip, found->sp, found->bx};
-        return 1;
-    }
-    return 0;
-}
-
-/* `call`, which ends with this result. */
-static void set(struct iovec *where, const struct call *call, long ip, long result)
-{
-    if (call->is_compat) {
-        struct registers_32 *registers = where->iov_base;
-        registers->ip = ip;
-        registers->ax = result;
-        registers->orig_ax = call->number;
-    } else {
-        struct registers *registers = where->iov_base;
-        registers->ip = ip;
-        registers->ax = result;
-        registers->orig_ax = call->number;
-    }
-}
-
-/* The path of a file of a thread in /proc; a name that is given is a number. */
-static const char *file_of(char into[64], int tid, const char *name, long number)
-{
-    char digits[24], *at = into;
-    const char *const parts[] = {"/proc/", NULL, name, NULL};
-    const long numbers[] = {0, tid, 0, number};
-    for (int part = 0; part < (number < 0 ? 3 : 4); part++) {
-        int count = 0;
-        for (const char *text = parts[part]; text && *text;)
-            *at++ = *text++;
-        if (parts[part])
-            continue;
-        long left = numbers[part];
-        do
-            digits[count++] = '0' + left % 10;
-        while (left /= 10);
-        while (count)
-            *at++ = digits[--count];
-    }
-    *at = 0;
-    return into;
-}
-
 /* What a thread's file in /proc says, with a zero behind it; empty if it cannot be read. */
 static const char *text_of(int tid, const char *name)
 {
     static struct bytes text;
     char path[64];
-    int before = errno, file = syscall(SYS_openat, AT_FDCWD, file_of(path, tid, name, -1), O_RDONLY | O_CLOEXEC, 0);
+    int before = errno, file = syscall(SYS_openat, AT_FDCWD, proc_path(path, tid, name, -1), O_RDONLY | O_CLOEXEC, 0);
     text.length = 0;
     if (file >= 0 && !all_read(file, &text))
         text.length = 0;
@@ -295,27 +162,6 @@ static void recognise(int tid, struct call *call)
     }
 }
 
-static int is_socket(int tid, long number)
-{
-    char path[64];
-    struct stat status;
-    int before = errno;
-    int is_there = syscall(SYS_newfstatat, AT_FDCWD, file_of(path, tid, "/fd/", number & INT32_MAX), &status, 0) == 0;
-    errno = before;
-    return is_there && S_ISSOCK(status.st_mode);
-}
-
-static int is_made_again(int tid, const struct call *call)
-{
-    for (const struct again *one = again; one < again + sizeof again / sizeof *again; one++) {
-        if (call->number != (call->is_compat ? one->number_32 : one->number))
-            continue;
-        if (one->only == SOCKET ? is_socket(tid, call->first) : !one->only || (call->first & 0xffff) == one->only)
-            return 1;
-    }
-    return 0;
-}
-
 /* What follows the `name` at the start of a line, as a set of signals; all of them if it is not there. */
 static uint64_t signals(const char *status, const char *name)
 {
@@ -359,18 +205,11 @@ static long end_of(int tid, const struct call *call)
     return call->result;
 }
 
-static int is_interrupted(const struct call *call)
-{
-    return call->number >= 0 && (call->result == -EINTR || call->result == -ERESTARTSYS ||
-                                 call->result == -ERESTARTNOINTR || call->result == -ERESTARTNOHAND ||
-                                 call->result == -ERESTART_RESTARTBLOCK);
-}
-
 /* These are the registers of a thread to which nothing was done yet. */
 static void look(int tid, struct iovec *where)
 {
     struct call call;
-    if (!understood(where, &call))
+    if (!read_call(where, &call))
         return;
     is_looked_at[tid / 8] |= 1 << tid % 8;
     if (!is_interrupted(&call))
@@ -382,7 +221,7 @@ static void look(int tid, struct iovec *where)
     if (put_back == -ERESTARTNOHAND && is_handler_due(tid))
         told = -EINTR;
     keep(tid, &call, told, put_back);
-    set(where, &call, call.ip, told);
+    write_call(where, &call, call.ip, told);
 }
 
 /* What CRIU found, or what it has made of that: it moves a thread back before a call that is to be made again. */
@@ -400,11 +239,11 @@ static long put_back(int tid, const struct kept *kept, const struct iovec *where
     struct registers copy;
     struct iovec ours = {&copy, where->iov_len};
     struct call call;
-    if (!understood(where, &call) || !is_as_kept(kept, &call))
+    if (!read_call(where, &call) || !is_as_kept(kept, &call))
         return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, (void *)where);
     for (size_t i = 0; i < where->iov_len; i++)
         ((char *)&copy)[i] = ((const char *)where->iov_base)[i];
-    set(&ours, &call, kept->found.ip, kept->put_back);
+    write_call(&ours, &call, kept->found.ip, kept->put_back);
     return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &ours);
 }
 
@@ -415,12 +254,12 @@ static void let_call_go_on(int tid)
     struct iovec where = {&registers, sizeof registers};
     struct call call;
     int before = errno;
-    if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && understood(&where, &call) &&
+    if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && read_call(&where, &call) &&
         is_interrupted(&call)) {
         recognise(tid, &call);
         long end = end_of(tid, &call);
         if (end != call.result) {
-            set(&where, &call, call.ip, end);
+            write_call(&where, &call, call.ip, end);
             ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &where);
         }
     }

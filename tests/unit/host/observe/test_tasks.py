@@ -10,7 +10,7 @@ from places import PROJECT
 from crckpt.host.observe.tasks import RESTARTED, parse_call
 from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
 
-SOURCE = PROJECT / "crckpt/tracking/preload/restart.c"
+SOURCE = PROJECT / "crckpt/tracking/preload/calls.c"
 STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
 
 

@@ -1,0 +1,125 @@
+/* What the parts of the preload library for dumps share: the files that it watches, and the kernel's scan of page maps. */
+#pragma once
+
+#define _GNU_SOURCE
+#include "bytes.h"
+#include "text.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+#define MIN(one, other) ((one) < (other) ? (one) : (other))
+#define MAX(one, other) ((one) > (other) ? (one) : (other))
+
+/* PAGEMAP_SCAN and its flags and categories (linux/fs.h). */
+#define SCAN 0xC0606610ul
+#define WP_MATCHING 1ull
+#define WPALLOWED (1ull << 0)
+#define WRITTEN (1ull << 1)
+#define FILES (1ull << 2)
+#define PRESENT (1ull << 3)
+#define SWAPPED (1ull << 4)
+#define PFNZERO (1ull << 5)
+#define SOFT_DIRTY (1ull << 7)
+
+/* struct page_region and struct pm_scan_arg. */
+struct region {
+    uint64_t start, end, categories;
+};
+
+struct scan {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t inverted, mask, anyof, told;
+};
+
+/*
+ * A file that CRIU opened and that the library watches. `pid` is the process whose page map it is or whose bits it
+ * resets, 0 for CRIU itself. `unchanged` are those of its maps that are as they were (frames.c), `vdso` the regions of
+ * its vDSO.
+ */
+struct file {
+    int number;
+    enum { NONE, PAGEMAP, CLEAR_REFS, PAGES } kind;
+    dev_t device;
+    ino_t inode;
+    int pid;
+    struct bytes unchanged, vdso;
+};
+
+extern char **environ;
+
+/* The value of `name`, which ends in =, in the environment; empty if it is not there. */
+static inline const char *variable(const char *name)
+{
+    for (char **one = environ; one && *one; one++)
+        if (begins(*one, name)) {
+            const char *value = *one;
+            while (*name++)
+                value++;
+            return value;
+        }
+    return "";
+}
+
+static inline int tracker_is(const char *name)
+{
+    return same(variable("CRCKPT_TRACKER="), name);
+}
+
+static inline int is_tracking(void)
+{
+    return *variable("CRCKPT_TRACKER") != 0;
+}
+
+/* Refuse what CRIU asks, with a message on stderr. */
+static inline long refuse(const char *what)
+{
+    say("crckpt's preload does not know what CRIU asks: ");
+    say(what);
+    say("\n");
+    errno = ENOTSUP;
+    return -1;
+}
+
+/* files.c: the watched file of this number, or NULL. */
+struct file *find_file(int number);
+
+/* Watch a file. Returns its number; closes it, and returns -1, if there is no room. */
+int watch_file(int number, int kind, int pid);
+
+/* Watch it no longer. */
+void forget_file(int number);
+
+/* Whether a file is in /proc, and not somewhere else under a name that we know. */
+int is_of_proc(int number);
+
+/* The path of `name` in the directory of `path`, whose last part begins at `last`. Whether there is room for it. */
+int sibling(char into[4096], const char *path, const char *last, const char *name);
+
+/* The PID of the process whose /proc directory this is, from its `stat`: CRIU's /proc may know it by another number. */
+int pid_in(int directory, const char *stat);
+
+/* The same for the directory of a path; 0 if it is CRIU's own, -1 if that is unknown. */
+int pid_beside(int directory, const char *path, const char *last);
+
+/* gate.c: wait, before the first reset, until crckpt has looked at the frozen tree. Whether CRIU may go on. */
+int pass_gate(void);
+
+/* vdso.c: add the regions of the vDSO to `regions`. `list` is the process's list of maps, which is closed. */
+void find_vdso(int list, struct bytes *regions);
+
+/* Lay regions of the vDSO over what the kernel reports of the same pages. */
+int lay_over(struct bytes *regions, const struct bytes *over);
+
+/* scan.c: PAGEMAP_SCAN by write protection, and with soft-dirty bits. */
+long scan_by_protection(int number, struct scan *asked);
+long scan_soft_dirty(int number, struct scan *asked);
+
+/* Protect again what was written, unless the first scan of this process has. Whether that was done. */
+int reset_by_protection(int number, int pid);
+
+/* pages.c: a descriptor is closed from which or to which pages were moved. */
+void forget_moved(int number);
