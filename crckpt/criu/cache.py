@@ -1,4 +1,4 @@
-"""Where a CRIU may be, and the memory of those that worked: all that `--version` needs, and light to load."""
+"""Where CRIU may be installed, and a cache of those that worked. Light to load: `--version` needs no more."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from crckpt.host.disk.own_files import make_own_directories, read_own
 
 PREFIX = Path("/usr/local/lib/crckpt/criu")
-"""Where scripts/install-criu puts a CRIU of its own."""
+"""Where scripts/install-criu installs CRIU."""
 
 
 class Candidate(NamedTuple):
-    """A place where CRIU may be. `origin` says who named it."""
+    """A path where CRIU may be, and who named it."""
 
     path: Path
     origin: str
 
 
 class CriuFacts(NamedTuple):
-    """What was found of a CRIU that works; as `Criu` has it."""
+    """What is known of a CRIU that works."""
 
     version: str
     digest: str
@@ -32,7 +32,7 @@ class CriuFacts(NamedTuple):
 
 
 def candidates(option: Path | None, configured: Path | None) -> Iterator[Candidate]:
-    """Where to look, in order."""
+    """Where to look for CRIU, in order."""
     named = (
         (option, "--criu"),
         (_path(os.environ.get("CRCKPT_CRIU")), "CRCKPT_CRIU"),
@@ -45,14 +45,14 @@ def candidates(option: Path | None, configured: Path | None) -> Iterator[Candida
 
 
 def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
-    """What was found of a CRIU that worked, if neither its file nor the kernel has changed since.
+    """What is known of this CRIU, if it worked, and neither its file nor the kernel has changed since.
 
-    `memory` is the file where that stands, unless it is to be the user's own.
+    `memory` is the cache file, if not the user's own.
     """
     place = memory or _memory()
     if place is None:
         return None
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever stands there, it is only memory
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged cache is no cache
         known = json.loads(read_own(place))[str(path)]
         if known.pop("identity") == _identity(path):
             return CriuFacts(**known)
@@ -60,7 +60,7 @@ def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
 
 
 def remember(path: Path, facts: CriuFacts, memory: Path | None = None) -> None:
-    """Remember what was found of a CRIU that works."""
+    """Write what is known of a CRIU that works to the cache."""
     from crckpt.host.disk.files import write_durably
 
     place = memory or _memory()
@@ -69,10 +69,10 @@ def remember(path: Path, facts: CriuFacts, memory: Path | None = None) -> None:
     known: object = None
     with suppress(OSError, ValueError):
         known = json.loads(read_own(place))
-    # What is no longer there is forgotten: the memory does not grow for ever.
+    # Drop every CRIU that is gone, so that the cache does not grow for ever.
     entries = {path: facts for path, facts in known.items() if Path(path).exists()} if isinstance(known, dict) else {}
     entries[str(path)] = {"identity": _identity(path), **facts._asdict()}
-    with suppress(OSError):  # a host that forgets is slower, not wrong
+    with suppress(OSError):  # without the cache crckpt is slower, not wrong
         make_own_directories(place.parent)
         write_durably(place, json.dumps(entries, indent=1).encode(), "memory")
 

@@ -1,10 +1,10 @@
-"""Run CRIU and follow it to its end, through a hold if there is one.
+"""Run CRIU to its end, through a hold if there is one.
 
-In a dump CRIU is killed only if nothing else helps: cut short, it leaves sockets in repair mode and packets dropped. It
-limits itself how long it tries to freeze a tree (--timeout, 10 s), and a hold ends by itself. Where the tree keeps it
-waiting, as by a file system that does not answer, there is a limit (`crckpt.criu.stuck`). A restore that makes no
-progress any more is ended: CRIU waits without end for a task that died, or failed, at the wrong moment.
-It runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
+CRIU runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
+A dump's CRIU is killed only as a last resort: a killed one leaves sockets in repair mode, and their packets dropped. It
+limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and `crckpt.criu.stuck` limits how
+long it waits for the tree. A restore that makes no progress is ended: CRIU waits for ever for a task that died at the
+wrong moment.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LOOK_S = 1.0
 class CriuResult(Struct, frozen=True):
     """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds.
 
-    If it `hung`, crckpt has ended it. `waited_for` are mount points of file systems that did not answer CRIU: crckpt
-    has disconnected them.
+    If it `hung`, crckpt ended it. `waited_for` are mount points of file systems that did not answer, which crckpt
+    disconnected.
     """
 
     argv: tuple[str, ...]
@@ -54,12 +54,12 @@ class CriuResult(Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether CRIU says that it did what it was asked."""
+        """Whether CRIU reports success."""
         return self.status == 0
 
 
 class CriuRun:
-    """A CRIU that was started and is to be followed to its end."""
+    """A CRIU that was started. `follow` it to its end."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class CriuRun:
         limited: bool = False,
         tree: int = 0,
     ) -> None:
-        """Start it, to wait at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `run_criu`."""
+        """Start CRIU, which waits at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `run_criu`."""
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
@@ -98,7 +98,7 @@ class CriuRun:
         in_hold: Callable[[], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> CriuResult:
-        """As `run_criu` does."""
+        """Follow CRIU to its end, as `run_criu` does."""
         with interrupts_deferred(), _stops(self._terminal):
             aside = threading.Thread(target=meanwhile)
             aside.start()
@@ -110,7 +110,7 @@ class CriuRun:
         return outcome
 
     def wait(self) -> CriuResult:
-        """Wait until it has ended by itself, which it does if it gets no images. May be called again."""
+        """Wait until CRIU has ended by itself. May be called again."""
         progress = Progress(self._log)
         while not self._child.ends_within(_LOOK_S):
             self._look_after(progress)
@@ -119,12 +119,12 @@ class CriuRun:
         return CriuResult(self._argv, status, read_log(self._log), self._started, time.monotonic(), hung, waited_for)
 
     def _look_after(self, progress: Progress) -> None:
-        """Raises what came, Interrupted or DumpFailed if CRIU makes no progress and cannot be killed."""
+        """Limit its waits. If CRIU hangs and cannot be killed, raises the hold's failure, Interrupted or DumpFailed."""
         if self._limited:
             self._end_if_stuck(progress)
             return
         if self._terminal is None:
-            # In a session of its own no ^Z stops it: as the user of the tree it may be stopped by that.
+            # ^Z does not reach its session, but a CRIU that runs as the tree's user can be stopped by that user.
             continue_with_descendants(self._child.pid)
         self._limit_dump()
 
@@ -145,7 +145,7 @@ class CriuRun:
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
     def _reaches(self, hold: Hold) -> bool:
-        """Wait until it reaches the hold, or ends."""
+        """Wait until CRIU reaches the hold, or ends. Whether it reached it."""
         progress = Progress(self._log)
         while True:
             ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S)
@@ -161,7 +161,7 @@ class CriuRun:
             with interrupts_allowed():
                 in_hold()
             hold.commit()
-        # Whatever it was: CRIU must first undo and end.
+        # Of any kind, even KeyboardInterrupt: CRIU must first undo its work and end.
         except BaseException as error:
             hold.release()
             return error
@@ -182,13 +182,14 @@ def run_criu(
 ) -> CriuResult:
     """Run CRIU to its end. When it reaches the `hold`, call `in_hold`: a return commits, an exception aborts.
 
-    A CRIU that gave up waiting for us has failed, as its outcome and its log say.
-    Whatever `in_hold` raises is raised again, after CRIU has undone its work and ended. An interruption aborts a hold;
-    elsewhere it is put off until CRIU has ended, as a ^Z is. `terminal` is a descriptor that CRIU gets as stdin; CRIU
-    then stays in our session, because the tree is to live in it, and ^Z stops it as it does us. `keep` are descriptors
-    that CRIU is to hand to the tree. `meanwhile`, which raises nothing, is called in a thread as soon as CRIU runs. If
-    it is `limited`, as every restore is, CRIU and all that it made is ended once it makes no progress. `tree` is the
-    PID of the root of the tree that it dumps.
+    What `in_hold` raises is raised again, after CRIU has undone its work and ended. A CRIU that gave up waiting for us
+    fails, as its result and its log say. An interruption aborts a hold; elsewhere it waits until CRIU has ended, and so
+    does ^Z.
+
+    `terminal` is a descriptor that CRIU gets as stdin. Then CRIU stays in our session, where the tree is to live, and
+    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile`, which raises nothing, is called in a
+    thread as soon as CRIU runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no
+    progress. `tree` is the PID of the root of the tree that it dumps.
     """
     with interrupts_deferred(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
@@ -197,17 +198,17 @@ def run_criu(
 
 
 def _stops(terminal: int | None) -> AbstractContextManager[None]:
-    """A CRIU that ^Z stops would never end: there it is not put off."""
+    """Put ^Z off until the block ends, unless CRIU gets it, too: a stopped CRIU would never end."""
     return stops_deferred() if terminal is None else nullcontext()
 
 
 def run_id(log: str) -> str | None:
-    """The id of CRIU's run, which also names its network lock (`inet CRIU-<id>`)."""
+    """The id of CRIU's run. Its network lock has it in its name (`inet CRIU-<id>`)."""
     found = re.search(r"CRIU run id = (\S+)", log)
     return found[1] if found else None
 
 
 def read_log(log: Path) -> str:
-    """CRIU's log, after what it wrote to its stderr before the log was open; of long ones the begin and the end."""
+    """Read what CRIU wrote to stderr before its log was open, and its log; of long ones the begin and the end."""
     paths = (path for path in (log.with_suffix(".out"), log) if path.exists())
     return "".join(read_file_ends(path).decode(errors="replace") for path in paths)

@@ -1,4 +1,4 @@
-"""Find a CRIU that works on this kernel, and remember it, so that no later command pays for the trial."""
+"""Find a CRIU that works on this kernel, and cache that, so that no later command pays for the trial."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HINT = "scripts/install-criu gets one that works here; crckpt doctor says what 
 
 
 class Criu(Struct, frozen=True):
-    """A CRIU that was found to work. `origin` says by which way it was found.
+    """A CRIU that works. `origin` is who named it.
 
-    `passed_over` are sentences on those that the user named, and that do not work.
+    `passed_over` are sentences on those that the user named and that do not work.
     """
 
     path: Path
@@ -30,14 +30,14 @@ class Criu(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """What a search came to: the CRIU that works, if any, and why the ones before it were passed over."""
+    """The CRIU that works, if any, and why the candidates before it were rejected."""
 
     criu: Criu | None
     rejected: tuple[tuple[Candidate, str], ...]
 
 
 def find(option: Path | None, configured: Path | None) -> Criu:
-    """The first CRIU that works: --criu, CRCKPT_CRIU, the configuration, PATH, the private prefix.
+    """Find the first CRIU that works: --criu, CRCKPT_CRIU, the configuration, PATH, the private prefix.
 
     Raises HostCannot, naming each one that was tried and why it does not work.
     """
@@ -53,9 +53,9 @@ def find(option: Path | None, configured: Path | None) -> Criu:
 
 
 def search(option: Path | None, configured: Path | None, memory: Path | None = None) -> Search:
-    """Try the candidates in turn until one works. Needs root for a trial; a remembered one costs nothing.
+    """Try the candidates in turn until one works. A trial needs root; a cached CRIU needs no trial.
 
-    `memory` is the file of what worked before, unless it is to be the user's own.
+    `memory` is the cache file, if not the user's own.
     """
     rejected: list[tuple[Candidate, str]] = []
     for candidate in candidates(option, configured):
@@ -69,7 +69,7 @@ def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candi
     if not os.access(candidate.path, os.X_OK):
         rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
         return None
-    # What a trial needs is not loaded where nothing is tried.
+    # Rarely needed and slow to import.
     from crckpt.criu.trial import digest_of, locks_by_nftables, trial
     from crckpt.host.versions import read_criu_version
 

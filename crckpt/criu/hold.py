@@ -1,14 +1,14 @@
-"""The hold: CRIU waits for us before it freezes the tree, while it is frozen, or before a restored one runs.
+"""The hold: CRIU waits for crckpt before it freezes the tree, while it is frozen, or before a restored tree runs.
 
-It does at `pre-dump`, `post-dump` or `post-restore`, by an action script (hold.c), and before it resets the first bit
-of what was written (the gate), by the preload library: in a pre-dump, too, where it runs no script in the freeze.
-Either answers by what is *recorded*: commit means go on, abort means undo. Before a dump CRIU then leaves the tree
-alone, after it CRIU resumes the tree with its connections, after a restore it ends what it has built.
+CRIU waits at `pre-dump`, `post-dump` or `post-restore` in an action script (hold.c), and at the gate in the preload
+library (gate.c): before it resets the first bit of what was written, in a pre-dump, too, which runs no script.
+CRIU's side answers by what is *recorded*: commit means go on, abort means undo. After an abort before the freeze CRIU
+leaves the tree alone; after a dump it resumes the tree with its connections; after a restore it ends what it built.
 
-A file `undecided` is renamed to `commit` by crckpt, or to `abort` by CRIU's end: the kernel lets exactly one win.
-CRIU's end aborts when crckpt has died (its pipe `alive` ends), and when it shows no sign of life for PATIENCE_S: a
-crckpt that is stopped (SIGSTOP, a debugger, a frozen control group) must not keep the tree frozen. One that wakes up
-later finds `abort`, and knows that its commit does not count.
+The file `undecided` is renamed to `commit` by crckpt, or to `abort` by CRIU's side: the kernel lets exactly one win.
+CRIU's side aborts when crckpt has died (its pipe `alive` ends), or gives no sign of life for PATIENCE_S: a crckpt that
+is stopped (SIGSTOP, a debugger, a frozen control group) must not keep the tree frozen. When it runs again it finds
+`abort`, and its commit does not count.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from crckpt.host.steps import limit, step
 Step = Literal["pre-dump", "post-dump", "post-restore"]
 
 PATIENCE_S: Final = limit("CRCKPT_PATIENCE_S", 10)
-"""So long a sign of life is believed, in seconds, by whoever waits at CRIU's end. At most 255."""
+"""How long CRIU's side waits after a sign of life, in seconds. At most 255."""
 STUCK_S: Final = 300
-"""A crckpt that uses next to no processor time for so long in a hold is stuck: a disk or a server does not answer."""
+"""A crckpt that uses next to no processor time for so long in a hold is stuck: a disk or server does not answer."""
 _BEAT_S: Final = 1.0
 _USED_S: Final = 0.001
-"""Of a processor, between two beats: less is nothing."""
+"""Processor time between two beats: less counts as none."""
 
 PROGRAM: Final = Path(__file__).with_name("hold-action")
-"""CRIU's action script. Compiled from hold.c when the package is built."""
+"""CRIU's action script, compiled from hold.c when the package is built."""
 
-# Without a C compiler there is no such program, and this stands in, in our own mount namespace only: it reads no signs
-# of life. `<>` opens the pipe without waiting for a reader: a dead crckpt must not keep the tree frozen. And of the
-# files that NFS is to lock alone it wants those that are open for writing.
+# Replaces PROGRAM where there was no C compiler, in our own mount namespace only. It reads no signs of life. `<>` opens
+# the pipe without waiting for a reader: a dead crckpt must not keep the tree frozen. It also opens `owner` for writing,
+# without which NFS takes no exclusive lock.
 _SCRIPT: Final = """#!/bin/sh
 case ",$CRCKPT_HOLD_STEPS," in
 ,,) exit 1 ;;
@@ -60,7 +60,7 @@ mv "$here/undecided" "$here/abort" 2>/dev/null
 
 
 class GaveUp(HostCannot):
-    """CRIU's end has aborted the hold: it had no sign of life of us. CRIU undoes its work and fails."""
+    """CRIU's side has aborted the hold, without a sign of life from us. CRIU undoes its work and fails."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,13 +70,13 @@ class GaveUp(HostCannot):
 
 
 class Hold:
-    """One hold. `reached` is a descriptor that becomes readable at the step, `owner` the file that we hold locked.
+    """One hold. `reached` is a descriptor that is readable once CRIU waits; `owner` is a file that we keep locked.
 
-    `environment` is for the CRIU that is to wait here.
+    `environment` is for the CRIU that waits here.
     """
 
     def __init__(self, directory: Path, environment: Mapping[str, str], patience_s: int = PATIENCE_S) -> None:
-        """Make `directory`, private, with the record and the pipes. Take the lock of `owner`."""
+        """Make the private `directory` with the record and the pipes. Lock `owner`."""
         directory.mkdir(mode=0o700)
         self.environment = environment
         self._directory = directory
@@ -84,51 +84,51 @@ class Hold:
         for name in ("reached", "alive"):
             os.mkfifo(directory / name, 0o600)
         self.reached = os.open(directory / "reached", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # For reading too: then it is opened without waiting for a reader.
+        # Opened for reading, too, so that it does not wait for a reader.
         self._alive = os.open(directory / "alive", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.owner = directory / "owner"
         self._lock = os.open(self.owner, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.close(os.open(directory / "undecided", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        self._one_at_a_time = threading.Lock()
+        self._mutex = threading.Lock()
         self.work_began: float | None = None
         self.beat()
 
     @property
     def script(self) -> Path:
-        """CRIU's action script: one for all steps."""
+        """CRIU's action script, for all steps."""
         return PROGRAM if PROGRAM.exists() else self._directory.parent / "hold"
 
     def beat(self) -> None:
-        """Say that we live."""
-        with self._one_at_a_time:
+        """Give a sign of life."""
+        with self._mutex:
             if self._alive >= 0:
-                with suppress(BlockingIOError):  # nobody reads yet, and there is a sign for hours
+                with suppress(BlockingIOError):  # the pipe is full: nothing reads it yet
                     os.write(self._alive, self._beat)
 
     def check(self) -> None:
-        """Raise GaveUp if it was aborted by CRIU's end."""
+        """Raise GaveUp if CRIU's side has aborted it."""
         if (self._directory / "abort").exists():
             raise GaveUp
 
     def commit(self) -> None:
-        """CRIU goes on: it freezes the tree, or ends the dumped one, or lets the restored one run.
+        """Let CRIU go on: it freezes the tree, or ends the dumped one, or lets the restored one run.
 
-        Raises GaveUp if it does not, OSError if that cannot be recorded.
+        Raises GaveUp if CRIU has given up, OSError if the commit cannot be recorded.
         """
         step("hold.commit", self._directory)
         try:
             (self._directory / "undecided").rename(self._directory / "commit")
         except FileNotFoundError:
             self.check()
-            # NFS may say so of a rename that it has done.
+            # NFS may report this for a rename that it has done.
             if not (self._directory / "commit").exists():
                 raise
         self.release()
 
     def release(self) -> None:
-        """Let CRIU read the record: without a commit before, it undoes what it did. May be called twice."""
-        with self._one_at_a_time:
+        """Let CRIU read the record. Without a commit it undoes its work. May be called again."""
+        with self._mutex:
             for descriptor in (self._alive, self._lock, self.reached):
                 if descriptor >= 0:
                     os.close(descriptor)
@@ -142,9 +142,9 @@ def can_hold(directory: Path) -> bool:
 
 @contextmanager
 def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Iterator[tuple[Hold, ...]]:
-    """A hold at each of these steps of CRIU that is aborted unless the block commits it.
+    """Make a hold at each of these steps, in `directory` below CRIU's work directory; abort what is not committed.
 
-    `directory` is made, in CRIU's work directory. Raises HostCannot.
+    Raises HostCannot.
     """
     if not can_hold(directory.parent):
         raise HostCannot(
@@ -152,7 +152,7 @@ def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Ite
             hint="install crckpt with a C compiler (gcc), or use a store that is mounted exec: --store DIR",
         )
     directory.mkdir(mode=0o700)
-    # CRIU works in its work directory: so nothing that a tree has mounted elsewhere stands between.
+    # Relative to CRIU's work directory, so that no mount of the tree can hide it.
     environment = {"CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": ",".join(steps)}
     with ExitStack() as stack:
         holds = tuple(Hold(directory / name, environment, patience_s) for name in steps)
@@ -169,10 +169,7 @@ def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Ite
 
 @contextmanager
 def gate(directory: Path, patience_s: int = PATIENCE_S) -> Iterator[Hold]:
-    """A hold at CRIU's first reset of what was written, by its preload library, that is as well aborted.
-
-    Nothing is left of it: a CRIU that comes later is refused.
-    """
+    """Make a hold at the gate; abort it if it is not committed, and remove it: a later CRIU is refused."""
     hold = Hold(directory, {"CRCKPT_HOLD": str(directory)}, patience_s)
     try:
         with _beating(hold):
@@ -184,13 +181,13 @@ def gate(directory: Path, patience_s: int = PATIENCE_S) -> Iterator[Hold]:
 
 @contextmanager
 def _beating(*holds: Hold) -> Iterator[None]:
-    """Give signs of life at these holds, by a thread, for as long as we live and are not stuck in one of them."""
+    """Give signs of life at these holds from a thread, unless we are stuck in one of them."""
     is_over = threading.Event()
 
     def beat() -> None:
-        used, since = _used_by_others(), time.monotonic()
+        used, since = _processor_time(), time.monotonic()
         while not is_over.wait(_BEAT_S):
-            before, used = used, _used_by_others()
+            before, used = used, _processor_time()
             began = max(hold.work_began or 0.0 for hold in holds)
             if used - before > _USED_S or not began:
                 since = time.monotonic()
@@ -206,6 +203,6 @@ def _beating(*holds: Hold) -> Iterator[None]:
         thread.join()
 
 
-def _used_by_others() -> float:
-    """Seconds of processor time that this process used, but for this thread."""
+def _processor_time() -> float:
+    """Seconds of processor time of this process, without this thread."""
     return time.process_time() - time.thread_time()

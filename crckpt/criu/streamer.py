@@ -1,4 +1,4 @@
-"""Image files for a `criu restore --stream`, each through a pipe while CRIU reads it: none lies on a disk.
+"""Serve image files to a `criu restore --stream`, each through a pipe: none is written to a disk.
 
 CRIU connects to a socket in its images directory. For every file that it wants it sends a name (u32 length, protobuf
 message with the name in field 1), gets an answer (likewise, field 1: whether it exists), and sends the end of a pipe
@@ -24,7 +24,7 @@ from crckpt.host.process.signals import interrupt_is_waiting
 from crckpt.images.wire import Message
 
 Images = Callable[[str], Iterator[memoryview] | None]
-"""The content of an image file in parts; None if there is no such file.
+"""Returns the content of an image file in parts; None if there is no such file.
 
 Pipes refer to the pages of parts that are writable memory. These must stay as they are until parts of PIPE_SIZE bytes
 more have been asked for; so the last PIPE_SIZE bytes are to be read-only.
@@ -34,7 +34,7 @@ _SOCKET: Final = "streamer-serve.sock"
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = 1
 _AT_ONCE: Final = 1 << 16
-"""Bytes that an empty pipe takes without anybody reading."""
+"""Bytes that an empty pipe holds."""
 _EXISTS: Final = b"\x08\x01"
 _MISSING: Final = b"\x08\x00"
 
@@ -52,7 +52,7 @@ class Streamer:
         self._promised: SimpleQueue[Images | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._listener = socket.socket(socket.AF_UNIX)
-        # What a socket has as its mode before, it has as a file.
+        # The socket's file gets the mode that the socket has when it is bound.
         os.fchmod(self._listener.fileno(), 0o600)
         self._listener.bind(str(self.directory / _SOCKET))
         self._listener.listen(1)
@@ -60,22 +60,22 @@ class Streamer:
         self._server.start()
 
     def serve(self, images: Images) -> None:
-        """These are the images."""
+        """Begin to serve these images."""
         self._promised.put(images)
 
     def refuse(self) -> None:
-        """There will be no images, unless there are already: a CRIU that waits for them ends, and has done nothing."""
+        """Serve no images, unless it has begun: a CRIU that waits for them ends without having done anything."""
         self._promised.put(None)
 
     def check(self) -> None:
-        """Raises what went wrong with a file, if anything did: CRIU has then found it to be cut short."""
+        """Raise what failed while a file was served, if anything did. CRIU got a truncated file then."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """After CRIU has ended: nothing is served any more."""
+        """End the server, after CRIU has ended."""
         self.refuse()
-        # Not close alone: that would not wake who waits for a connection.
+        # close(2) alone would not wake the thread that waits for a connection.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._server.join()
@@ -90,11 +90,11 @@ class Streamer:
         try:
             with connection:
                 images = self._promised.get()
-                while images is not None and (request := _received(connection)) is not None:
+                while images is not None and (request := _read_message(connection)) is not None:
                     feeders += self._answer(connection, images, Message(request, "CRIU's request").text(_NAME))
         except ConnectionError:
             pass  # CRIU has failed and says why
-        # Whatever it was: CRIU sees the connection end and undoes its work, and then it is raised.
+        # Of any kind: CRIU sees the connection end and undoes its work; `check` raises it then.
         except BaseException as error:
             self._failure = self._failure or error
         finally:
@@ -107,8 +107,8 @@ class Streamer:
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
             return ()
-        pipe = _descriptor(connection)
-        # CRIU splices other files, and only from these it copies.
+        pipe = _receive_descriptor(connection)
+        # CRIU splices other files to where they belong, and only copies from these.
         lent = name.startswith("pages-")
         rest = image if lent else _without_small(image, pipe)
         if rest is None:
@@ -128,7 +128,7 @@ class Streamer:
                         content = content[lender.lend(content) if borrows else os.write(pipe, content) :]
         except BrokenPipeError:
             pass  # CRIU has what it wants of it, or has failed and says why
-        # Whatever it was: CRIU sees a file cut short and undoes its work, and then it is raised.
+        # Of any kind: CRIU sees a truncated file and undoes its work; `check` raises it then.
         except BaseException as error:
             self._failure = self._failure or error
         finally:
@@ -137,7 +137,7 @@ class Streamer:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Streamer]:
-    """A streamer with its socket in `directory`, which exists and is private; closed after the block."""
+    """Make a streamer with its socket in the private `directory`, and close it after the block."""
     with ExitStack() as stack:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
@@ -147,15 +147,15 @@ def serving(directory: Path) -> Iterator[Streamer]:
 
 
 def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryview] | None:
-    """The image, but None if it was so small that all of it is in the pipe already, which is closed then.
+    """The image; None if it is so small that all of it was written to the pipe, which is closed then.
 
-    A thread for each of the many small ones would wait for its turn among those that unpack.
+    A thread for each small image would wait for its turn among the threads that unpack.
     """
     try:
         first = next(image, memoryview(b""))
         if len(first) > _AT_ONCE:
             return chain((first,), image)
-        # It need not stay as it is once more is asked for.
+        # The part may change once the next one is asked for: copy it.
         first = memoryview(bytes(first))
         second = next(image, None)
         if second is not None:
@@ -169,8 +169,8 @@ def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryvie
     return None
 
 
-def _received(connection: socket.socket) -> bytes | None:
-    """The next message; None at the end."""
+def _read_message(connection: socket.socket) -> bytes | None:
+    """Read the next message; None at the end."""
     header = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
     if len(header) < _LENGTH.size:
         return None
@@ -178,10 +178,10 @@ def _received(connection: socket.socket) -> bytes | None:
     return connection.recv(length, socket.MSG_WAITALL)
 
 
-def _descriptor(connection: socket.socket) -> int:
+def _receive_descriptor(connection: socket.socket) -> int:
     _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_LENGTH.size), socket.MSG_CMSG_CLOEXEC)
     if not ancillary:
-        raise ConnectionAbortedError("CRIU has ended amid a request")
+        raise ConnectionAbortedError("CRIU ended during a request")
     ((_, _, content),) = ancillary
     (descriptor,) = array.array("i", content)
     return descriptor

@@ -1,4 +1,4 @@
-"""A dump's CRIU that makes no progress: end its wait, then CRIU itself. The kernel lets go of the tree."""
+"""Limit a dump's CRIU that makes no progress: end its wait, then CRIU itself. Then the kernel lets the tree go."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ABORTS: Final = 3
 
 
 class DumpLimit:
-    """Limits a dump's CRIU, process `pid`, which dumps the tree below `root`.
+    """The limit of a dump's CRIU, process `pid`, which dumps the tree below `root`.
 
-    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected: CRIU gets an error
-    then, and undoes its work. With `is_killed` it was ended. It cannot be ended if `is_lost`.
+    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected: CRIU then gets an
+    error, and undoes its work. `is_killed`: CRIU was killed. `is_lost`: it cannot even be killed.
     """
 
     def __init__(self, pid: int, root: int, log: Path) -> None:
@@ -33,10 +33,10 @@ class DumpLimit:
         self._signs: object = None
 
     def look(self, *, is_to_end: bool) -> None:
-        """Do what is to be done. Call it every second; `is_to_end` after an interruption or a failure."""
+        """Act if there is no progress. Call it every second; `is_to_end` after an interruption or a failure."""
         criu, tree = fuse.tree_pids(self._pid), fuse.tree_pids(self._root)
         signs = dump_signs(criu, tree, self._log)
-        # Once CRIU is killed the tree runs on, and gives signs.
+        # Once CRIU is killed the tree runs on, and its signs do not count.
         self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
         self._signs = signs
         if self._quiet <= (_KILLED_WITHIN_S if self.is_killed else PATIENCE_S if is_to_end else QUIET_S):

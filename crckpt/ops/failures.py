@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
+from crckpt.causes.cause import LIKELY
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host.disk import fuse
@@ -159,7 +160,9 @@ def criu_failure(
     if result.waited_for:
         said, hint = _describe_disconnected(result.waited_for[0])
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
-    if explanation.finding:
+    # What is only likely explains no CRIU that was killed: its log ends anywhere.
+    is_guess = explanation.finding is not None and explanation.finding.what.startswith(LIKELY)
+    if explanation.finding and not (is_guess and result.status < 0):
         place = find_place(explanation)
         where = f" ({place})" if place else ""
         keys = _PREFLIGHT_KNOWS_MORE.get(explanation.finding.key, ())

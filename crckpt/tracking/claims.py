@@ -1,4 +1,4 @@
-"""Who tracks a process: two who reset its bits would each take them from the other."""
+"""Claim the processes that a tracker tracks: two trackers that reset a process's bits would each lose them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class Claims:
-    """The processes that are ours: of one file a locked byte each, at a place of its own. They end with us.
+    """The claims of one tracker: for each process a locked byte of one file. The locks end with us.
 
-    The place is made of PID and start time: a claim may outlive its process, and the PID may be another's by then.
+    The byte's offset is made of PID and start time: a claim may outlive its process, and the PID be used again.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path` is the file, unless it is to be the host's own. Raises OSError."""
+        """`path` is the file, if not the host's own. Raises OSError."""
         if path is None:
             path = runtime_directory() / "tracked"
             make_runtime_directory(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def claim(self, pid: int, start: int) -> bool:
-        """Whether it is ours now; it is not if somebody else has it, be it in this process."""
+        """Claim a process. Whether it is ours now: not if another tracker has it, even one in this process."""
         with suppress(BlockingIOError, PermissionError):
             self._set(fcntl.F_WRLCK, pid, start)
             return True
         return False
 
     def give_up(self, pid: int, start: int) -> None:
-        """Let others have it."""
+        """Give up the claim of a process."""
         self._set(fcntl.F_UNLCK, pid, start)
 
     def close(self) -> None:
-        """Give up all."""
+        """Give up all claims."""
         os.close(self._file)
 
     def _set(self, kind: int, pid: int, start: int) -> None:
-        # Locks of the open file: those of a process would end with any descriptor of the file that it closes.
+        # Locks of the open file description: a process loses its own locks when it closes any descriptor of the file.
         place = start << _PID_BITS | pid
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))

@@ -1,4 +1,4 @@
-"""What writes a process's memory without any tracker seeing it: devices, and the kernel on its own time.
+"""What writes a process's memory unseen by every tracker: devices, and the kernel at its own time.
 
 A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing sets
 its bit again: the next dump would take the old page for the new one.
@@ -26,7 +26,7 @@ _MISSED: Final = "writes by the device would be missed"
 
 
 def writes_unseen(pids: Iterable[int]) -> str:
-    """The first thing found in these processes that rules out tracking, as a clause; empty if there is none."""
+    """The first thing in these processes that rules out tracking, as a clause; empty if there is none."""
     for pid in pids:
         for why in (*_of_maps(pid), *_of_descriptors(pid), *_of_memory(pid)):
             return f"PID {pid} has {why}; {_MISSED}"
@@ -34,7 +34,7 @@ def writes_unseen(pids: Iterable[int]) -> str:
 
 
 def userfaultfds_of(pid: int) -> tuple[int, ...]:
-    """Descriptors by which the program manages memory itself."""
+    """The descriptors by which the program manages its memory itself."""
     return tuple(number for number, target in _opened(pid) if target == "anon_inode:[userfaultfd]")
 
 
@@ -55,13 +55,13 @@ def _of_descriptors(pid: int) -> Iterator[str]:
 
 
 def _of_memory(pid: int) -> Iterator[str]:
-    """Pinned by whom does not matter: the ring or device may be in the hands of another process."""
+    """Find pinned memory. The ring or device that it is pinned for may belong to another process."""
     with suppress(OSError):
         if pinned := status.read_bytes(pid, "VmPin"):
             yield f"{pinned >> 10} KiB of memory pinned for a device"
 
 
 def _opened(pid: int) -> Iterator[tuple[int, str]]:
-    """Number and name of each descriptor. Only that: it is asked while the tree is frozen, and there may be many."""
+    """Number and name of each descriptor, and no more: the tree is frozen meanwhile, and may have many."""
     with suppress(OSError):
         yield from read_targets(pid)

@@ -23,7 +23,7 @@ from crckpt.store import Repository
 _ENDING_S = 0.5
 _STANDING = ("stopped", "traced")
 _OF_THE_BASE = ("parent-pages", "parent-directory", "parent-untracked")
-"""Causes by which the base is not what CRIU was told, or not what the tree was."""
+"""Causes by which the base is not what CRIU expects, or does not match the tree."""
 
 # The base may be damaged. Since this dump failed, the next one does not count from it.
 _AGAIN = "try again: the next dump of this tree is full"
@@ -79,7 +79,7 @@ def _find_mismatch(result: CriuResult) -> str:
 class TreeState(Struct, frozen=True):
     """Whether every process of a tree still runs.
 
-    `pids` are those that are stopped, held or gone; of a running or held tree, those that ended meanwhile. `holder` is
+    `pids` are those that are stopped or gone; of a running or held tree, those that ended since. `holder` is
     the process that holds a tree: another dump, or a debugger.
     """
 

@@ -46,7 +46,7 @@ def dump(
                     workspace = stack.enter_context(opened_workspace(context))
                     waiting = stack.enter_context(criu_started_early(request, process, context, workspace))
                 with interrupts_deferred():
-                    # The other steps take as long to import as CRIU to start: import them meanwhile.
+                    # The other steps take as long to import as CRIU to start. Import them while it starts.
                     from crckpt.ops.dump.aftermath import tree_state_reported
                     from crckpt.ops.dump.checkpoint import make_checkpoint, plan_checkpoint
                     from crckpt.ops.dump.examine import examine_target

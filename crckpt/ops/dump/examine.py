@@ -1,4 +1,4 @@
-"""Examine a tree before a dump touches it: what is in it, what CRIU is to be told, and what prevents a dump."""
+"""Examine a tree before a dump touches it: what is in it, which options CRIU needs, and what prevents a dump."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def run_gated(
 ) -> CriuResult:
     """Run a CRIU that resets what was written. At the gate, before it does, the keeper looks at the frozen tree.
 
-    `in_hold` is called then, too. A directory for the hold lies next to `log` meanwhile.
+    `in_hold` is called then, too. The hold's directory is made next to `log`, and removed.
     """
     with gate(log.with_suffix(".hold")) as hold:
 

@@ -1,7 +1,7 @@
 """Start a dump's CRIU early: it takes long to start, and waits before it freezes anything.
 
-`crckpt.ops.dump.dump` examines the tree meanwhile, and loads the other steps only then. So this module, and what it
-imports, stays light.
+`crckpt.ops.dump.dump` imports the other steps, and examines the tree, while CRIU starts. So this module, and what it
+imports, must stay quick to import.
 """
 
 from __future__ import annotations

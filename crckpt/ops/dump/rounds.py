@@ -38,8 +38,8 @@ _FEW: Final = 512
 
 _UNKNOWN: Final = (0, 0)
 _READS: Final = (4, 0)
-"""From this release on CRIU may read pages after the freeze. One before 3.17.1 hangs on long runs of pages, and those
-before this one are told that every page was written, each time."""
+"""From this release on CRIU may read pages after the freeze. One before 3.17.1 hangs on long runs of pages, and one
+before this release takes every page for written, each time."""
 
 _LESS: Final = 0.8
 """Of the round before: a round that copied more did not pay."""

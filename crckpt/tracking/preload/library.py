@@ -1,7 +1,7 @@
-"""The library that CRIU gets for a dump.
+"""The preload libraries of CRIU: their files, the environment that loads them, and whether a CRIU takes them.
 
-It keeps system calls from being interrupted (restart.c), and enters the mounts of a tree (enter.c). In a dump that
-tracks it stops CRIU before CRIU resets what was written, and lets it do so on write protection (preload.c).
+That for a dump keeps system calls from being interrupted (restart.c), and enters the mounts of a tree (enter.c). If the
+dump tracks, it stops CRIU before CRIU resets what was written (gate.c), and answers by write protection (scan.c).
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ from crckpt.host.versions import read_criu_version
 from crckpt.model import criu_release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")
-"""Compiled from preload.c and its neighbours when the package is built."""
-
-
+"""For dumps. scripts/build-preload compiles it when the package is built."""
 RESTORE_LIBRARY: Final = LIBRARY.with_name("librestore.so")
-"""Compiled from links.c, ghosts.c, trusted.c and sockets.c: what CRIU gets for a restore."""
+"""For restores."""
 ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
-"""What the library writes to CRIU's stderr when CRIU is where it was to go."""
+"""The library writes this to CRIU's stderr when CRIU has entered the mounts."""
 _NO_TRACKER: Final = "no tracker of this name"
 _NO_PID: Final = "no PID was given"
 _NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
 
 
 def refusal(criu: Path, tracker: str) -> str:
-    """Why this CRIU does not track with the library, found by asking it, and what to do about it; or nothing.
+    """Ask this CRIU why it does not track with the library; or nothing.
 
-    Where the kernel tracks, CRIU would do without it. It is not let: what writes unseen in its freeze would be missed.
+    A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
     """
     if not LIBRARY.exists():
         return _NO_LIBRARY
-    # Where the kernel has the bits CRIU says yes without the library too, which shows by what it refuses.
-    if _NO_TRACKER not in _asked(criu, "").output:
+    # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
+    if _NO_TRACKER not in _check_feature(criu, "").output:
         reason = "it runs without it"
-    elif (said := _asked(criu, tracker)).ok:
+    elif (said := _check_feature(criu, tracker)).ok:
         return ""
     else:
         reason = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
@@ -49,7 +47,7 @@ def refusal(criu: Path, tracker: str) -> str:
 
 
 def why_not_entering(criu: Path) -> str:
-    """Say why this CRIU does not enter mounts with the library, found by asking it; or nothing."""
+    """Ask this CRIU why it does not enter mounts with the library; or nothing."""
     if not LIBRARY.exists():
         return _NO_LIBRARY
     words = untracked_words(criu, enter=0)
@@ -58,13 +56,13 @@ def why_not_entering(criu: Path) -> str:
     return f"{criu} does not take crckpt's preload library: see scripts/install-criu for one that does"
 
 
-def _asked(criu: Path, tracker: str) -> run.Finished:
+def _check_feature(criu: Path, tracker: str) -> run.Finished:
     words = (f"{name}={value}" for name, value in environment(criu, tracker).items())
     return run.run(["env", *words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"])
 
 
 def release_of(criu: Path) -> tuple[int, int] | None:
-    """Which release of CRIU it says that it is; None if it says none."""
+    """The release of CRIU that this program reports; None if it reports none."""
     with suppress(HostCannot):
         return criu_release(read_criu_version(criu))
     return None
@@ -76,9 +74,9 @@ def restarts_calls() -> bool:
 
 
 def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
-    """What comes before the command line of this CRIU for a dump that tracks nothing; none without the library.
+    """The words before the command line of this CRIU for a dump that tracks nothing; none without the library.
 
-    With `enter` CRIU enters the mounts of the process that it knows by that PID (enter.c).
+    With `enter`, CRIU enters the mounts of the process that it knows by that PID (enter.c).
     """
     if not LIBRARY.exists():
         return ()
@@ -86,28 +84,28 @@ def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
 
 
 def restore_words(criu: Path) -> tuple[str, ...]:
-    """What comes before the command line of this CRIU for a restore (trusted.c); none without the library."""
+    """The words before the command line of this CRIU for a restore (trusted.c); none without the library."""
     return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}") if RESTORE_LIBRARY.exists() else ()
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:
-    """What to add to this CRIU's environment for a dump that tracks by the tracker of this name."""
+    """The additions to this CRIU's environment for a dump that tracks by the tracker of this name."""
     return {_variable(criu): str(LIBRARY), "CRCKPT_TRACKER": tracker}
 
 
 def _variable(criu: Path) -> str:
-    # The script of a private prefix hands it to its own loader: not to the shell that runs it.
+    # The script of a private prefix passes the library to its own loader, and must not load it into its shell.
     with criu.open("rb") as file:
         is_script = file.read(2) == b"#!"
     return "CRCKPT_CRIU_PRELOAD" if is_script else "LD_PRELOAD"
 
 
 def identity(criu: Path) -> str:
-    """What stands for this crckpt, its library, and this CRIU: it differs when one of them was exchanged."""
-    # OpenSSL takes its time: not every dump needs it before the tree runs again.
+    """A digest of this crckpt, its library and this CRIU: it changes when one of them is replaced."""
+    # OpenSSL is slow to load, and most dumps do not need it while the tree is frozen.
     import hashlib
 
     found = criu.stat()
-    told = (__version__, str(LIBRARY), str(criu), str(found.st_ino), str(found.st_mtime_ns), str(found.st_size))
+    facts = (__version__, str(LIBRARY), str(criu), str(found.st_ino), str(found.st_mtime_ns), str(found.st_size))
     library = LIBRARY.read_bytes() if LIBRARY.exists() else b""
-    return hashlib.sha256("\n".join(told).encode() + library).hexdigest()
+    return hashlib.sha256("\n".join(facts).encode() + library).hexdigest()

@@ -309,7 +309,7 @@ def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path
         script = ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         os.kill(script.pid, signal.SIGSTOP)
-        with hold._one_at_a_time:  # noqa: SLF001
+        with hold._mutex:  # noqa: SLF001
             time.sleep(1.5)
         os.kill(script.pid, signal.SIGCONT)
         assert still_waits(script)
