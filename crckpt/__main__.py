@@ -55,7 +55,7 @@ def _version() -> int:
 
 
 def _command() -> int:
-    from crckpt.cli import command_in
+    from crckpt.cli import find_command
     from crckpt.host.cold_start import read_ahead
     from crckpt.host.process.address_space import is_out_of_memory, refuse_large_imports
     from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
@@ -66,7 +66,7 @@ def _command() -> int:
     try:
         # An import might swallow the interruption: some modules catch everything while they try to import others.
         with interrupts_deferred():
-            read_ahead(command_in(sys.argv[1:]))
+            read_ahead(find_command(sys.argv[1:]))
             from crckpt.cli.app import run
 
         return run(sys.argv[1:])

@@ -1,8 +1,8 @@
-"""The command line: one command a file; the only place that knows typer and rich."""
+"""The command line: one file for each command. Only this folder knows typer and rich."""
 
 from collections.abc import Sequence
 
 
-def command_in(arguments: Sequence[str]) -> str:
-    """The first word that is no option; empty if there is none."""
+def find_command(arguments: Sequence[str]) -> str:
+    """Find the command on a command line: the first word that is not an option; empty if there is none."""
     return next((word for word in arguments if not word.startswith("-")), "")

@@ -12,7 +12,7 @@ from typing import Final
 
 import typer
 
-from crckpt.cli import command_in
+from crckpt.cli import find_command
 from crckpt.cli.output import discard, error_document, error_text
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
@@ -94,7 +94,7 @@ _InvalidCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, and return its exit code."""
     as_json = "--json" in arguments
-    command = command_in(arguments)
+    command = find_command(arguments)
     try:
         with interrupts_deferred():
             app = _app(command)

@@ -35,7 +35,7 @@ def core(
     To see the stack of a Python program: `py-spy dump --core FILE`, or `py-bt` in gdb where python3-dbg is installed.
     """
     with progress_bar("writing", as_json=as_json) as progress:
-        context = options.context(store, config=config, progress=progress)
+        context = options.make_context(store, config=config, progress=progress)
         result = perform(context, ref, pid, output, force=force)
     emit("core", Output(result, _lines(result)), as_json=as_json)
 

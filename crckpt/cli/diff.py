@@ -30,7 +30,7 @@ def diff(
     `+` marks what only B has, `-` what only A has. A process is the same in both if it has the same PID and is the same
     run of the same program; a restored process is the same process.
     """
-    result = perform(options.context(store, config=config), first, second)
+    result = perform(options.make_context(store, config=config), first, second)
     document = {
         "first": checkpoint_document(result.first),
         "second": checkpoint_document(result.second),

@@ -147,7 +147,7 @@ def dump(
     def print_result(result: DumpResult) -> None:
         emit("dump", Output(_document(result), _lines(result, verbose=verbose)), as_json=as_json)
 
-    context = options.context(store, criu=criu, config=config, staging=staging)
+    context = options.make_context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
     if release is not None:
@@ -174,7 +174,7 @@ def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abor
         return None
     if abort_over and max_freeze is None:
         raise UsageError("--abort-over needs --max-freeze", hint="add --max-freeze 100ms")
-    limit = None if max_freeze is None else options.milliseconds(max_freeze, "--max-freeze")
+    limit = None if max_freeze is None else options.parse_milliseconds(max_freeze, "--max-freeze")
     return PreCopy(max_rounds or _MOST_ROUNDS, limit, abort_over)
 
 

@@ -30,6 +30,6 @@ def export(
             hint=f"crckpt export {quote([ref])} DIR && tar -C DIR -c .",
         )
     with progress_bar("unpacking", as_json=as_json) as progress:
-        result = perform(options.context(store, config=config, progress=progress), ref, directory)
+        result = perform(options.make_context(store, config=config, progress=progress), ref, directory)
     text = (f"{short_id(result.id)} is in {result.directory}; restore it without crckpt:\n", f"{result.command}\n")
     emit("export", Output(result, iter(text)), as_json=as_json)

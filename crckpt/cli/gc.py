@@ -20,7 +20,7 @@ def gc(
     as_json: options.AsJson = False,
 ) -> None:
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
-    result = perform(options.context(store, config=config), dry_run=dry_run)
+    result = perform(options.make_context(store, config=config), dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
     what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
     text = iter([f"{verb} {size(result.bytes)}: {what}\n"])

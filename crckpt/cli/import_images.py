@@ -24,7 +24,7 @@ def import_images(
 ) -> None:
     """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
     with progress_bar("storing", as_json=as_json) as progress:
-        context = options.context(store, config=config, progress=progress)
+        context = options.make_context(store, config=config, progress=progress)
         checkpoint = perform(context, directory, job, note)
     text = (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "

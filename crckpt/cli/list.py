@@ -30,7 +30,7 @@ def list_checkpoints(
     Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** what the store did
     not have yet, **stored** how much the store grew. *in the future*: the clock was wrong then, or is wrong now.
     """
-    listing = perform(options.context(store, config=config), job)
+    listing = perform(options.make_context(store, config=config), job)
     document = {
         "checkpoints": ({**checkpoint_document(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
         "pending": (

@@ -73,7 +73,7 @@ class TcpConnections(enum.StrEnum):
 _MOST_CONFIGURATION: Final = 1 << 20
 
 
-def milliseconds(text: str, option: str) -> float:
+def parse_milliseconds(text: str, option: str) -> float:
     """Parse a time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
     if found is None:
@@ -81,7 +81,7 @@ def milliseconds(text: str, option: str) -> float:
     return float(found[1]) * (1000 if found[2] == "s" else 1)
 
 
-def context(
+def make_context(
     store: Path | None,
     *,
     criu: Path | None = None,

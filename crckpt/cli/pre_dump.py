@@ -34,7 +34,7 @@ def pre_dump(
     """
     # A round copies memory only; what happens to TCP connections is up to the dump.
     request = DumpRequest(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
-    result = perform(request, options.context(store, criu=criu, config=config, staging=staging))
+    result = perform(request, options.make_context(store, criu=criu, config=config, staging=staging))
     emit("pre-dump", Output(_document(result), _lines(result)), as_json=as_json)
 
 

@@ -55,7 +55,7 @@ def rehearse(
         raise UsageError(f"--seconds {seconds:g} is not between 0 and {_LONGEST_S}", hint="for example: --seconds 5")
     request = RehearsalRequest(ref, seconds, _split(probe))
     with progress_bar("rehearsing", as_json=as_json) as progress:
-        result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
+        result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
     emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)
     if result.failures:
         raise typer.Exit(RehearsalFailed.exit_code)

@@ -49,7 +49,7 @@ def report(
     read = _log_reader(subject)
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
     request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
-    result = perform(options.context(store, criu=criu, config=config), request)
+    result = perform(options.make_context(store, criu=criu, config=config), request)
     emit("report", Output(result, _lines(result)), as_json=as_json)
 
 

@@ -104,7 +104,7 @@ def restore(
         output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
     )
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
-        result = perform(request, options.context(store, criu=criu, config=config, progress=progress))
+        result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
     output = Output(_document(result), _lines(result, verbose=verbose))
     if detach or dry_run:
         emit("restore", output, as_json=as_json)

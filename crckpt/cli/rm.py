@@ -25,7 +25,7 @@ def rm(
     After `crckpt dump --stop --tcp keep` a network lock drops the packets of the tree's connections until its restore.
     Removing that checkpoint lifts the lock too.
     """
-    result = perform(options.context(store, config=config), tuple(refs))
+    result = perform(options.make_context(store, config=config), tuple(refs))
     emit("rm", Output(result, _lines(result)), as_json=as_json)
 
 

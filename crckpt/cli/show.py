@@ -58,9 +58,9 @@ def show(
     """
     if ps or files or sockets or maps or env or strings is not None:
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
-        _sections(options.context(store, config=config), ref, wanted, strings, as_json=as_json)
+        _sections(options.make_context(store, config=config), ref, wanted, strings, as_json=as_json)
         return
-    detail = perform(options.context(store, config=config), ref)
+    detail = perform(options.make_context(store, config=config), ref)
     checkpoint = detail.checkpoint
     document = {
         **checkpoint_document(checkpoint),

@@ -21,7 +21,7 @@ def tag(
     as_json: options.AsJson = False,
 ) -> None:
     """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
-    result = perform(options.context(store, config=config), ref, name, remove=remove)
+    result = perform(options.make_context(store, config=config), ref, name, remove=remove)
     name = f"{result.job}:{result.tag}"
     text = f"removed {name}\n" if remove else f"{name} now names {short_id(result.id)}\n"
     emit("tag", Output(result, iter([text])), as_json=as_json)

@@ -47,7 +47,7 @@ def verify(
         raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {source}")
     repaired = None
     with progress_bar("verifying", as_json=as_json) as progress:
-        context = options.context(store, config=config, progress=progress)
+        context = options.make_context(store, config=config, progress=progress)
         if repair:
             repaired = perform_repair(context, ref, source)
         found = repaired.now if repaired else perform(context, ref)
