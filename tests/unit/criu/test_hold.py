@@ -133,10 +133,13 @@ def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
         assert script.wait(SOON) != 0
 
 
-def owner(directory: Path) -> subprocess.Popen[bytes]:
+def owner(directory: Path, **environment: str) -> subprocess.Popen[bytes]:
     """A process that holds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, directory, hold_module.PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", OWNER, directory, hold_module.PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | environment,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
@@ -292,7 +295,7 @@ def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path
 @pytest.mark.usefixtures("_limited")
 @pytest.mark.parametrize("stop", ["SIGSTOP", "ptrace"])
 def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(tmp_path: Path, stop: str) -> None:
-    process = owner(tmp_path / "hold")
+    process = owner(tmp_path / "hold", CRCKPT_PATIENCE_S="2")
     script = ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
     with halted(process.pid, stop):
