@@ -73,7 +73,7 @@ def test_what_writes_unseen_for_no_longer_than_the_freeze_is_seen(
 
 @contextmanager
 def waiting(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str = "dump"
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str = "dump", **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A crckpt that is stopped, and its CRIU, which waits for it with the tree frozen; `after` a round or a dump."""
     stops = tmp_path / "stops"
@@ -82,7 +82,7 @@ def waiting(
     target.write()
     command, *words = WAYS[way]
     stops.touch()
-    process = crckpt.start(command, str(target.pid), "job", "--json", "--criu", str(criu), *words)
+    process = crckpt.start(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, **environment)
     try:
         wait_for(lambda: is_awaited(target.pid), ENDS_WITHIN_S, "CRIU to wait")
         stops.unlink()
@@ -131,7 +131,7 @@ def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_p
 @pytest.mark.parametrize("way", WAYS)
 def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     """As by SIGSTOP or a frozen control group: the tree does not stand still for that."""
-    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+    with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="4") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         target.look()
