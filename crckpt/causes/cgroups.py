@@ -14,7 +14,7 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-there",
-        "a cgroup of the tree exists already, and CRIU was told to make it",
+        "a cgroup of the tree exists already, and CRIU must create it",
         "remove it, or with criu: --manage-cgroups=soft",
         "Abort restore of existing cgroups",
         "criu/cgroup.c",
@@ -58,15 +58,15 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-root",
-        "the cgroups of the tree do not lie below one another as CRIU expects",
+        "the cgroups of the tree are not below one another as CRIU expects",
         "dump without them, with criu: --manage-cgroups=ignore (crckpt does so)",
         r"invalid cgroup configuration|cg \S+ shorter than path prefix|CG paths mismatch",
         "criu/proc_parse.c",
     ),
     Cause(
         "cgroup-properties",
-        "the file of cgroup properties is not understood",
-        "mend the file of --cgroup-props-file",
+        "the file of cgroup properties is invalid",
+        "correct the file of --cgroup-props-file",
         "Expecting controller name|Expected (?:strategy in|property name for) controller|Expected ':$"
         r"|Expected '\['|Unknown strategy .+ in controller's",
         "criu/cgroup-props.c",

@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 DESCRIPTORS = (
     Cause(
         "watch",
-        "an inotify or fanotify watch lies on a file system that cannot find it again",
+        "an inotify or fanotify watch is on a file system that cannot find it again",
         "watch a directory on a disk file system",
         "Can't dump that handle|Can't find suitable path for handle|Failed to resolve [0-9a-f]+:[0-9a-f]+"
         "|Can't open file handle for",
@@ -15,7 +15,7 @@ DESCRIPTORS = (
     ),
     Cause(
         "watch-mount",
-        "an inotify or fanotify watch lies on a file system that is not mounted here",
+        "an inotify or fanotify watch is on a file system that is not mounted here",
         "mount it where CRIU sees it, or remove the watch in the program",
         "Unable to lookup a mount by dev (?:0x)?[0-9a-f]|Can't find (?:mount )?mnt_id (?:0x)?[0-9a-f]",
         "criu/fsnotify.c",
@@ -72,7 +72,7 @@ DESCRIPTORS = (
     Cause(
         "pidfd-again",
         "a pidfd of the tree cannot be opened again",
-        "take a kernel with pidfd_open (5.3), and let no seccomp profile forbid it",
+        "use a kernel with pidfd_open (5.3), and allow it in the seccomp profile",
         "Can't create pidfd|Could not open pidfd for|pidfd_(?:open|getfd) syscall is not supported",
         "criu/pidfd.c",
     ),
@@ -100,15 +100,15 @@ DESCRIPTORS = (
     ),
     Cause(
         "kcmp",
-        "the kernel does not say which descriptors are shared (kcmp)",
+        "this kernel does not tell which descriptors are shared (kcmp)",
         "allow kcmp in the seccomp profile of the container, or boot a kernel with CONFIG_KCMP",
         "kcmp(?:-epoll)? failed: pid|System call kcmp is not supported",
         "criu/kcmp-ids.c",
     ),
     Cause(
         "foreign-proc",
-        "the /proc of a process in a user namespace belongs to others",
-        "mount a proc of its own in the namespace of the program",
+        "the /proc of a process in a user namespace belongs to another namespace",
+        "mount /proc inside the program's namespace",
         "can't dump unprivi\\w{4,8} task whose /proc doesn't belong to it",
         "criu/pie/parasite.c",
     ),
@@ -129,19 +129,19 @@ DESCRIPTORS = (
     ),
     Cause(
         "unread",
-        "what waits to be read from descriptor {fd} of PID {pid} ({kind}) is not saved, and after a restore it is lost",
+        "a dump does not save the unread data of descriptor {fd} of PID {pid} ({kind}): a restore loses it",
         "",
     ),
     Cause(
         "eventfd-semaphore",
-        "fd {fd} of PID {pid} is an eventfd that counts like a semaphore; a restore makes it a plain one, of which one "
-        "read takes all",
+        "fd {fd} of PID {pid} is an eventfd in semaphore mode; a restore makes it a plain eventfd, whose counter one "
+        "read takes completely",
         "",
     ),
     Cause(
         "bpf-map-support",
-        "fd {fd} of PID {pid} is a BPF map, which only a CRIU that was built with libbpf can save (Debian's is not)",
-        "close it in the program, or take such a CRIU: --criu PATH",
+        "fd {fd} of PID {pid} is a BPF map, which only a CRIU built with libbpf can save (Debian's is not)",
+        "close it in the program, or use such a CRIU: --criu PATH",
     ),
     Cause(
         "descriptors-for-rounds",
@@ -152,7 +152,7 @@ DESCRIPTORS = (
     ),
     Cause(
         "untested-kind",
-        "no test shows that a restore brings back: {kind} ({where})",
-        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+        "no test covers the restore of: {kind} ({where})",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
     ),
 )

@@ -42,7 +42,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-name-taken",
-        "there is a container of that name or ID already",
+        "a container with that name or ID exists already",
         "remove it (podman rm, docker rm, runc delete), or restore under another name: podman container restore"
         " --import FILE --name NAME",
         r"[Cc]ontainer (?:name|ID|id) .{1,200} (?:is )?already in use|container with (?:given |that )?(?:ID|id|name)"
@@ -53,9 +53,9 @@ REFUSALS = (
     ),
     Cause(
         "engine-not-its-own",
-        "what is to be restored is no whole checkpoint of this container engine",
-        "name what the same engine wrote, with all its files (config.json, config.dump, descriptors.json); a"
-        " checkpoint of criu alone is restored by criu",
+        "this is not a complete checkpoint of this container engine",
+        "use one that the same engine wrote, with all its files (config.json, config.dump, descriptors.json); "
+        "restore a checkpoint of criu alone with criu",
         r"does not contain a checkpoint|complete checkpoint for this container cannot be found"
         r"|checkpoint .{1,200} does not exist|(?:config|spec)\.dump\S{0,3}"
         r" .{0,80}(?:no such file|not found|missing)|open \S{1,300}(?:checkpoints?/\S{1,200}config\.json"
@@ -108,8 +108,8 @@ REFUSALS = (
     ),
     Cause(
         "engine-volumes",
-        "the container has volumes, which its engine does not take along",
-        "make the same volumes first, or leave them out: --ignore-volumes with podman",
+        "the container has volumes, which its engine does not include",
+        "create the same volumes first, or leave them out: --ignore-volumes with podman",
         r"(?:volume|mount) .{1,200}(?:missing|not (?:available|found|exist)).{0,80}(?:checkpoint|restore)"
         r"|(?:checkpoint|restore).{0,80}(?:container with|missing|external) (?:bind mounts?|volumes?)\b",
         "podman",
@@ -126,7 +126,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-cgroup",
-        "the container's control group is not there: it was made under the other version of cgroups, or has gone",
+        "the container's control group does not exist: it was made under the other version of cgroups, or was removed",
         "restore under the same version as at the dump (stat -fc %T /sys/fs/cgroup), or with"
         " manage-cgroups ignore in /etc/criu/runc.conf",
         r"(?:open(?:at2)?|stat|mkdir|freezer not supported:) /sys/fs/cgroup/\S{1,400}: no such file"
@@ -136,8 +136,8 @@ REFUSALS = (
     ),
     Cause(
         "engine-mount",
-        "what was mounted into the container is not on this host: {path|see the message}",
-        "make it, or mount it, where it was: mkdir -p {path|DIRECTORY}",
+        "a mount of the container is not on this host: {path|see the message}",
+        "create it, or mount it, where it was: mkdir -p {path|DIRECTORY}",
         r"error mounting .{1,300} to rootfs|statfs (?P<path>/[^\s:]{1,300}): no such file"
         r"|source path does not exist: \S",
         "runc, podman, docker",

@@ -45,7 +45,7 @@ STARTS = (
     ),
     Cause(
         "engine-terminal",
-        "the container has a terminal of the engine, and its runtime cannot save that",
+        "the container has a terminal of its engine, which the runtime cannot save",
         "start it without one (no --tty); for LXC: lxc.console.path = none, lxc.tty.max = 0",
         r"lxc\.(?:console(?:\.path)?|tty(?:\.max)?) must be|cannot (?:checkpoint|restore) \S{0,40} ?with (?:an? )?"
         r"(?:attached |external )?(?:terminal|tty|console)|[Cc]heckpoint\S* (?:of )?containers? with (?:a )?(?:tty|"

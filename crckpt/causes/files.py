@@ -14,9 +14,9 @@ FILES = (
     ),
     Cause(
         "mount-lookup",
-        "{path} (fd {fd}) lies on a mount that the program's mount namespace does not show",
-        "close it, or start the program with no descriptors inherited from elsewhere; of a program file (fd -3) on"
-        " overlayfs: kernels of Ubuntu have a bug there, use another kernel or storage driver",
+        "{path} (fd {fd}) is on a mount that the program's mount namespace does not show",
+        "close it, or start the program without inherited descriptors; for a program file (fd -3) on overlayfs: "
+        "Ubuntu's kernels have a bug there, use another kernel or storage driver",
         r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
         "criu/files-reg.c",
     ),
@@ -73,7 +73,7 @@ FILES = (
     Cause(
         "deleted-again",
         "a deleted file that the program held open cannot be made again",
-        "see that its directory is there and can be written",
+        "check that its directory exists and can be written",
         "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost"
         r"|Can't (?:reset user/group|set perms|set access and modu?[if]\w+ times).* on ghost"
         "|Ghost symlink target is NULL",
@@ -125,7 +125,7 @@ FILES = (
     Cause(
         "bad-kind",
         "/{path} is a file of another kind than at the checkpoint (mode {now}, then {mode})",
-        "put back what was there: stat /{path}",
+        "put back the old one: stat /{path}",
         r"File /?(?P<path>.+) has bad mode (?P<now>0(\d*)\d{4}) \(expect (?!0\3\d{4}\))(?P<mode>\d+)\)",
         "criu/files-reg.c",
     ),
@@ -161,7 +161,7 @@ FILES = (
     Cause(
         "relink-refused",
         "the removed name {path} cannot be made again from {origin}",
-        "see that both lie on one file system that can be written, and that {path} is free",
+        "check that both are on the same file system, that it can be written, and that {path} is free",
         r"Can't link (?P<origin>\S.*) -> (?P<path>.+): ",
         "criu/files-reg.c",
     ),
@@ -196,7 +196,7 @@ FILES = (
     Cause(
         "lock-taken",
         "{lock|a file lock of the tree} is held by {holder|another program} now",
-        "end that program, or wait until it lets go; see all locks: lslocks",
+        "end that program, or wait until it releases the lock; list all locks: lslocks",
         "Can not set (?:flock|posix lock|ofd lock)!",
         "criu/file-lock.c",
     ),
@@ -247,7 +247,7 @@ FILES = (
     Cause(
         "program-file",
         "the program's own file cannot be set",
-        "see that it is there, may be executed, and lies on no mount with noexec",
+        "check that it exists and can be executed, and is not on a noexec mount",
         "Can't restore EXE link",
         "criu/pie/restorer.c",
     ),
@@ -282,54 +282,56 @@ FILES = (
     ),
     Cause(
         "link-remap",
-        "{path} (fd {fd} of PID {pid}) lost this name but not all: without --stop its checkpoint cannot be restored",
+        "{path} (fd {fd} of PID {pid}) has lost this name but has others: without --stop its checkpoint cannot be "
+        "restored",
         "use --stop, or close the file",
     ),
     Cause(
         "lock-shared",
-        "the lock on {path} (fd {fd} of PID {pid}) is held by process {other} outside the tree, too: there is no "
-        "restore until that lets go",
+        "process {other} outside the tree also holds the lock on {path} (fd {fd} of PID {pid}): a restore must wait "
+        "until it releases the lock",
         "",
     ),
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
     Cause(
         "file-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
-        "--grown rewind cuts it back (what came after is kept beside it); --grown keep is only for files that the "
-        "program opened for appending",
+        "--grown rewind cuts it back (and keeps the rest in a file next to it); --grown keep works only for files "
+        "that the program opened for appending",
     ),
     Cause(
         "log-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
-        "--grown rewind cuts it back (what came after is kept beside it), --grown keep goes on after the new lines",
+        "--grown rewind cuts it back (and keeps the rest in a file next to it), --grown keep appends after the new "
+        "lines",
     ),
-    Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is left as it is", ""),
+    Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and stays as it is", ""),
     Cause(
         "file-rewound",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
-        "what came after is kept beside it",
+        "the rest is kept in a file next to it",
     ),
     Cause(
         "file-being-written",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and {comm} (PID {writer}) has it open "
         "for writing: it cannot be cut back",
-        "end that program first: it may be the one that was checkpointed",
+        "end that program first: it may be the checkpointed one",
     ),
     Cause(
         "file-linked",
-        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and is reached through a symbolic link "
-        "now: it is not cut back",
+        "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and its path leads through a symbolic "
+        "link now: it is not cut back",
         "put the file itself there",
     ),
     Cause(
         "program-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
-        "put back the file as it was at {created}",
+        "restore the file as it was at {created}",
     ),
     Cause(
         "file-shrunk",
-        "{path} has {now} bytes since {since}, at the checkpoint it had {size} ({use})",
-        "put back the file as it was at {created}",
+        "{path} has {now} bytes since {since}; at the checkpoint it had {size} ({use})",
+        "restore the file as it was at {created}",
     ),
     Cause(
         "file-replaced",
@@ -338,10 +340,10 @@ FILES = (
     ),
     Cause(
         "file-kind",
-        "{path} is a {now} since {since}, at the checkpoint it was a {was} ({use})",
-        "put back what was there",
+        "{path} is a {now} since {since}; at the checkpoint it was a {was} ({use})",
+        "put back the {was}",
     ),
-    Cause("file-mode", "{path} has mode {now} since {since}, at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause("file-mode", "{path} has mode {now} since {since}; at the checkpoint it had {mode}", "chmod {mode} {path}"),
     Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),

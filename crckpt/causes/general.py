@@ -136,7 +136,7 @@ GENERAL = (
     ),
     Cause(
         "process-gone",
-        "a process ended while CRIU worked on it",
+        "a process ended while CRIU processed it",
         "try again",
         r"^(?!.*Unable to detach from).*No such process$|Can't open \d+/\S+ on procfs: No such file",
         "errno ESRCH",

@@ -22,7 +22,7 @@ IMAGES = (
     Cause(
         "plugin-failed",
         "CRIU plugin {name} does not start",
-        "see that its device and driver are there (GPU: nvidia-smi, rocm-smi), or remove it",
+        "check that its device and driver are present (GPU: nvidia-smi, rocm-smi), or remove it",
         r'Failed in init\(\d+\) of "(?P<name>.*)"',
         "criu/plugin.c",
     ),
@@ -87,14 +87,14 @@ IMAGES = (
     Cause(
         "images-directory",
         "the directory of the images cannot be entered",
-        "name one that is there: --images-dir DIRECTORY",
+        "use an existing one: --images-dir DIRECTORY",
         r"Couldn't open image dir|Can't open dir \S+: |Can't open images directory",
         "criu/crtools.c",
     ),
     Cause(
         "log-file",
-        "the log {path} cannot be made",
-        "see that its directory is there and can be written: ls -ld {path}",
+        "the log {path} cannot be created",
+        "check that its directory exists and can be written: ls -ld {path}",
         r"Can't create log file (?P<path>.+?)(?:: |$)",
         "criu/log.c",
     ),
@@ -107,8 +107,8 @@ IMAGES = (
     ),
     Cause(
         "page-server",
-        "the page server does not answer, or has gone",
-        "see that it runs there and can be reached: criu page-server --port PORT",
+        "the page server does not answer",
+        "check that it runs there and can be reached: criu page-server --port PORT",
         r"[Tt]he page server doesn't answer|Can't (?:connect to server|write to page server|send PSI \d+ to server)"
         "|Can't write pages to socket|Error reading data from page server|Remote side closed connection"
         "|A socket was closed unexpectedly"
@@ -152,14 +152,14 @@ IMAGES = (
     ),
     Cause(
         "streamer",
-        "what takes in the images by --stream is not there or went away",
+        "the receiver of --stream is missing or has ended",
         "start it first: criu-image-streamer, or use crckpt",
         "Unable to connect to (?:image streamer|local) socket|Failed to communicate with the image streamer",
         "criu/img-streamer.c",
     ),
     Cause(
         "configuration",
-        "the configuration file of criu is not understood",
+        "criu's configuration file is invalid",
         "see man criu; without any file: criu --no-default-config",
         "Unsupported configuration file format",
         "criu/config.c",
@@ -190,7 +190,7 @@ IMAGES = (
     Cause(
         "client-gone",
         "the program that started this CRIU (a container engine, a library) has ended or hung up",
-        "read that program's log",
+        "read the log of that program",
         "Can't (?:read|recv) request: (?!Interrupted)",
         "criu/cr-service.c",
         sure=False,
@@ -206,7 +206,7 @@ IMAGES = (
     ),
     Cause(
         "arguments",
-        "an option of criu cannot be meant",
+        "an option of criu is invalid",
         "see criu --help",
         "invalid argument for -|Unknown (?:cgroups mode|file validation method|FPU mode) "
         "|Invalid value for --network-lock|namespace flags confl?ict|Failed to (?:add veth pair|add skip-mnt)"

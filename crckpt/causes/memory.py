@@ -36,15 +36,15 @@ MEMORY = (
     ),
     Cause(
         "huge-pages-in-use",
-        "the program has huge pages, and of those set aside none is free, with which CRIU could learn to know them",
-        "set one more aside, by a larger number in /proc/sys/vm/nr_hugepages or nr_overcommit_hugepages",
+        "the program has huge pages, and no reserved one is free for CRIU's test of the kernel",
+        "reserve one more: /proc/sys/vm/nr_hugepages or nr_overcommit_hugepages",
         r"Can't lookup mount=-?\d+ for fd=-?\d+ path=/anon_hugepage",
         "criu/files-reg.c",
     ),
     Cause(
         "map-gone",
         "a mapped file cannot be reached: {path|its link in /proc does not open}",
-        "dump as root in the mount namespace of the program",
+        "dump as root in the program's mount namespace",
         r"Can't open mapped \[(?P<path>.*)\]"
         r"|Can't open \d+'s mapfile link(?! [0-9a-f]{1,16}: (?:No such device or address|Operation not|Permission))",
         "criu/proc_parse.c",
@@ -66,8 +66,8 @@ MEMORY = (
     ),
     Cause(
         "unsupported-mapping",
-        "the memory at {start} is of a kind that CRIU does not know",
-        "see what it is: grep {start} /proc/*/maps; a newer CRIU may know it",
+        "CRIU does not know the kind of the memory at {start}",
+        "find it: grep {start} /proc/*/maps; a newer CRIU may know it",
         "Unsupported mapping found 0*(?P<start>[0-9a-f]+)",
         "criu/proc_parse.c",
     ),
@@ -81,8 +81,8 @@ MEMORY = (
     Cause(
         "map-files",
         "the files that the program maps cannot be opened through /proc/PID/map_files",
-        "run crckpt as root of the host, or give CRIU CAP_CHECKPOINT_RESTORE (before Linux 5.9 CAP_SYS_ADMIN) outside"
-        " of any user namespace; if they lie on NFS, export it with no_root_squash",
+        "run crckpt as root of the host, or give CRIU CAP_CHECKPOINT_RESTORE (before Linux 5.9 CAP_SYS_ADMIN) "
+        "outside of any user namespace; for files on NFS, export it with no_root_squash",
         r"Can't open map_files: |map_files is inaccessible"
         r"|Can't open \d+'s mapfile link [0-9a-f]{1,16}: (?:Operation not permitted|Permission denied)",
         "criu/proc_parse.c",
@@ -96,22 +96,22 @@ MEMORY = (
     ),
     Cause(
         "memory-in-common",
-        "process {pid} has all of its memory in common with another (vfork, or clone with CLONE_VM)",
-        "wait until it has started its own program; what goes on so, should use threads",
+        "process {pid} shares all its memory with another process (vfork, or clone with CLONE_VM)",
+        "wait until it has started its own program; if it keeps sharing, use threads instead",
         r"Can't make VM id for (?P<pid>\d+)",
         "criu/cr-dump.c",
     ),
     Cause(
         "sysv-shm",
-        "the tree has System V shared memory of the host",
-        "start the program with an IPC namespace of its own: unshare --ipc PROGRAM",
+        "the tree uses System V shared memory of the host",
+        "start the program in its own IPC namespace: unshare --ipc PROGRAM",
         "doesn't live in IPC ns",
         "criu/cr-dump.c",
     ),
     Cause(
         "sysv-shm-part",
         "System V shared memory {id} is attached only in part",
-        "let the program keep it attached whole (no munmap of a part of it)",
+        "let the program keep all of it attached (no munmap of a part)",
         "Sysv shmem (?P<id>[0-9a-f]+) with (?:a hole|tail hole|misordered)",
         "criu/shmem.c",
     ),
@@ -168,8 +168,8 @@ MEMORY = (
     ),
     Cause(
         "parent-directory",
-        "the directory of the parent images is not there",
-        "mend --prev-images-dir: it is relative to --images-dir",
+        "the directory of the parent images does not exist",
+        "correct --prev-images-dir: it is relative to --images-dir",
         "Invalid parent image directory provided|Can't open parent path",
         "criu/image.c",
     ),
@@ -214,7 +214,7 @@ MEMORY = (
     ),
     Cause(
         "page-outside",
-        "a page in the images lies outside the memory areas that they describe",
+        "a page in the images is outside the memory areas that they describe",
         "restore with the CRIU of the dump on the same kind of machine; check the images: crckpt verify REF",
         r"Page entry address \S+ outside of VMA|Trying to restore page for non-private VMA",
         "criu/mem.c",
@@ -282,7 +282,7 @@ MEMORY = (
     ),
     Cause(
         "sealed",
-        "PID {pid} has sealed memory (mseal), at {start} for one; after a restore it can be changed and unmapped",
+        "PID {pid} has sealed memory (mseal), for example at {start}: after a restore it can be changed and unmapped",
         "",
     ),
 )

@@ -15,7 +15,7 @@ MOUNTS = (
     Cause(
         "not-entered",
         "CRIU did not enter the mounts of the tree: {why}",
-        "try again; if the program is changing its namespaces, wait until it has done so",
+        "try again; if the program is changing its namespaces, wait until it has finished",
         r"crckpt's preload: the mounts of the tree cannot be entered: (?P<why>.+)",
         "crckpt/tracking/preload/enter.c",
     ),
@@ -57,7 +57,7 @@ MOUNTS = (
     ),
     Cause(
         "mount-twice",
-        "two mounts lie on one another",
+        "two mounts are on top of each other",
         "unmount the upper one before the dump: findmnt",
         "has two children with same mountpoint",
         "criu/mount.c",
@@ -76,8 +76,8 @@ MOUNTS = (
     ),
     Cause(
         "mount-locked",
-        "the kernel does not let CRIU unmount what is mounted at {path}: a mount that came from another user namespace,"
-        " or that WSL made, is locked",
+        "the kernel does not let CRIU unmount {path}: mounts that came from another user namespace, or that WSL "
+        "made, are locked",
         "restore in a new mount namespace with the private root of a container; with criu: --root DIRECTORY",
         r"Can't umount at \.?(?P<path>\S{1,300}): (?:Invalid argument|Operation not permitted)",
         "criu/mount.c",
@@ -86,8 +86,8 @@ MOUNTS = (
     Cause(
         "mount-engine",
         "the kernel refuses the way in which CRIU since 3.17 makes a mount of the tree again",
-        "see that the source of the mount is there; with criu: --mntns-compat-mode (for an engine:"
-        " echo mntns-compat-mode >> /etc/criu/runc.conf)",
+        "check that the source of the mount exists; with criu: --mntns-compat-mode (for an engine: echo "
+        "mntns-compat-mode >> /etc/criu/runc.conf)",
         r"Failed to (?:move_mount|open_tree|cross-mntns)",
         "criu/mount-v2.c",
         sure=False,
@@ -103,15 +103,15 @@ MOUNTS = (
     ),
     Cause(
         "mount-point",
-        "the mount point {path|(see the log)} is not there",
-        "make it: mkdir -p {path|DIRECTORY}",
+        "the mount point {path|(see the log)} does not exist",
+        "create it: mkdir -p {path|DIRECTORY}",
         r"(?:Can't stat mountpoint |Can't bind-mount at (?=\S{1,300}: No such file)"
         r"(?:\S{0,40}/\.criu\.mntns\.[^/\s]{1,20})?)(?P<path>[^:]+)|Unable to (?:mkdir|create) mountpoint ",
         "criu/mount-v2.c",
     ),
     Cause(
         "mount-hidden",
-        "a file of the tree lies on a mount that is read only or hidden by another",
+        "a file of the tree is on a mount that is read only or hidden by another",
         "make it writable and unhide it before the dump: mount -o remount,rw DIRECTORY",
         r"is overmounted so paths are invisible|has readonly sb|Failed to remount \d+:.+ writable",
         "criu/mount.c",

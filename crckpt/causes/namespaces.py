@@ -7,21 +7,21 @@ from crckpt.causes.cause import Cause
 NAMESPACES = (
     Cause(
         "nested-namespace",
-        "process {pid} has a {kind} namespace of its own inside the tree",
+        "process {pid} has its own {kind} namespace inside the tree",
         "checkpoint the program inside that namespace by itself",
         r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
         "criu/namespaces.c",
     ),
     Cause(
         "nested-unmade",
-        "{process|a process of the tree} has a mount or network namespace of its own, which no restore makes again",
+        "{process|a process of the tree} has its own mount or network namespace, which a restore does not make again",
         "start it without one, or checkpoint the program inside that namespace by itself",
         r"Can't restore sub-task in NS",
         "criu/pstree.c",
     ),
     Cause(
         "no-namespace-init",
-        "the tree lives in a PID namespace, whose first process is not in it",
+        "the tree is in a PID namespace whose first process is not in the tree",
         "checkpoint the first process of that namespace: lsns --type pid",
         "Can't dump a pid namespace without the process init",
         "criu/namespaces.c",
@@ -29,7 +29,7 @@ NAMESPACES = (
     Cause(
         "session-outside",
         "the session leader of process {pid|(not named)} is outside its PID namespace",
-        "start the program as a session of its own: setsid PROGRAM",
+        "start the program in its own session: setsid PROGRAM",
         r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace"
         r"|Failed to write -1 to \S*ns_last_pid",
         "criu/cr-dump.c",
@@ -65,8 +65,8 @@ NAMESPACES = (
     ),
     Cause(
         "join-namespace",
-        "a namespace given by --join-ns is not there",
-        "see which there are: lsns",
+        "a namespace given by --join-ns does not exist",
+        "list them: lsns",
         "Can't access join-ns file|Invalid join_ns pid|Failed to setns when join-ns|Join namespaces failed",
         "criu/namespaces.c",
     ),
@@ -116,19 +116,19 @@ NAMESPACES = (
     ),
     Cause(
         "container",
-        "process {pid} ({comm}) is the init of a container (a pid namespace of its own)",
+        "process {pid} ({comm}) is the init of a container (its own PID namespace)",
         "checkpoint it with its container engine, for example: podman container checkpoint",
     ),
     Cause(
         "other-user-namespace",
-        "process {pid} ({comm}) runs in another user namespace than crckpt, and no restore can make that again",
+        "process {pid} ({comm}) runs in another user namespace than crckpt, and a restore cannot make that again",
         "start it without its own user namespace (unshare --user, PrivateUsers=), or checkpoint it with its container "
         "engine",
     ),
     Cause(
         "namespace-owner",
         "the {kind} namespace of process {pid} ({comm}) belongs to another user namespace than crckpt's: its owner "
-        "controls what CRIU finds in it",
+        "controls what CRIU finds there",
         "start the program without that user namespace, or checkpoint it with its container engine",
     ),
     Cause(
@@ -144,7 +144,7 @@ NAMESPACES = (
     ),
     Cause(
         "mount-namespace",
-        "process {pid} ({comm}) lives in a mount namespace of its own, which a restore could not rebuild here",
+        "process {pid} ({comm}) has its own mount namespace, which a restore cannot make again here",
         "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",
     ),
 )

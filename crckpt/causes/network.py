@@ -7,8 +7,8 @@ from crckpt.causes.cause import Cause
 NETWORK = (
     Cause(
         "tun",
-        "the tree has a tun or tap device in the network of the host",
-        "start it in a network namespace of its own: ip netns exec NAME PROGRAM",
+        "the tree has a tun or tap device in the host's network",
+        "start it in its own network namespace: ip netns exec NAME PROGRAM",
         "Net namespace is required to dump tun link",
         "criu/tun.c",
     ),
@@ -22,7 +22,7 @@ NETWORK = (
     Cause(
         "tun-filter",
         "tun device {name} has a packet filter, which CRIU cannot save",
-        "take the filter away in the program",
+        "remove the filter in the program",
         r"Can't dump (?P<name>\S+) with filter on-board",
         "criu/tun.c",
     ),
@@ -56,7 +56,7 @@ NETWORK = (
     ),
     Cause(
         "veth-outside",
-        "the other end of a veth lies outside the tree",
+        "the other end of a veth is outside the tree",
         "name it, with criu: --external veth[INSIDE]:OUTSIDE",
         "Unknown peer net namespace",
         "criu/net.c",
@@ -72,7 +72,7 @@ NETWORK = (
     Cause(
         "ip-tool",
         "the program ip failed: {what}",
-        "install it (Debian: apt install iproute2), or try what it was asked to do by hand",
+        "install it (Debian: apt install iproute2), or run its command by hand",
         "IP tool failed on (?P<what>.+)",
         "criu/net.c",
     ),
@@ -86,7 +86,7 @@ NETWORK = (
     Cause(
         "nft-rules",
         "nftables refuses the rules of the tree",
-        "see what it says: crckpt explain -v; then load the modules: modprobe nf_tables",
+        "read its message: crckpt explain -v; then load the modules: modprobe nf_tables",
         "nft command error:|Could not process rule: (?!File exists|No such file)|Failed to create nft context object",
         "criu/net.c",
     ),

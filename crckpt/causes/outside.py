@@ -7,9 +7,9 @@ from crckpt.causes.cause import Cause
 OUTSIDE = (
     Cause(
         "gpu-timeout",
-        "the GPU took longer to stop than the time that CRIU gives the whole freeze (10 seconds if not told otherwise)",
-        "give it more: criu --timeout SECONDS (for an engine: timeout SECONDS in /etc/criu/runc.conf); end what runs on"
-        " the GPU first",
+        "the GPU did not stop within CRIU's time limit for the freeze (10 seconds by default)",
+        "raise it: criu --timeout SECONDS (for an engine: timeout SECONDS in /etc/criu/runc.conf); end what runs on "
+        "the GPU first",
         r"Unable to read output of cuda-checkpoint: Interrupted system call",
         "plugins/cuda/cuda_plugin.c",
     ),

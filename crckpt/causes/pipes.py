@@ -45,7 +45,7 @@ PIPES = (
     ),
     Cause(
         "pipe-data",
-        "what waits in a pipe of the tree cannot be saved or put back",
+        "the unread data in a pipe of the tree cannot be saved or put back",
         "let the program empty the pipe, then try again",
         "Can't obtain piped data size|Can't (?:pick|push) pipe data|Error splicing data"
         r"|Wanted to restore \d+ bytes",

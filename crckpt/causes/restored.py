@@ -24,7 +24,7 @@ RESTORED = (
     ),
     Cause(
         "process-limit",
-        "there may be no more processes",
+        "no more processes are allowed",
         "raise the limits: ulimit -u 100000, and pids.max of the cgroup",
         r"(?:Can't fork(?: for \d+)?|fork(?:\(\) failed)?|failed to fork\(\)): Resource temporarily unavailable"
         r"|Unable to create a thread: -11\b",
@@ -63,9 +63,9 @@ RESTORED = (
     ),
     Cause(
         "pid-remembered",
-        "the first process of a new PID namespace takes itself for process {pid}: an old C library (glibc before 2.25)"
-        " remembers the PID of CRIU",
-        "run CRIU on a system with a newer C library, or one that was linked statically with it",
+        "the first process of a new PID namespace believes that it is process {pid}: an old C library (glibc before "
+        "2.25) keeps the PID of CRIU",
+        "run CRIU on a system with a newer C library, or one that is statically linked with it",
         r"Pid (?P<pid>\d+) do not match expected 1\b",
         "criu/cr-restore.c",
         sure=False,
@@ -123,7 +123,7 @@ RESTORED = (
     ),
     Cause(
         "vdso-other",
-        "the vDSO of this kernel cannot stand for that of the checkpoint",
+        "the vDSO of this kernel cannot replace that of the checkpoint",
         "restore under the kernel of the checkpoint: crckpt show REF says which",
         "Failed to proxify dumpee contents|Unable to find suitable vDSO|Failed to map vdso"
         "|Can't find vDSO area in image",

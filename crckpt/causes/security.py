@@ -15,7 +15,7 @@ SECURITY = (
     Cause(
         "seccomp-filter",
         "the seccomp filters of the tree cannot be read",
-        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own)",
+        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter)",
         "Can't fetch (?:filter|seccomp metadata) on tid_real|Can't collect filter on|Can't (?:find"
         "|create) entry on tid_real|Dumping seccomp filters not supported",
         "criu/seccomp.c",
@@ -30,9 +30,9 @@ SECURITY = (
     ),
     Cause(
         "seccomp-suspend",
-        "the seccomp filter of the program cannot be set aside for the dump",
-        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter of its own), on a kernel"
-        " from 4.3 on; or start the program without a filter: docker run --security-opt seccomp=unconfined",
+        "the program's seccomp filter cannot be suspended for the dump",
+        "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter), on Linux 4.3 or newer; "
+        "or start the program without a filter: docker run --security-opt seccomp=unconfined",
         "suspending seccomp failed|failed to suspend seccomp|PTRACE_O_SUSPEND_SECCOMP",
         "compel/src/lib/ptrace.c",
     ),

@@ -237,14 +237,14 @@ SOCKETS = (
     Cause(
         "unix-bind",
         "unix socket {path|(not named)} cannot be bound: {why|its name is in use}",
-        "see that its directory is there and nothing has its name: ls -l {path|FILE}; ss -xl (@NAME has no file)",
+        "check that its directory exists and its name is free: ls -l {path|FILE}; ss -xl (@NAME has no file)",
         r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?!Too many levels)(?P<why>.+)"
         r"|unix: Can't bind (?!id \S).{0,200}Address already in use",
         "criu/sk-unix.c",
     ),
     Cause(
         "unix-connect",
-        "a unix socket of the tree finds its peer no more",
+        "a unix socket of the tree does not find its peer",
         "start the server first, or checkpoint both together",
         r"Can't connect (?:0x)?[0-9a-f]{1,16} socket: |Peer (?:0x)?[0-9a-f]{1,16} unresolved for ",
         "criu/sk-unix.c",
@@ -283,37 +283,37 @@ SOCKETS = (
     Cause(
         "address",
         "an address of the tree cannot be bound here",
-        "free the port (ss -tan; what was closed is left for 60 s), or add the address to an interface",
+        "free the port (ss -tan; a closed one stays taken for 60 s), or add the address to an interface",
         "Can't bind inet socket(?! back: Invalid argument)|Can't listen on a socket",
         "criu/sk-inet.c",
     ),
     Cause(
         "tcp-layer",
-        "the TCP connection fd {fd} of PID {pid} works with a layer of the kernel ({layer}), whose keys and state CRIU "
-        "does not save: a restored one would go on in plain text",
+        "a kernel layer ({layer}) handles the TCP connection fd {fd} of PID {pid}, and CRIU does not save its keys "
+        "and state: a restored program would send plain text",
         "close the connection: --tcp close; or have the program encrypt by itself",
     ),
     Cause(
         "tcp",
         "PID {pid} has fd {fd} connected over TCP: {local} -> {remote} ({status})",
-        "choose: --tcp keep (the connection is frozen and goes on) or --tcp close (the program sees it closed)",
+        "choose: --tcp keep (the connection continues after the freeze) or --tcp close (the program sees it closed)",
     ),
     Cause(
         "tcp-keys",
         "fd {fd} of process {pid} ({comm}) accepts only signed TCP segments (TCP_MD5SIG), and CRIU loses the keys: a "
         "restore is refused without --allow-weaker",
-        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
     ),
     Cause(
         "peer-of-another",
         "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root: a "
         "restore is refused without --allow-weaker",
-        "leave out --stop, so that the tree runs on; or end it all the same: --force",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
     ),
     Cause(
         "in-flight-skipped",
-        "crckpt does not save a TCP connection that waits to be accepted at fd {fd} of PID {pid}: after a restore it "
-        "is gone, and with --stop its peer sees a reset",
+        "crckpt does not save a TCP connection that waits to be accepted at fd {fd} of PID {pid}: a restore does not "
+        "bring it back, and with --stop its peer sees a reset",
         "",
     ),
     Cause(
@@ -322,6 +322,6 @@ SOCKETS = (
         "end it: ss {options} 'sport = :{port}'",
     ),
     Cause(
-        "network-lock", "this CRIU cannot hold packets back by nftables, which --tcp keep needs", "scripts/install-criu"
+        "network-lock", "this CRIU cannot hold back packets with nftables, as --tcp keep needs", "scripts/install-criu"
     ),
 )

@@ -14,8 +14,8 @@ TASKS = (
     ),
     Cause(
         "cannot-stop",
-        "process {pid} (state {state}) lets nobody stop it",
-        "look at it: cat /proc/{pid}/status /proc/{pid}/stack",
+        "process {pid} (state {state}) cannot be stopped",
+        "examine it: cat /proc/{pid}/status /proc/{pid}/stack",
         r"Unseizable non-zombie (?P<pid>\d+) found, state (?P<state>\S)",
         "compel/src/lib/infect.c",
     ),
@@ -99,23 +99,23 @@ TASKS = (
     ),
     Cause(
         "not-stopped",
-        "process {pid} does not stand still after it was stopped",
-        "try again; see whether something else traces it: grep TracerPid /proc/{pid}/status",
+        "process {pid} still runs after it was stopped",
+        "try again; check whether another program traces it: grep TracerPid /proc/{pid}/status",
         r"SEIZE (?P<pid>\d+): (?:task not stopped after seize|can't wait task|can't read signfo"
         "|can't parse stopped siginfo)",
         "compel/src/lib/infect.c",
     ),
     Cause(
         "breakpoint",
-        "thread {tid} stands at a breakpoint of a debugger (SIGTRAP)",
-        "let the debugger go on or detach first",
+        "thread {tid} is at a breakpoint of a debugger (SIGTRAP)",
+        "continue it in the debugger, or detach first",
         r"Can't dump the (?P<tid>\d+) thread with a pending SIGTRAP",
         "compel/src/lib/infect.c",
     ),
     Cause(
         "stop-signal",
-        "process {pid} was stopped by signal {signal}, of which CRIU knows nothing",
-        "let it go on: kill -CONT {pid}",
+        "process {pid} was stopped by signal {signal}, which CRIU does not expect",
+        "continue it: kill -CONT {pid}",
         r"SEIZE (?P<pid>\d+): unsupported stop signal (?P<signal>\d+)",
         "compel/src/lib/infect.c",
     ),
@@ -149,22 +149,22 @@ TASKS = (
     ),
     Cause(
         "thread-leader-gone",
-        "a process of the tree has ended its main thread while others go on",
-        "wait until it has ended, or change the program",
+        "the main thread of a process of the tree has ended while other threads run",
+        "wait until the process has ended, or change the program",
         "Zombie thread not supported|Zombies with threads are not supported|Individually stopped threads",
         "criu/seize.c",
     ),
     Cause(
         "target-ended",
         "the program ended while it was being frozen",
-        "look whether it still runs",
+        "check whether it still runs",
         "A root task is dead",
         "criu/cr-dump.c",
     ),
     Cause(
         "freezer-path",
-        "the directory of --freeze-cgroup is no cgroup",
-        "see which the program has: cat /proc/PID/cgroup",
+        "the directory of --freeze-cgroup is not a cgroup",
+        "find the program's: cat /proc/PID/cgroup",
         "Neither a cgroupv1 .* control file found",
         "criu/seize.c",
     ),
@@ -185,7 +185,7 @@ TASKS = (
     ),
     Cause(
         "segments",
-        "process {pid} has segment descriptors of its own (LDT), as Wine and old emulators do",
+        "process {pid} has its own segment descriptors (LDT), like Wine and old emulators",
         "run it in a virtual machine, and save that",
         r"Can't dump task (?P<pid>\d+) with LDT descriptors",
         "compel/arch/x86/src/lib/infect.c",
@@ -235,29 +235,30 @@ TASKS = (
         r"Write \S+ to /proc/self/oom_score_adj failed",
         "criu/cr-restore.c",
     ),
-    Cause("gone", "there is no process {pid}", "look for it: ps -e -o pid,args | grep NAME"),
+    Cause("gone", "there is no process {pid}", "find it: ps -e -o pid,args | grep NAME"),
     Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
     Cause(
         "ancestor",
         "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
         "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
     ),
-    Cause("kernel-thread", "process {pid} ({comm}) is a thread of the kernel", "give the PID of a program"),
+    Cause("kernel-thread", "process {pid} ({comm}) is a kernel thread", "give the PID of a program"),
     Cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
     Cause(
         "zombie",
-        "process {pid} ({comm}) has ended and waits to be reaped by its parent {ppid}",
-        "there is nothing left to save; give the PID of a living program",
+        "process {pid} ({comm}) has ended and is not yet reaped by its parent {ppid}",
+        "nothing is left to save; give the PID of a running program",
     ),
     Cause(
         "traced",
-        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one can trace at a time",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), and only one process can trace at a "
+        "time",
         "end the debugger or strace first: kill {tracer}",
     ),
     Cause(
         "traced-by-root",
         "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree itself",
-        "let the program end its tracing first, or give the PID of something else than a debugger",
+        "end the tracing in the program first, or give the PID of another program than a debugger",
     ),
     Cause(
         "being-dumped",
@@ -266,12 +267,12 @@ TASKS = (
     ),
     Cause(
         "frozen-group",
-        "process {pid} stands still, as all of its control group does, which is frozen ({group})",
-        "thaw it, as with systemctl thaw, podman unpause or: {thaw}",
+        "process {pid} is frozen with its control group ({group})",
+        "thaw it: systemctl thaw, podman unpause, or: {thaw}",
     ),
     Cause(
         "foreign-limits",
-        "process {pid} ({comm}) runs as user {uid}, whose limits cannot be read without CAP_SYS_RESOURCE",
+        "process {pid} ({comm}) runs as user {uid}, and crckpt cannot read its limits without CAP_SYS_RESOURCE",
         "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
     ),
     Cause(
@@ -290,12 +291,12 @@ TASKS = (
     ),
     Cause(
         "pid-ours",
-        "{kind} {pid}, which the tree had, is by chance that of this command itself",
+        "{kind} {pid}, which the tree needs, is by chance that of this command",
         "type it again: it gets another one",
     ),
     Cause(
         "pid-unreaped",
-        "{kind} {pid} is taken by {comm}, which has ended, but which its parent {parent} has not reaped",
+        "{kind} {pid} is taken by {comm}, which has ended but is not yet reaped by its parent {parent}",
         "end the parent, or use --new-pid-namespace",
     ),
     Cause(
@@ -306,7 +307,7 @@ TASKS = (
     ),
     Cause(
         "root-ended",
-        "the root, process {pid}, was restored and has ended with status 0",
+        "the root, process {pid}, was restored and ended with status 0",
         "",
     ),
 )

@@ -29,7 +29,7 @@ TERMINALS = (
     ),
     Cause(
         "no-terminal",
-        "the tree had a terminal, and there is none to take over, or not as that of CRIU's session",
+        "the tree had a terminal, and CRIU has none, or not as its session's",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
         "criu/tty.c",
@@ -43,8 +43,8 @@ TERMINALS = (
     ),
     Cause(
         "terminal-number",
-        "terminal /dev/pts/{index} is in use by others",
-        "end who uses it: fuser -v /dev/pts/{index}; or restore in a mount namespace with a devpts of its own",
+        "another program uses terminal /dev/pts/{index}",
+        "end it: fuser -v /dev/pts/{index}; or restore in a mount namespace with its own devpts",
         r"Unable to open \S+ with specified index (?P<index>\d+)",
         "criu/tty.c",
     ),
@@ -81,21 +81,21 @@ TERMINALS = (
     ),
     Cause(
         "terminal",
-        "the tree was started from a terminal and wants one",
+        "the tree was started from a terminal and needs one",
         "restore it from a terminal, without --detach",
     ),
     Cause(
         "terminal-of-another",
-        "the tree runs as user {user} and wants a terminal, but this terminal belongs to user {owner}: the program "
+        "the tree runs as user {user} and needs a terminal, but this terminal belongs to user {owner}: the program "
         "could type commands into it",
-        "restore it from a terminal of user {user}, or in one of its own: "
-        "script -c 'crckpt restore REF --allow-weaker' /dev/null",
+        "restore it from a terminal of user {user}, or in a new one: script -c 'crckpt restore REF --allow-weaker' "
+        "/dev/null",
     ),
     Cause(
         "console-of-another",
         "the tree runs as user {user} and has {path} open, which belongs to user {owner} now: the program could read "
         "what is typed there, or type itself",
-        "log in there as user {user}, or accept it with --allow-weaker",
+        "log in there as user {user}, or allow it: --allow-weaker",
     ),
     Cause(
         "terminal-group-outside",

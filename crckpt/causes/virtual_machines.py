@@ -31,7 +31,7 @@ VIRTUAL_MACHINES = (
     ),
     Cause(
         "java-directory",
-        "Java was not told where to put a checkpoint, or its build has none",
+        "Java has no directory for checkpoints, or its build does not support them",
         "start it with -XX:CRaCCheckpointTo=DIRECTORY, with a JDK that has CRaC",
         r"C/R is not configured|CRaC is not supported",
         "CRaC",

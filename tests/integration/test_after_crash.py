@@ -95,7 +95,7 @@ def test_a_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
         size = _size_told(crckpt, log, "--grown rewind")
-        assert "--grown keep goes on" not in _refused(crckpt)
+        assert "--grown keep appends" not in _refused(crckpt)
         assert f"{log} grew" in _refused(crckpt, "--grown", "keep")
         assert log.read_bytes() == content
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
@@ -136,7 +136,7 @@ def test_a_tree_of_five(crckpt: Crckpt) -> None:
         for name, kind in FAMILY.items():
             (line,) = (line for line in said.splitlines() if f"  - {tree.workdir / name}.log grew" in line)
             assert "--grown rewind" in line
-            assert ("--grown keep goes on" in line) == (kind == "append")
+            assert ("--grown keep appends" in line) == (kind == "append")
         kept = _refused(crckpt, "--grown", "keep")
         assert {name for name in FAMILY if f"/{name}.log" in kept} == {"leader", "younger", "other"}
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")

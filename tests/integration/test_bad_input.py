@@ -73,7 +73,7 @@ def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
     threads = [pid for pid in psutil.pids() if pid > 1 and not Path(f"/proc/{pid}/exe").exists() and _is_kernel(pid)]
     if not threads:
         pytest.skip("no thread of the kernel is to be seen here")
-    _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "thread of the kernel"))
+    _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "is a kernel thread"))
 
 
 def test_a_zombie(crckpt: Crckpt) -> None:

@@ -97,7 +97,7 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
         (told,) = result["blockers"]
         assert told["key"] == "nested-unmade"
         assert told["what"].endswith(
-            "(python3) has a mount or network namespace of its own, which no restore makes again"
+            "(python3) has its own mount or network namespace, which a restore does not make again"
         )
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--stop")
         assert "namespace inside the tree" in crckpt.run(*words, status=REFUSED).err
@@ -137,7 +137,7 @@ def test_a_traced_thread_is_as_good_as_a_traced_process(crckpt: Crckpt) -> None:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
         (told,) = result["blockers"]
         assert told["key"] == "traced"
-        assert "(python3), and only one can trace at a time" in told["what"]
+        assert "(python3), and only one process can trace at a time" in told["what"]
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
         assert told["what"] in error["message"]
         assert error["hint"] == told["remedy"]
@@ -164,7 +164,7 @@ def test_a_lock_shared_with_the_outside_prevents_a_restore_and_is_said_to(crckpt
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         (told,) = result["warnings"]
         assert told["key"] == "lock-shared"
-        assert f"is held by process {other} outside the tree, too" in told["what"]
+        assert f"process {other} outside the tree also holds the lock on " in told["what"]
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         tree.wait_gone()
         before = tree.counters()

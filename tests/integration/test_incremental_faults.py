@@ -156,7 +156,7 @@ def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
         wait_for(lambda: tracer(target.pid) == gdb.pid, "gdb to attach")
         message = refused(crckpt, target.pid, 24)
         traced = f"process {target.pid} (odd) is traced by process {gdb.pid} (gdb)"
-        assert message == f"{traced}, and only one can trace at a time"
+        assert message == f"{traced}, and only one process can trace at a time"
         gdb.kill()
     result = dumped(crckpt, target)
     assert result["tracked"]["base"] == first, "nothing had begun"
@@ -284,7 +284,7 @@ def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_pa
         checksum = target.look()
         with every_free_huge_page():
             said = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]["message"]
-            assert "of those set aside none is free" in said
+            assert "no reserved one is free" in said
             assert said.endswith(RUNS_ON)
             assert target.look() == checksum
         crckpt.run("dump", str(target.pid), "job")
@@ -293,7 +293,7 @@ def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_pa
             for words in (("restore", "job", "--detach"), ("rehearse", "job")):
                 said = crckpt.run(*words, "--json", status=24)
                 message = said.document["error"]["message"]
-                assert "takes 1 of the huge pages (2.0 MiB each) that were set aside, and 0 are free" in message
+                assert "needs 1 reserved huge pages (2.0 MiB each), and 0 are free" in message
         crckpt.run("restore", "job", "--detach")
         assert target.look() == checksum
 

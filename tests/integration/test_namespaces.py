@@ -89,7 +89,7 @@ def test_mounts_that_the_tree_can_write_run_nothing(crckpt: Crckpt, criu: Path, 
     with started(_hostile(criu, proc)) as tree:
         before = tree.counters()
         (warning,) = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
-        assert "mount namespace of its own" in warning
+        assert "has its own mount namespace" in warning
         tree.wait_growth(before)
         crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")
         tree.wait_gone()

@@ -100,7 +100,7 @@ def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> N
     """Detached or not; what it wants is said."""
     for words in (("--detach",), ()):
         said = crckpt.run("restore", JOB, *words, status=REFUSED)
-        assert "the tree was started from a terminal and wants one" in said.err
+        assert "the tree was started from a terminal and needs one" in said.err
         assert "restore it from a terminal, without --detach" in said.err
 
 

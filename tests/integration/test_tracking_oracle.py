@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER)
 
 SEEDS = int(os.environ.get("CRCKPT_ORACLE_SEEDS", "20"))
 ROUNDS = 5
-ENDING = "a process of the tree has ended its main thread while others go on"
+ENDING = "the main thread of a process of the tree has ended while other threads run"
 
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 2))

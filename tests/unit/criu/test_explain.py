@@ -9,7 +9,7 @@ from crckpt.criu.explain import explain
 
 LINES = [
     ("compel/src/lib/infect.c:260", "The criu itself is within dumped tree.", "inside", ""),
-    ("criu/namespaces.c:460", "Can't dump nested pid namespace for 812", "nested-namespace", "process 812 has a pid"),
+    ("criu/namespaces.c:460", "Can't dump nested pid namespace for 812", "nested-namespace", "has its own pid"),
     ("criu/pie-util-fd.c:30", "send_fds failed (-22)", "io-uring", "io_uring"),
     ("criu/proc_parse.c:502", "Unknown shit 100600 (anon_inode:[io_uring])", "io-uring", "io_uring"),
     ("criu/proc_parse.c:502", "Unknown shit 100600 (/secretmem (deleted))", "secretmem", "secret memory"),

@@ -325,7 +325,7 @@ def test_nested_namespaces(kind: str) -> None:
     nested = in_namespaces(CHILD, **{kind: 99})
     found = planned(with_tree(ROOT, nested))
     assert keys(found.blockers) == ["nested-namespace"]
-    assert f"process 101 has a {kind} namespace" in found.blockers[0].what
+    assert f"process 101 has its own {kind} namespace" in found.blockers[0].what
     assert planned(with_tree(ROOT, replace(nested, state="zombie"))).blockers == ()
     assert planned(with_tree(in_namespaces(ROOT, **{kind: 99}), nested)).blockers == ()
 
@@ -341,7 +341,7 @@ def test_namespaces_of_another_user_namespace(kind: str, key: str) -> None:
 def test_nested_namespaces_that_criu_saves_only(kind: str) -> None:
     found = planned(with_tree(ROOT, in_namespaces(CHILD, **{kind: 99})))
     assert keys(found.blockers) == ["nested-unmade"]
-    assert found.blockers[0].what.startswith("process 101 (worker) has a mount or network namespace")
+    assert found.blockers[0].what.startswith("process 101 (worker) has its own mount or network namespace")
 
 
 def test_containers_are_left_to_their_engine() -> None:

@@ -34,4 +34,4 @@ def test_shortages_have_numbers() -> None:
 
 def test_a_read_only_mount_is_reported_instead() -> None:
     (found,) = find_shortages(MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, beside=True, read_only="/store"))
-    assert (found.key, found.what) == ("store-read-only", "/store lies on a read-only mount")
+    assert (found.key, found.what) == ("store-read-only", "/store is on a read-only mount")

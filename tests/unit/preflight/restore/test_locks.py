@@ -19,7 +19,7 @@ def out(mine: FileLock, theirs: HeldLock) -> str:
 def test_a_conflict_names_lock_and_holder() -> None:
     assert out(MINE, THEIRS) == (
         "the POSIX lock on /srv/file (fd 3 of prog, PID 7) is held by other (PID 9) now: "
-        "end that program, or wait until it lets go; see all locks: lslocks"
+        "end that program, or wait until it releases the lock; list all locks: lslocks"
     )
     assert "held by another program now" in out(
         MINE, HeldLock("OFD", exclusive=True, start=0, end=None, pid=0, comm="?")

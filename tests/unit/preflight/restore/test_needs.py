@@ -108,16 +108,16 @@ def test_more_tasks_than_the_control_group_allows(tree: ImageTree) -> None:
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
     said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
-    assert f"has {count} processes and threads, and control group /sys/fs/cgroup/a lets in {count - 1} more" in said
+    assert f"has {count} processes and threads, and control group /sys/fs/cgroup/a allows only {count - 1} more" in said
 
 
 def test_missing_memory_and_space_are_reported_with_numbers(tree: ImageTree) -> None:
     said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
-    assert said.startswith("tree-memory: the tree takes 40 MiB of memory, and 39 MiB are free: ")
+    assert said.startswith("tree-memory: the tree needs 40 MiB of memory, and 39 MiB are free: ")
     assert "and 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
     said = told(tree, replace(HERE, disks=(*HERE.disks, DiskSpace("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
     assert said.startswith(
-        "restore-space: a restore writes 3.0 MiB to the file system of /run/x, and it has 0.5 MiB free"
+        "restore-space: a restore writes 3.0 MiB to the file system of /run/x, which has 0.5 MiB free"
     )
 
 
@@ -126,8 +126,8 @@ def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, huge_pages=(enough,))) == ""
     said = told(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
     assert said == (
-        "huge-pages: the tree takes 4 of the huge pages (2.0 MiB each) that were set aside, and 3 are free: "
-        "set more aside, by a larger number in /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+        "huge-pages: the tree needs 4 reserved huge pages (2.0 MiB each), and 3 are free: "
+        "reserve more: /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
     )
     assert "and 0 are free" in told(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
 
