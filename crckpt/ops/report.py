@@ -31,7 +31,7 @@ from crckpt.ops.list import list_checkpoints
 from crckpt.ops.version import version
 from crckpt.store.backend.directory import check_access
 from crckpt.store.layout import SCRATCH
-from crckpt.store.transaction import dead_transactions
+from crckpt.store.transaction import find_dead_transactions
 
 _TOP: Final = "crckpt-report"
 _LOG_BYTES: Final = 16 << 20
@@ -207,7 +207,7 @@ def _left_logs(context: Context) -> _Files:
     # Regular files only: a link may lead anywhere.
     logs = [
         (log.lstat().st_mtime, log)
-        for path in dead_transactions(transactions)
+        for path in find_dead_transactions(transactions)
         if is_directory(path)
         for name in ("dump.log", "restore.log")
         for log in path.rglob(name)

@@ -1,4 +1,4 @@
-"""What is done about packs in which damage may be."""
+"""Handle packs in which there may be damage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from crckpt.store.layout import fingerprints_name
 
 
 def forget_fingerprints(backend: Backend, digests: Iterable[str]) -> None:
-    """Remove the fingerprints of packs: so these are read whole before anything new depends on them.
+    """Remove the fingerprints of packs, so that these are read whole before anything new depends on them.
 
-    Where we may not write, neither may who stores.
+    A failure is ignored: where this cannot write, nothing new is stored either.
     """
     for digest in digests:
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""Fingerprints of pages, 128 bits each under the store's secret key, and what is remembered of packs' ones.
+"""Fingerprints of pages, 128 bits each under the store's secret key, and the cache of those of packs.
 
-The function is AES-GMAC (NIST SP 800-38D) with one nonce for all pages. For a page it is the value of a polynomial of
-degree 257 at a secret point, plus a secret constant: two different pages have the same for at most 257 of 2^128 points.
-So whoever chooses two pages without knowing the key, they have equal fingerprints with a probability of at most 2^-119.
-The format, in `crckpt.store`, says what this rests on.
+The function is AES-GMAC (NIST SP 800-38D) with one nonce for all pages: the value of a polynomial of degree 257 at a
+secret point, plus a secret constant. Two different pages have equal values for at most 257 of 2^128 points. So if two
+pages are chosen without knowing the key, their fingerprints are equal with a probability of at most 2^-119. The format,
+in `crckpt.store`, says what this depends on.
 """
 
 from __future__ import annotations
@@ -34,62 +34,63 @@ _DIGEST: Final = 32
 _FRAMES_AT_ONCE: Final = 16
 
 _NONCE: Final = bytes(12)
-"""The same for all pages, so that equal pages have equal fingerprints: who sees those can work out the key's point."""
+"""The same for all pages, so that equal pages have equal fingerprints. Who sees fingerprints can compute the point."""
 
 
 def read_key(backend: Backend) -> bytes:
     """Return the secret key of the store's fingerprints; make it if it is missing or damaged.
 
-    If it cannot be written it is good for this call's caller only: what is stored then has useless fingerprints.
+    If it cannot be written, only the caller has it: fingerprints that it writes are of no use to others.
     """
-    if (key := _kept_key(backend)) is None:
+    if (key := _read_kept_key(backend)) is None:
         key = os.urandom(_KEY)
         with suppress(OSError):
             backend.put(FINGERPRINT_KEY, key, "fingerprint-key")
-            # Of two who make it at once both take the later one, or one of them has fingerprints that nobody believes.
-            key = _kept_key(backend) or key
+            # Another process may have made one meanwhile: use the key that lasts, or nobody accepts our fingerprints.
+            key = _read_kept_key(backend) or key
     return key
 
 
 def compute_fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
-    """Return the fingerprints of the pages numbered `which`, of an array n by page size: as many by 2 numbers."""
+    """Return the fingerprints of the rows `which` of pages (n by page size), 2 numbers each."""
     content = pages.reshape(-1).data
     some = [content[at : at + PAGE_SIZE] for at in (which * PAGE_SIZE).tolist()]
-    # Mapped, not looped over: else each of a million calls lets another thread have its turn, for twice the time.
+    # map(), no loop: in a loop another thread gets its turn at each of a million calls, which takes twice the time.
     return _as_array(b"".join(map(AESGCM(key).encrypt, repeat(_NONCE), repeat(b""), some)))
 
 
 def write_fingerprints(key: bytes, written: FinishedPack, prints: Numbers) -> None:
-    """Write the fingerprints of a new pack's pages beside it. That they are a cache makes failures harmless."""
+    """Write the fingerprints of a new pack's pages beside it. A failure is ignored: they are a cache."""
     with suppress(OSError):
-        write_new(_beside(written.path), _sealed(key, written.digest, prints.tobytes()), "fingerprints")
+        write_new(_beside(written.path), _append_seal(key, written.digest, prints.tobytes()), "fingerprints")
 
 
 def cache_fingerprints(backend: Backend, written: FinishedPack) -> None:
-    """Take what `write_fingerprints` wrote into the cache."""
+    """Move what `write_fingerprints` wrote into the cache."""
     with suppress(OSError):
         backend.put_derived(fingerprints_name(written.digest), _beside(written.path), "fingerprints")
 
 
 def load_fingerprints(backend: Backend, key: bytes, pack: Pack) -> Numbers:
-    """The fingerprints of a pack's pages: kept or worked out again. Raises IntegrityError on damage.
+    """Load the fingerprints of a pack's pages from the cache, or compute them from the pack.
 
-    Those that are kept are mapped, not read: the kernel can take their memory back. Those that were made under another
-    key, or by another function, as crckpt did before, have another seal.
+    Raises IntegrityError if the pack is damaged.
     """
+    # Mapped, not read: the kernel can take the memory back.
     name = fingerprints_name(pack.digest)
     with suppress(OSError, ValueError, IntegrityError):
         content = backend.map(name)
         prints, seal = content[:-_DIGEST], content[-_DIGEST:]
+        # Those made under another key, or by the function of an older crckpt, have another seal.
         if len(prints) == pack.pages * SIZE and _seal(key, pack.digest, prints) == seal:
             return _as_array(prints)
-    found = b"".join(_worked_out(pack, first, key) for first in range(0, len(pack.table), _FRAMES_AT_ONCE))
+    found = b"".join(_compute_frames(pack, first, key) for first in range(0, len(pack.table), _FRAMES_AT_ONCE))
     with suppress(OSError):
-        backend.put(name, _sealed(key, pack.digest, found), "fingerprints")
+        backend.put(name, _append_seal(key, pack.digest, found), "fingerprints")
     return _as_array(found)
 
 
-def _kept_key(backend: Backend) -> bytes | None:
+def _read_kept_key(backend: Backend) -> bytes | None:
     with suppress(OSError, IntegrityError):
         key = backend.read(FINGERPRINT_KEY, _MOST_KEY)
         return key if len(key) == _KEY else None
@@ -104,20 +105,20 @@ def _beside(pack: Path) -> Path:
     return pack.with_name(f"{pack.name}.fingerprints")
 
 
-def _worked_out(pack: Pack, first: int, key: bytes) -> bytes:
+def _compute_frames(pack: Pack, first: int, key: bytes) -> bytes:
     count = min(_FRAMES_AT_ONCE, len(pack.table) - first)
     content = np.frombuffer(
-        b"".join(pack.unpacked(frame, pack.stored(frame)) for frame in range(first, first + count)), np.uint8
+        b"".join(pack.unpack_frame(frame, pack.read_stored(frame)) for frame in range(first, first + count)), np.uint8
     ).reshape(-1, PAGE_SIZE)
     return compute_fingerprints(content, np.arange(len(content)), key).tobytes()
 
 
-def _sealed(key: bytes, digest: str, prints: bytes) -> bytes:
+def _append_seal(key: bytes, digest: str, prints: bytes) -> bytes:
     return prints + _seal(key, digest, prints)
 
 
 def _seal(key: bytes, digest: str, prints: bytes | memoryview) -> bytes:
-    """Binds fingerprints to key and pack: those of another store or pack would be wrong, not only useless."""
+    """Bind fingerprints to key and pack: those of another store or pack would be wrong, not only useless."""
     seal = hashlib.sha256(key + bytes.fromhex(digest))
     seal.update(prints)
     return seal.digest()

@@ -1,4 +1,4 @@
-"""Who holds a lock or a transaction, so that others can tell whether it still lives."""
+"""Identify the process that holds a lock or a transaction, so that others can tell whether it still lives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from crckpt.model import Count, Pid
 from crckpt.store.documents import decode
 
 MOST_BYTES: Final = 4 << 20
-"""The size of the largest record of an owner: it has the command line, which has no limit but this (execve(2))."""
+"""The largest size of a record: it has the command line, whose length only execve(2) limits."""
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """A process, named for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+    """A process, unique for ever: `start` is its start time in clock ticks after the boot `boot_id`.
 
-    `pid_namespace` is the inode of the namespace that `pid` counts in; `since` is when it began to hold (Unix time).
+    `pid_namespace` is the inode of the PID namespace of `pid`; `since` is when it began to hold (Unix time).
     """
 
     host: str
@@ -39,7 +39,7 @@ class ProcessIdentity(Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs. What cannot be seen, in another PID namespace of this boot, counts as alive."""
+        """Whether it still runs. A process in another PID namespace of this boot cannot be seen: it counts as alive."""
         if self.boot_id != proc.boot_id():
             return False
         if self.pid_namespace != proc.namespace("self", "pid"):
@@ -48,17 +48,17 @@ class ProcessIdentity(Struct, frozen=True):
         return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
 
     def is_same(self, other: ProcessIdentity) -> bool:
-        """Whether both name one process."""
+        """Whether both are one process."""
         process, another = ((it.host, it.boot_id, it.pid_namespace, it.pid, it.start) for it in (self, other))
         return process == another
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode it as JSON."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
 def identify_process(since: float, pid: int = 0) -> ProcessIdentity:
-    """Ourselves, or process `pid` of our PID namespace. Raises HostCannot if it has ended."""
+    """Identify this process, or process `pid` of its PID namespace. Raises HostCannot if that has ended."""
     pid = pid or os.getpid()
     process = proc.read_process(pid)
     if process is None:
@@ -75,7 +75,7 @@ def identify_process(since: float, pid: int = 0) -> ProcessIdentity:
 
 
 def write_identity(path: Path, since: float, what: str, *, pid: int = 0) -> None:
-    """Record process `pid`, or ourselves, in a new file, for as long as this boot lasts: it is not synced.
+    """Record process `pid`, or this one, in a new file. It is not synced: after a crash the process is dead anyway.
 
     `what` names its steps.
     """
@@ -87,7 +87,7 @@ def write_identity(path: Path, since: float, what: str, *, pid: int = 0) -> None
 
 
 def read_identity(path: Path) -> ProcessIdentity | None:
-    """The owner recorded in a file; None if there is none or it cannot be understood."""
+    """Read the process recorded in a file; None if there is none or it is damaged."""
     try:
         return decode(read_checked(path, MOST_BYTES), _OWNER, str(path))
     except (OSError, IntegrityError, msgspec.ValidationError):

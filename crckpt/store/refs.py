@@ -39,22 +39,22 @@ class RefTargets(Struct, frozen=True):
     tags: tuple[Tag, ...]
 
 
-def resolve(ref: str, known: RefTargets) -> CheckpointId:
-    """The checkpoint that `ref` names: `JOB` (its newest), `JOB~N`, `JOB:TAG`, an id or 4 or more digits of one.
+def resolve(ref: str, targets: RefTargets) -> CheckpointId:
+    """Find the checkpoint that `ref` names: `JOB` (its newest), `JOB~N`, `JOB:TAG`, an id or 4 or more digits of one.
 
     A job's name goes before an id. Raises NoSuchCheckpoint, UsageError if the digits fit several.
     """
     if (match := _AGE.fullmatch(ref)) is not None:
-        return _back(ref, known, JobName(match["job"]), int(match["back"]))
+        return _back(ref, targets, JobName(match["job"]), int(match["back"]))
     if (match := _TAG.fullmatch(ref)) is not None:
-        return _tagged(ref, known, match["job"], match["tag"])
-    if ref in known.jobs:
-        return known.jobs[JobName(ref)][-1]
-    return _by_digits(ref, known)
+        return _tagged(ref, targets, match["job"], match["tag"])
+    if ref in targets.jobs:
+        return targets.jobs[JobName(ref)][-1]
+    return _by_digits(ref, targets)
 
 
 def write_tag(backend: Backend, tag: Tag) -> None:
-    """Make or move a tag, durably. Raises UsageError for a name that cannot be one, IntegrityError where links lie."""
+    """Make or move a tag, durably. Raises UsageError for an invalid name, IntegrityError where there is a link."""
     check_name(tag.job, "job")
     check_name(tag.name, "tag")
     backend.put(f"{TAGS}/{tag.job}/{tag.name}", f"{tag.id}\n".encode(), "tag")
@@ -71,7 +71,7 @@ def remove_tag(backend: Backend, job: str, name: str) -> None:
 
 
 def read_tags(backend: Backend) -> tuple[Tag, ...]:
-    """All tags, in the order of their names."""
+    """Read all tags, in the order of their names."""
     jobs = (job for job in backend.names_in(TAGS) if NAME.fullmatch(job))
     return tuple(tag for job in jobs for tag in _tags_of(backend, JobName(job)))
 
@@ -85,16 +85,16 @@ def _tags_of(backend: Backend, job: JobName) -> Iterator[Tag]:
 
 
 def _content(backend: Backend, name: str) -> str:
-    """What it holds; nothing if that is no text, the disk has lost it, or somebody has removed it a moment ago."""
+    """Read a tag's file; nothing if the disk has lost it, or if it was removed a moment ago."""
     with suppress(FileNotFoundError, IntegrityError), losses_ignored():
         return backend.read(name, _MOST_BYTES).decode(errors="replace").strip()
     return ""
 
 
-def _back(ref: str, known: RefTargets, job: JobName, back: int) -> CheckpointId:
-    series = known.jobs.get(job)
+def _back(ref: str, targets: RefTargets, job: JobName, back: int) -> CheckpointId:
+    series = targets.jobs.get(job)
     if series is None:
-        raise _unknown(ref, known)
+        raise _unknown(ref, targets)
     if back >= len(series):
         raise NoSuchCheckpoint(
             f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
@@ -103,17 +103,17 @@ def _back(ref: str, known: RefTargets, job: JobName, back: int) -> CheckpointId:
     return series[-1 - back]
 
 
-def _tagged(ref: str, known: RefTargets, job: str, name: str) -> CheckpointId:
-    for tag in known.tags:
-        if (tag.job, tag.name) == (job, name) and tag.id in known.ids:
+def _tagged(ref: str, targets: RefTargets, job: str, name: str) -> CheckpointId:
+    for tag in targets.tags:
+        if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
             return tag.id
-    raise _unknown(ref, known)
+    raise _unknown(ref, targets)
 
 
-def _by_digits(ref: str, known: RefTargets) -> CheckpointId:
-    fitting = sorted(found for found in known.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
+def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
+    fitting = sorted(found for found in targets.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
     if not fitting:
-        raise _unknown(ref, known)
+        raise _unknown(ref, targets)
     if len(fitting) > 1:
         shown = tuple(found[:SHORT] for found in fitting)
         raise UsageError(
@@ -122,8 +122,8 @@ def _by_digits(ref: str, known: RefTargets) -> CheckpointId:
     return fitting[0]
 
 
-def _unknown(ref: str, known: RefTargets) -> NoSuchCheckpoint:
-    names = [*known.jobs, *(f"{tag.job}:{tag.name}" for tag in known.tags if tag.id in known.ids)]
+def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
+    names = [*targets.jobs, *(f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)]
     return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_near(ref, names) if names else "the store is empty")
 
 

@@ -1,4 +1,4 @@
-"""The store as a whole: open it, lock it, list, name, tag and remove checkpoints."""
+"""A store: open it, lock it; list, resolve, tag, add and remove checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from crckpt.store.transaction import Transaction, transaction
 
 
 class UnreadableCheckpoint(Struct, frozen=True):
-    """A checkpoint whose manifest cannot be read, why, and what helps; `job` is None where even that is illegible."""
+    """A checkpoint whose manifest cannot be read, why, and the remedy; `job` is None if that cannot be read either."""
 
     id: CheckpointId
     job: str | None
@@ -35,7 +35,7 @@ class UnreadableCheckpoint(Struct, frozen=True):
 
 
 class Repository:
-    """A store. Every method takes the lock that it needs, unless the caller holds it; for one thread.
+    """A store, for one thread. Every method takes the lock that it needs, unless the caller holds it.
 
     Methods raise StoreLocked if the lock cannot be had within the time given to `shared` or `exclusive`.
     """
@@ -48,9 +48,9 @@ class Repository:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Repository:
-        """The store at `path`; with `create`, a missing or empty directory is made one.
+        """Open the store in the directory `path`; with `create`, a missing or empty directory becomes one.
 
-        Raises StoreUnusable if it is none, if others may read or own it, or if its format is newer.
+        Raises StoreUnusable if it is none, if other users can read or own it, or if its format is newer.
         """
         return cls(*open_directory(path.absolute(), create=create))
 
@@ -60,43 +60,46 @@ class Repository:
         return Path(self.backend.location)
 
     def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """Nothing is removed while the block runs. Raises StoreLocked after `timeout` seconds."""
+        """Let nobody remove anything while the block runs. Raises StoreLocked after `timeout` seconds."""
         return self._lock.held(alone=False, timeout=timeout)
 
     def exclusive(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """Nobody else uses the store while the block runs. Raises StoreLocked after `timeout` seconds."""
+        """Let nobody else use the store while the block runs. Raises StoreLocked after `timeout` seconds."""
         return self._lock.held(alone=True, timeout=timeout)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """A private directory for what is in flight, removed when the block ends."""
+        """Make a private directory for what is in flight, removed when the block ends."""
         with self.shared(), transaction(self.backend.scratch) as begun:
             yield begun
 
     def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
-        """All checkpoints, or those of a job, as they were committed; not those that `unreadable` lists."""
+        """Return all checkpoints, or those of a job, in the order of their commits, without those of `unreadable`."""
         found, _ = self.read_all()
         return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
 
     def back_from(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
-        """The checkpoint and those of its job that were committed before it, the newest first."""
+        """Return the checkpoint and the older ones of its job, the newest first."""
         return tuple(found for found in reversed(self.checkpoints(checkpoint.job)) if found.order <= checkpoint.order)
 
     def ids(self) -> tuple[CheckpointId, ...]:
-        """The ids of all checkpoints, readable or not."""
+        """Return the ids of all checkpoints, readable or not."""
         return tuple(self._named())
 
     def unreadable(self, job: str | None = None) -> tuple[UnreadableCheckpoint, ...]:
-        """Checkpoints whose manifest is damaged or of a newer schema; with `job`, those that may be of that job."""
+        """Return checkpoints whose manifest is damaged or newer; with `job`, those that may be of that job."""
         return tuple(bad for bad in self.read_all()[1] if job is None or bad.job in (None, job))
 
     def get(self, checkpoint_id: CheckpointId) -> Checkpoint:
-        """Raises NoSuchCheckpoint, IntegrityError if its manifest is damaged or missing, StoreUnusable if newer."""
+        """Read a checkpoint's manifest.
+
+        Raises NoSuchCheckpoint, IntegrityError if the manifest is damaged or missing, StoreUnusable if it is newer.
+        """
         try:
             manifest = self.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
         except FileNotFoundError:
             if self.backend.exists(checkpoint_directory(checkpoint_id)):
-                # It came here with its manifest, and goes with it: something else has removed that.
+                # A checkpoint's directory comes and goes with its manifest: something else has removed that.
                 raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} is missing") from None
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
         except IntegrityError as error:
@@ -110,10 +113,10 @@ class Repository:
         return unseal(manifest, checkpoint_id)
 
     def resolve(self, ref: str, *, despite_damage: bool = False) -> CheckpointId:
-        """The checkpoint that `ref` names. Raises NoSuchCheckpoint, or UsageError if it fits several; see `refs`.
+        """Find the checkpoint that `ref` names; see `refs`. Raises NoSuchCheckpoint, or UsageError if it fits several.
 
-        Raises IntegrityError if `ref` counts a job's checkpoints and one of them may be damaged, so that nobody knows
-        which is the newest; not with `despite_damage`.
+        Raises IntegrityError if `ref` counts a job's checkpoints and one of them may be damaged, so that the newest is
+        unknown; not with `despite_damage`.
         """
         with self.shared():
             if ID.fullmatch(ref) and self.backend.exists(checkpoint_directory(ref)):
@@ -134,19 +137,19 @@ class Repository:
             return resolved
 
     def tag(self, checkpoint_id: CheckpointId, name: str) -> Tag:
-        """Let `JOB:name` name the checkpoint; a tag of that name moves. Raises UsageError, and what `get` raises."""
+        """Make `JOB:name` name the checkpoint; an existing tag moves. Raises UsageError, and what `get` raises."""
         with self.shared():
             tag = Tag(self.get(checkpoint_id).job, name, checkpoint_id)
             write_tag(self.backend, tag)
             return tag
 
     def untag(self, job: str, name: str) -> None:
-        """Raises NoSuchCheckpoint if there is no such tag."""
+        """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
         with self.shared():
             remove_tag(self.backend, job, name)
 
     def tags(self) -> tuple[Tag, ...]:
-        """All tags, by name."""
+        """Return all tags, by name."""
         return read_tags(self.backend)
 
     def remove(self, ids: Iterable[CheckpointId]) -> None:
@@ -164,31 +167,31 @@ class Repository:
     def announced(
         self, job: JobName, created: datetime, run_id: str | None, *, alone: bool
     ) -> AbstractContextManager[None]:
-        """While the block stores a checkpoint, `pending` names it; see `pending.announced`."""
+        """List a checkpoint in `pending` while the block stores it; see `pending.announced`."""
         return announced(self.backend, job, created, run_id, alone=alone)
 
     def restoring(self, job: JobName, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """While the block restores a checkpoint of `job`, nobody else does. A read-only store keeps nobody out.
+        """Let nobody else restore a checkpoint of `job` while the block does. A read-only store keeps nobody out.
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
         return self.backend.restores_locked(check_name(job, "job"), timeout)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:
-        """What is being stored, and what was lost since the last gc; oldest first."""
+        """Return what is being stored, and what was lost since the last gc; oldest first."""
         return read_pending(self.backend)
 
     def add_packs(self, packs: Mapping[str, Path]) -> None:
-        """Take in finished pack files by digest, whose content is durable; they are durable here once this returns.
+        """Move finished pack files, whose content is durable, into the store by digest. Durable when it returns.
 
-        The same one stays; a damaged one is replaced by it.
+        An intact pack stays; a damaged one is replaced.
         """
         self.backend.put_files({pack_name(digest): path for digest, path in packs.items()}, "pack")
 
     def add_checkpoint(self, draft: Checkpoint) -> Checkpoint:
-        """Write a manifest, durably: from here on the checkpoint exists. Its packs must be there.
+        """Write a manifest, durably: then the checkpoint exists. Its packs must be there.
 
-        It gets the number that follows all that are there: of what is committed at the same time, in turn.
+        It gets the sequence number after all others; commits at the same time take turns.
         """
         with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
@@ -196,7 +199,7 @@ class Repository:
         return checkpoint
 
     def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[UnreadableCheckpoint, ...]]:
-        """What `checkpoints` and `unreadable` give, in one reading."""
+        """Return what `checkpoints` and `unreadable` do, but read the manifests once."""
         found: list[Checkpoint] = []
         unreadable: list[UnreadableCheckpoint] = []
         for checkpoint_id in self._named():

@@ -1,4 +1,4 @@
-"""Transactions: directories for what is in flight, each with the name of its owner."""
+"""Transactions: directories for what is in flight, each with a record of the process that owns it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OWNER = "owner.json"
 
 
 class Transaction(Struct, frozen=True):
-    """A private directory on the store's file system, gone when the transaction ends."""
+    """A private directory on the store's file system, removed when the transaction ends."""
 
     path: Path
 
 
 @contextmanager
 def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
-    """A new transaction in `directory`, removed with all that is in it when the block ends."""
+    """Make a transaction in `directory`; at the end of the block it is removed with all that is in it."""
     path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
@@ -48,10 +48,9 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
 
 @contextmanager
 def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator[Path]:
-    """A new directory in `directory`, which process `pid` of ours is to remove; `outside` if that is not the store's.
+    """Make a directory in `directory` that process `pid` will remove; `outside` if `directory` is not the store's.
 
-    If the block fails it is removed here: the process does not know of it yet. If the process is killed, it is as that
-    of any owner that has ended.
+    If the block fails it is removed at once: the process does not know of it yet.
     """
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
@@ -64,16 +63,16 @@ def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator
 
 
 def _remove(path: Path) -> None:
-    # What cannot be removed now is removed by gc: it must not hide how the transaction ended.
+    # gc removes what is left: a failure here must not hide how the transaction ended.
     with suppress(OSError):
         remove_tree(path, "transaction")
 
 
 @contextmanager
 def staged(directory: Path) -> Iterator[Path]:
-    """A private directory in one that is not the store's, removed with all that is in it when the block ends.
+    """Make a private directory outside the store; at the end of the block it is removed with all that is in it.
 
-    What crckpts that were killed have left there is removed first.
+    What killed crckpts have left there is removed first.
     """
     for path in directory.glob(f"{_STAGED}*"):
         if _is_abandoned(path):
@@ -82,10 +81,10 @@ def staged(directory: Path) -> Iterator[Path]:
         yield begun.path
 
 
-def abandoned_staging(path: Path) -> tuple[Path, ...]:
-    """What a dead transaction has left in a directory that is not the store's: where its link `staging` leads.
+def find_abandoned_staging(path: Path) -> tuple[Path, ...]:
+    """Find what a dead transaction has left outside the store: where its link `staging` leads.
 
-    Anybody can make such a link. So the directory must name the same process as the transaction does.
+    Anybody can make such a link, so the directory must name the same process as the transaction.
     """
     link = path / STAGING
     if not is_directory(path) or not link.is_symlink():
@@ -98,7 +97,7 @@ def abandoned_staging(path: Path) -> tuple[Path, ...]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether it was staged by a crckpt of ours that is dead. Others may write beside it: it must be private to us."""
+    """Whether a dead crckpt of this user made it. Other users can write next to it, so it must be private."""
     try:
         found = path.lstat()
     except OSError:
@@ -108,13 +107,13 @@ def _is_abandoned(path: Path) -> bool:
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != PRIVATE_DIRECTORY:
         return False
     owner = read_identity(path / _OWNER)
-    # Of another host nobody knows here whether it lives.
+    # Whether a process of another host lives cannot be known here.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
 
 
-def dead_transactions(directory: Path) -> tuple[Path, ...]:
-    """Those whose owner has ended. To be asked by whoever holds the store's lock alone: then no new one begins."""
+def find_dead_transactions(directory: Path) -> tuple[Path, ...]:
+    """Find transactions whose owner has ended. The caller holds the store's lock alone, so that no new one begins."""
     paths = sorted(directory.iterdir())
-    # What is no directory has no owner, and is not looked into.
+    # What is no directory has no owner.
     owners = ((path, read_identity(path / _OWNER) if is_directory(path) else None) for path in paths)
     return tuple(path for path, owner in owners if owner is None or not owner.is_alive)

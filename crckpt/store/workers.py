@@ -1,4 +1,4 @@
-"""The threads that read, fingerprint, compress and unpack: as many as there are cores that we may use."""
+"""The threads that read, fingerprint, compress and unpack: one for each core that this process may use."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ P = ParamSpec("P")
 
 
 class Workers(ThreadPoolExecutor):
-    """Threads that an interruption of the main thread leaves as they are.
+    """Threads that an interrupt of the main thread does not disturb.
 
-    It comes after a call: amid one it would leave a lock taken for which they wait for ever, and we for them.
+    An interrupt is raised after a call: during one it would leave a lock taken, for which all would wait for ever.
     """
 
     def __init__(self, size: int) -> None:
-        """So many threads."""
+        """`size` is the number of threads."""
         super().__init__(size)
         self.size = size
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread do this; ask `wait_for_result` for what it returns."""
+        """Let a thread do this; `wait_for_result` returns its result."""
         with interrupts_deferred():
             return super().submit(work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As that of any executor."""
+        """Shut down as any executor does."""
         with interrupts_deferred():
             super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 @contextmanager
 def workers() -> Iterator[Workers]:
-    """They have ended when the block is left; what they had not begun is dropped."""
+    """Run threads while the block runs. At its end they have ended; tasks that had not begun are dropped."""
     pool = Workers(len(os.sched_getaffinity(0)))
     try:
         yield pool
@@ -47,6 +47,6 @@ def workers() -> Iterator[Workers]:
 
 
 def wait_for_result(future: Future[T]) -> T:
-    """What a thread of `Workers` returns, or the exception that it raises. An interruption comes when it has."""
+    """Return what a thread of `Workers` returns, or raise what it raises. An interrupt is raised after that."""
     with interrupts_deferred():
         return future.result()

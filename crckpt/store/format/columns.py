@@ -25,10 +25,10 @@ def encode_columns(extents: Extents) -> bytes:
     first, count = extents["first"].view(), extents["count"].astype(np.int64)
     page = extents["page"].astype(np.int64)
     columns = (
-        _folded(_steps(first.astype(np.int64), count)),
+        _fold(_steps(first.astype(np.int64), count)),
         (count - 1).astype(np.uint64),
         (extents["pack"] + np.uint32(1)).astype(np.uint64),
-        _folded(_by_pack(extents["pack"], page, count)),
+        _fold(_steps_by_pack(extents["pack"], page, count)),
     )
     planes = b"".join(column.astype("<u8").view(np.uint8).reshape(-1, 8).T.tobytes() for column in columns)
     compressed: bytes = zstandard.ZstdCompressor(level=_LEVEL).compress(planes)
@@ -48,16 +48,16 @@ def decode_columns(content: bytes, extents: int) -> Extents:
     if len(planes) != size:
         raise IntegrityError("the index contradicts itself")
     bytes_ = np.frombuffer(planes, np.uint8).reshape(4, 8, extents)
-    first, count, pack, page = map(_numbers, bytes_)
+    first, count, pack, page = map(_join_planes, bytes_)
     found = np.empty(extents, EXTENT)
     found["count"], found["pack"] = count + np.uint64(1), pack.astype(np.uint32) - np.uint32(1)
     counts = found["count"].astype(np.int64)
-    found["first"] = _summed(_unfolded(first), counts).astype(np.uint64)
-    found["page"] = _pages(found["pack"], _unfolded(page), counts)
+    found["first"] = _sum_steps(_unfold(first), counts).astype(np.uint64)
+    found["page"] = _pages_from_steps(found["pack"], _unfold(page), counts)
     return found
 
 
-def _numbers(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """The numbers with these bytes, the lowest first. Most planes are all zero."""
     found: npt.NDArray[np.uint64] = planes[0].astype(np.uint64)
     for at, plane in enumerate(planes[1:], 1):
@@ -66,22 +66,22 @@ def _numbers(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return found
 
 
-def _by_pack(pack: npt.NDArray[Any], page: _Signed, count: _Signed) -> _Signed:
+def _steps_by_pack(pack: npt.NDArray[Any], page: _Signed, count: _Signed) -> _Signed:
     """Steps of the page numbers in each pack from where the extent before in it has ended."""
     steps = np.zeros(len(page), np.int64)
-    for some in _groups(pack):
+    for some in _group_by_pack(pack):
         steps[some] = _steps(page[some], count[some])
     return steps
 
 
-def _pages(pack: npt.NDArray[Any], steps: _Signed, count: _Signed) -> npt.NDArray[np.uint64]:
+def _pages_from_steps(pack: npt.NDArray[Any], steps: _Signed, count: _Signed) -> npt.NDArray[np.uint64]:
     pages = np.zeros(len(steps), np.int64)
-    for some in _groups(pack):
-        pages[some] = _summed(steps[some], count[some])
+    for some in _group_by_pack(pack):
+        pages[some] = _sum_steps(steps[some], count[some])
     return pages.astype(np.uint64)
 
 
-def _groups(pack: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
+def _group_by_pack(pack: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
     """Which extents lie in each pack; zeros lie nowhere."""
     key = pack + np.uint32(1)
     # Numbers of 16 bits are sorted several times as quickly.
@@ -97,16 +97,16 @@ def _steps(start: _Signed, count: _Signed) -> _Signed:
     return steps
 
 
-def _summed(steps: _Signed, count: _Signed) -> _Signed:
+def _sum_steps(steps: _Signed, count: _Signed) -> _Signed:
     whole = np.cumsum(steps)
     whole[1:] += np.cumsum(count)[:-1]
     return whole
 
 
-def _folded(signed: _Signed) -> npt.NDArray[np.uint64]:
+def _fold(signed: _Signed) -> npt.NDArray[np.uint64]:
     """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: what is near zero has small numbers."""
     return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
 
 
-def _unfolded(numbers: npt.NDArray[np.uint64]) -> _Signed:
+def _unfold(numbers: npt.NDArray[np.uint64]) -> _Signed:
     return ((numbers >> np.uint64(1)) ^ (np.uint64(0) - (numbers & np.uint64(1)))).view(np.int64)

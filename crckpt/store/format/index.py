@@ -104,7 +104,7 @@ def decode_index(content: bytes, packs: int) -> Index:
     How many extents there are is checked before memory is taken for them.
     """
     try:
-        header, extents = _taken_apart(content)
+        header, extents = _parse(content)
     except (struct.error, msgspec.ValidationError) as error:
         raise IntegrityError(f"the index cannot be read: {error}") from error
     files: list[StoredFile] = []
@@ -113,12 +113,12 @@ def decode_index(content: bytes, packs: int) -> Index:
         files.append(_stored_file(entry, extents[at : at + entry.extents]))
         at += entry.extents
     names = {(file.kind == DETAILS, file.name) for file in files}
-    if at != len(extents) or len(names) != len(files) or not _refer_to(extents, packs):
+    if at != len(extents) or len(names) != len(files) or not _are_valid(extents, packs):
         raise IntegrityError("the index contradicts itself")
     return Index(tuple(files))
 
 
-def _taken_apart(content: bytes) -> tuple[_Header, Extents]:
+def _parse(content: bytes) -> tuple[_Header, Extents]:
     (length,) = _LENGTH.unpack_from(content)
     start = _LENGTH.size + length
     header = decode(content[_LENGTH.size : start], _HEADER, "the index")
@@ -145,7 +145,7 @@ def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
     return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)
 
 
-def _refer_to(extents: Extents, packs: int) -> bool:
+def _are_valid(extents: Extents, packs: int) -> bool:
     """Whether they have pages, in packs that there are, and numbers that can be added up without a carry."""
     is_zero = extents["pack"] == ZERO
     fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER) & (is_zero | (extents["page"] <= _LAST_PAGE))

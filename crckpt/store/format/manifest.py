@@ -36,7 +36,7 @@ _LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
 """So that a time is one in every time zone."""
 
 _Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
-"""Of many packs all digests are matched at once: see `_check`."""
+"""Of many packs all digests are matched at once: see `_check_values`."""
 
 _DIGITS: Final = re.compile(r"[0-9a-f]*")
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -179,14 +179,14 @@ _FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "schema": L
 _OPTIONAL: Final = {"sequence": 0}
 
 
-def _stored(name: str, host: Any) -> type[Struct]:
+def _define_stored(name: str, host: Any) -> type[Struct]:
     kinds = {**_FIELDS, "host": host}
     needed = [(entry, kind) for entry, kind in kinds.items() if entry not in ("id", *_OPTIONAL)]
     return msgspec.defstruct(name, [*needed, *((entry, kinds[entry], value) for entry, value in _OPTIONAL.items())])
 
 
-_PLAIN: Final = _stored("_Plain", Host)
-_STORED: Final = msgspec.json.Decoder(_stored("_Stored", msgspec.Raw))
+_PLAIN: Final = _define_stored("_Plain", Host)
+_STORED: Final = msgspec.json.Decoder(_define_stored("_Stored", msgspec.Raw))
 _HOST: Final = msgspec.json.Decoder(Host)
 
 
@@ -209,11 +209,11 @@ def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoi
     checkpoint = Checkpoint(
         **{**entries, "id": checkpoint_id, "host": host if isinstance(host, Host) else _host(bytes(host))}
     )
-    _check(checkpoint)
+    _check_values(checkpoint)
     return checkpoint
 
 
-def _check(checkpoint: Checkpoint) -> None:
+def _check_values(checkpoint: Checkpoint) -> None:
     """Raises ValidationError for what types do not say."""
     if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
         raise msgspec.ValidationError(f"its year is {checkpoint.created.year}")

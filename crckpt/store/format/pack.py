@@ -50,14 +50,14 @@ class Pack(Struct, frozen=True):
         """How many pages it holds."""
         return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
 
-    def stored(self, first: int, count: int = 1) -> memoryview:
+    def read_stored(self, first: int, count: int = 1) -> memoryview:
         """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
         start, last = int(self.table["offset"][first]), first + count - 1
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
         with self._opened(f"{self.name}, frame {first}") as file:
             content = file.read(length, start)
         if len(content) != length:
-            raise self._cut_short(first)
+            raise self._cut_short_error(first)
         return memoryview(content)
 
     def check(self, frame: int, stored: memoryview) -> None:
@@ -65,7 +65,7 @@ class Pack(Struct, frozen=True):
         if hashlib.sha256(stored).digest() != self.table["sha256"][frame].tobytes():
             raise IntegrityError(f"{self.name}, frame {frame}: its SHA-256 does not match")
 
-    def unpacked(self, frame: int, stored: memoryview) -> bytes:
+    def unpack_frame(self, frame: int, stored: memoryview) -> bytes:
         """The pages of a frame from its stored bytes. Raises IntegrityError unless they are what was stored."""
         self.check(frame, stored)
         raw = int(self.table["raw"][frame])
@@ -78,7 +78,7 @@ class Pack(Struct, frozen=True):
             raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes where {raw} belong")
         return content
 
-    def unpack(self, frames: list[int], into: Sequence[memoryview]) -> None:
+    def unpack_frames(self, frames: list[int], into: Sequence[memoryview]) -> None:
         """Unpack frames, in the order of the pack, each into memory of FRAME_SIZE bytes. Neighbours are read at once.
 
         Raises IntegrityError unless they are what was stored.
@@ -109,28 +109,28 @@ class Pack(Struct, frozen=True):
     def read_ahead(self, frames: Sequence[int]) -> None:
         """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
         with suppress(IntegrityError, OSError), self._opened(self.name) as file:
-            for first, last in _neighbours(frames):
+            for first, last in _adjacent_frames(frames):
                 start = int(self.table["offset"][first])
                 end = int(self.table["offset"][last]) + int(self.table["stored"][last])
                 file.read_ahead(start, end - start)
 
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
         """The stored bytes of frames, one after the other; good until this thread reads others."""
-        content = _buffer(sum(sizes))
+        content = _reused_buffer(sum(sizes))
         with self._opened(f"{self.name}, frame {frames[0]} or one after it") as file:
             at = done = 0
-            for first, last in _neighbours(frames):
+            for first, last in _adjacent_frames(frames):
                 count = last + 1 - first
                 length = sum(sizes[at : at + count])
                 if file.read_into(content[done : done + length], offsets[at]) != length:
-                    raise self._cut_short(first)
+                    raise self._cut_short_error(first)
                 at, done = at + count, done + length
         return content
 
     def _opened(self, name: str) -> AbstractContextManager[OpenFile]:
         return _opened(self.backend, self.file, name)
 
-    def _cut_short(self, frame: int) -> IntegrityError:
+    def _cut_short_error(self, frame: int) -> IntegrityError:
         return IntegrityError(f"{self.name}, frame {frame}: the file is cut short")
 
     @property
@@ -149,7 +149,7 @@ def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
     try:
         with _opened(backend, file, name) as opened:
             size = opened.size
-            table = _table(opened, size, name)
+            table = _read_table(opened, size, name)
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing ({backend.location}/{file})") from None
     if hashlib.sha256(table).hexdigest() != digest:
@@ -159,7 +159,7 @@ def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
     return Pack(backend, file, digest, size, frames)
 
 
-def _table(file: OpenFile, size: int, name: str) -> bytes:
+def _read_table(file: OpenFile, size: int, name: str) -> bytes:
     if size < len(MAGIC) + FOOTER.size or file.read(len(MAGIC), 0) != MAGIC:
         raise IntegrityError(f"{name}: it does not begin as packs do")
     offset, count, page_size, magic = FOOTER.unpack(file.read(FOOTER.size, size - FOOTER.size))
@@ -197,13 +197,13 @@ def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
         raise
 
 
-def _neighbours(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _adjacent_frames(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The first and the last of frames that follow each other, of frames in order."""
     bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
     return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
 
 
-def _buffer(size: int) -> memoryview:
+def _reused_buffer(size: int) -> memoryview:
     """Memory of so many bytes, one for each thread: what is used again costs no page faults."""
     if len(getattr(_local, "buffer", b"")) < size:
         _local.buffer = memoryview(bytearray(size))

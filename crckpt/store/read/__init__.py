@@ -1,1 +1,1 @@
-"""From packs to files and memory. Every byte is verified before it is given."""
+"""Read checkpoints into files and memory. Every byte is verified before it is returned."""

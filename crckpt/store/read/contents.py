@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read from its packs: every byte is verified before it is used."""
+"""Read the files of a checkpoint from its packs. Every byte is verified before it is used."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.repository import Repository
 
 _MOST_WHOLE: Final = 1 << 30
-"""The size of the largest file that is read as a whole: a page map of 64 million entries."""
+"""The largest size of a file that is read as a whole: a page map of 64 million entries."""
 
 _KEPT_FRAMES: Final = 32
-"""Unpacked frames that are remembered, 8 MiB: an image set's small files lie next to each other."""
+"""Unpacked frames that are kept, 8 MiB: the small files of an image set lie next to each other."""
 
 
 class Contents:
     """A checkpoint's files. Every method raises IntegrityError, naming checkpoint, pack and frame, on any damage."""
 
     def __init__(self, backend: Backend, checkpoint: Checkpoint) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.checkpoint = checkpoint
         self._backend = backend
         self._packs: dict[int, Pack] = {}
@@ -40,7 +40,7 @@ class Contents:
 
     @cached_property
     def index(self) -> Index:
-        """The files."""
+        """The index of the files."""
         place = self.checkpoint.index
         with self.named():
             if sum(extent[1] for extent in place.extents) != -(-place.bytes // PAGE_SIZE):
@@ -52,14 +52,14 @@ class Contents:
                 raise IntegrityError("its index does not fit in memory") from error
 
     def read(self, file: StoredFile) -> bytes:
-        """A file as a whole; for those that fit in memory."""
+        """Read a file as a whole, if it fits in memory."""
         with self.named():
             if file.bytes > _MOST_WHOLE:
                 raise IntegrityError(f"{file.name} has {file.bytes} bytes, more than such an image may have")
             return self._read(file.extents, file.bytes)
 
     def pack(self, number: int) -> Pack:
-        """One of the checkpoint's packs."""
+        """Open one of the checkpoint's packs."""
         if number not in self._packs:
             if number >= len(self.checkpoint.packs):
                 raise IntegrityError(f"it refers to pack number {number}, and has {len(self.checkpoint.packs)}")
@@ -69,7 +69,7 @@ class Contents:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Let integrity errors of the block begin with the checkpoint's name. Its packs are in doubt then."""
+        """Begin integrity errors of the block with the checkpoint's id, and forget the fingerprints of its packs."""
         try:
             yield
         except IntegrityError as error:
@@ -106,7 +106,7 @@ class Contents:
     def _frame(self, pack: int, frame: int) -> bytes:
         key = pack, frame
         if key not in self._frames:
-            self._frames[key] = self.pack(pack).unpacked(frame, self.pack(pack).stored(frame))
+            self._frames[key] = self.pack(pack).unpack_frame(frame, self.pack(pack).read_stored(frame))
             if len(self._frames) > _KEPT_FRAMES:
                 self._frames.popitem(last=False)
         self._frames.move_to_end(key)
@@ -117,7 +117,7 @@ _last: WeakKeyDictionary[Repository, Contents] = WeakKeyDictionary()
 
 
 def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
-    """The checkpoint's files. The last one asked for is remembered: callers read one file after the other."""
+    """Return the checkpoint's files. The last checkpoint is kept: callers read one file after the other."""
     contents = _last.get(repository)
     if contents is None or contents.checkpoint != checkpoint:
         contents = _last[repository] = Contents(repository.backend, checkpoint)
@@ -125,5 +125,5 @@ def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
 
 
 def index_extents(checkpoint: Checkpoint) -> Extents:
-    """Where a checkpoint's index lies."""
+    """Return the extents of a checkpoint's index."""
     return np.array(list(checkpoint.index.extents), EXTENT)

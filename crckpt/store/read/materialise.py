@@ -1,4 +1,4 @@
-"""Get a checkpoint's files back: into a directory, as streams, or into memory. No byte is given unverified."""
+"""Read a checkpoint's files into a directory, as streams, or into memory. Every byte is verified first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def materialise(
 ) -> None:
     """Write the checkpoint's image files (mode 0600) into `directory`, which must be empty.
 
-    Pages of zeros become holes in files above 1 MiB. `progress` is told (bytes done, bytes in all). Raises
+    Pages of zeros become holes in files above 1 MiB. `progress` gets (bytes done, bytes in all). Raises
     IntegrityError naming the checkpoint, pack and frame on any damage, FileExistsError if a file is there, OSError if
     the disk is full.
     """
@@ -49,10 +49,10 @@ def materialise(
 
 
 def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: Path) -> None:
-    """Write into `directory`, which must be empty, what CRIU wants of the set before an incremental one: no page.
+    """Write CRIU's parent images into `directory`, which must be empty: the inventory and all page maps, no pages.
 
-    That are the inventory and all page maps. Raises IntegrityError on damage, also if a pack that is in doubt is
-    damaged, in which pages lie that the new set leaves to this one; OSError if the disk is full.
+    Raises IntegrityError on damage, also of a pack without fingerprints: the new set may leave pages to it. Raises
+    OSError if the disk is full.
     """
     from crckpt.store.fingerprints import load_fingerprints, read_key
 
@@ -69,7 +69,7 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
 
 @contextmanager
 def open_reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
-    """What reads the checkpoint's image files from front to back, several at once. Raises IntegrityError."""
+    """Open the checkpoint's image files, to be read from front to back, several at once. Raises IntegrityError."""
     from crckpt.store.read.reader import Reader
     from crckpt.store.workers import workers
 
@@ -78,13 +78,13 @@ def open_reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Read
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The names of the checkpoint's image files. Raises IntegrityError."""
+    """Return the names of the checkpoint's image files. Raises IntegrityError."""
     with repository.shared():
         return tuple(file.name for file in _contents(repository, checkpoint).index.files if file.kind != "details")
 
 
 def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> bytes:
-    """One image file. Raises NoSuchCheckpoint if the checkpoint has no such file, IntegrityError."""
+    """Read one image file. Raises NoSuchCheckpoint if the checkpoint has no such file, IntegrityError."""
     with repository.shared():
         contents = _contents(repository, checkpoint)
         file = contents.index.find(name)
@@ -94,14 +94,14 @@ def read_file(repository: Repository, checkpoint: Checkpoint, name: str) -> byte
 
 
 def details_of(repository: Repository, checkpoint: Checkpoint) -> bytes:
-    """What `NewCheckpoint.details` was. Raises IntegrityError."""
+    """Return what `NewCheckpoint.details` was. Raises IntegrityError."""
     with repository.shared():
         contents = _contents(repository, checkpoint)
         return b"".join(contents.read(file) for file in contents.index.files if file.kind == "details")
 
 
 def _contents(repository: Repository, checkpoint: Checkpoint) -> Contents:
-    # numpy takes 40 ms to import: commands that read no pages do without it.
+    # Importing numpy takes 40 ms: commands that read no pages do without it.
     from crckpt.store.read.contents import contents_of
 
     return contents_of(repository, checkpoint)

@@ -1,4 +1,4 @@
-"""In which frames the pages of extents lie, and frames unpacked, each into memory of its own."""
+"""Find the frames that hold the pages of extents, and unpack them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crckpt.store.read.contents import Contents
 _PACK_SHIFT: Final = 40
 
 _MOST_PIECES: Final = 1 << 26
-"""Pieces that are planned at once: they take some 100 bytes each."""
+"""Pieces that are planned at once: each takes some 100 bytes."""
 
 
 class Pieces(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Pieces(Struct, frozen=True):
 
 
 def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) -> Pieces:
-    """Extents, cut where frames end. The pages of each are to be pages `to` and following, in whatever is filled.
+    """Cut extents where frames end. The pages of each become pages `to` and following of what is filled.
 
     Raises IntegrityError, which begins with `name`, if a pack does not have the pages.
     """
@@ -61,17 +61,17 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) ->
 
 
 def unpack(contents: Contents, frames: Positions, pages: Bytes, slots: Sequence[int]) -> None:
-    """Unpack frames, numbered as in `Pieces` and in order, each into its slot: FRAME_PAGES of the `pages`.
+    """Unpack frames, numbered as in `Pieces` and in order, each into its slot of FRAME_PAGES `pages`.
 
     Raises IntegrityError.
     """
     memory = iter([pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots])
     for pack, numbers in _by_pack(contents, frames):
-        pack.unpack(numbers, list(islice(memory, len(numbers))))
+        pack.unpack_frames(numbers, list(islice(memory, len(numbers))))
 
 
 def read_ahead(contents: Contents, frames: Positions) -> None:
-    """Have the disk read frames, numbered as in `Pieces` and in order, before they are to be unpacked."""
+    """Let the disk read frames, numbered as in `Pieces` and in order, before they are unpacked."""
     for pack, numbers in _by_pack(contents, frames):
         pack.read_ahead(numbers)
 

@@ -31,20 +31,20 @@ class PackAudit(Struct):
     packs: dict[str, Pack] = {}
     broken: dict[str, str] = {}
     frames: dict[str, dict[int, str]] = {}
-    touched: dict[tuple[str, int], list[CheckpointId]] = {}
+    affected: dict[tuple[str, int], list[CheckpointId]] = {}
 
-    def touch(self, checkpoint: Checkpoint, extents: Extents) -> bool:
+    def note_damage(self, checkpoint: Checkpoint, extents: Extents) -> bool:
         """Note which damage the extents of a checkpoint meet; whether there is any."""
-        met = False
+        is_damaged = False
         for number, use in enumerate(checkpoint.packs):
-            for frame in self._met(use.digest, number, extents):
-                met = True
-                ids = self.touched.setdefault((use.digest, frame), [])
+            for frame in self._damaged_frames(use.digest, number, extents):
+                is_damaged = True
+                ids = self.affected.setdefault((use.digest, frame), [])
                 if checkpoint.id not in ids:
                     ids.append(checkpoint.id)
-        return met
+        return is_damaged
 
-    def _met(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
+    def _damaged_frames(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
         if digest in self.broken:
             yield -1
         elif digest in self.frames:
@@ -56,10 +56,10 @@ class PackAudit(Struct):
     def damages(self) -> Iterator[Damage]:
         """All damage to packs, that which touches nothing too."""
         for digest, what in self.broken.items():
-            yield Damage("pack", digest, what, tuple(self.touched.get((digest, -1), ())))
+            yield Damage("pack", digest, what, tuple(self.affected.get((digest, -1), ())))
         for digest, frames in self.frames.items():
             for frame, what in frames.items():
-                yield Damage("pack", digest, what, tuple(self.touched.get((digest, frame), ())))
+                yield Damage("pack", digest, what, tuple(self.affected.get((digest, frame), ())))
 
 
 def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Callable[[int, int], None]) -> PackAudit:
@@ -92,7 +92,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
         _check_range(checkpoint, packs, place)
     except IntegrityError as error:
         return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
-    if packs.touch(checkpoint, place):
+    if packs.note_damage(checkpoint, place):
         # Without the index nobody knows what else it needs; the damage of the pack says what there is to say.
         return []
     contents = Contents(backend, checkpoint)
@@ -100,7 +100,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
         files = contents.index.files
         needed = np.concatenate([place, *(file.extents for file in files)])
         _check_range(checkpoint, packs, needed)
-        if not packs.touch(checkpoint, needed):
+        if not packs.note_damage(checkpoint, needed):
             _check_pagemaps(contents)
     except CrckptError as error:
         return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
@@ -115,7 +115,7 @@ def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
     damaged, size = {}, 0
     for frame in range(first, first + count):
         try:
-            stored = pack.stored(frame)
+            stored = pack.read_stored(frame)
             size += len(stored)
             pack.check(frame, stored)
         except (IntegrityError, OSError) as error:
@@ -145,9 +145,9 @@ def _check_pages(contents: Contents, file: StoredFile) -> None:
     pagemap = contents.index.find(file.pagemap, (FILE,))
     if pagemap is None:
         raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
-    told = read_pagemap(contents.read(pagemap), file.pagemap)
-    wanted = _runs(told.table[:, 0] // PAGE_SIZE, told.table[:, 1])
-    if not told.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
+    pagemap_entries = read_pagemap(contents.read(pagemap), file.pagemap)
+    wanted = _runs(pagemap_entries.table[:, 0] // PAGE_SIZE, pagemap_entries.table[:, 1])
+    if not pagemap_entries.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
         raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 
 

@@ -16,7 +16,7 @@ from crckpt.store.backend.protocol import Backend
 from crckpt.store.layout import CHECKPOINTS, FINGERPRINTS, PACKS, PENDING
 from crckpt.store.names import ID
 from crckpt.store.repository import Repository
-from crckpt.store.transaction import abandoned_staging, dead_transactions
+from crckpt.store.transaction import find_abandoned_staging, find_dead_transactions
 
 
 class GarbageResult(Struct, frozen=True):
@@ -72,9 +72,9 @@ def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Garba
 
 def _find_in_flight(scratch: Path) -> list[Path]:
     """Find what was in flight, and now has no owner that lives."""
-    dead = dead_transactions(scratch)
+    dead = find_dead_transactions(scratch)
     # Before the links that lead there.
-    staging = (path for transaction in dead for path in abandoned_staging(transaction))
+    staging = (path for transaction in dead for path in find_abandoned_staging(transaction))
     return [*staging, *dead]
 
 

@@ -37,7 +37,7 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
             os.close(descriptor)
         written = open_pack(LocalBackend(into.parent), digest, into.name)
         for frame in range(len(written.table)):
-            written.check(frame, written.stored(frame))
+            written.check(frame, written.read_stored(frame))
 
 
 def _opened(digest: str, copies: Sequence[Backend]) -> Pack:
@@ -55,7 +55,7 @@ def _whole_frame(pack: Pack, frame: int, copies: Sequence[Backend]) -> memoryvie
     errors: list[Exception] = []
     for backend in copies:
         try:
-            stored = replace(pack, backend=backend).stored(frame)
+            stored = replace(pack, backend=backend).read_stored(frame)
             pack.check(frame, stored)
         except (IntegrityError, OSError) as error:
             errors.append(error)

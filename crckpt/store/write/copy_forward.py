@@ -63,10 +63,10 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     """
     chosen = np.zeros(len(used), np.bool_)
     sizes = np.diff(starts)
-    live = _counts(used, starts[:-1])
+    live = _sums(used, starts[:-1])
     if not new or not live.any():
         return chosen
-    for pack in _small(live):
+    for pack in _smaller_half(live):
         chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
     in_use = live.sum()
     if in_use >= USED_BELOW * sizes[live > 0].sum():
@@ -82,7 +82,7 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     return chosen
 
 
-def _small(live: Positions) -> list[int]:
+def _smaller_half(live: Positions) -> list[int]:
     """The smaller half of the packs in use, if they are too many."""
     order = np.argsort(live, kind="stable")
     in_use: list[int] = order[live[order] > 0].tolist()
@@ -91,14 +91,14 @@ def _small(live: Positions) -> list[int]:
 
 def _least_used(used: Mask, most: int) -> Positions:
     """Up to `most` used pages of a pack, from the frames with the fewest of them."""
-    live = _counts(used, np.arange(0, len(used), FRAME_PAGES))
+    live = _sums(used, np.arange(0, len(used), FRAME_PAGES))
     pages = np.flatnonzero(used).astype(np.int64)
     frame = pages // FRAME_PAGES
     some: Positions = pages[np.lexsort((frame, live[frame]))][:most]
     return some
 
 
-def _counts(used: Mask, starts: Positions) -> Positions:
+def _sums(used: Mask, starts: Positions) -> Positions:
     if not len(starts):
         return np.empty(0, np.int64)
     counts: Positions = np.add.reduceat(used, starts, dtype=np.int64)

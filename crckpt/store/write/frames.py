@@ -1,4 +1,4 @@
-"""Pages in, compressed frames out, in order: the threads of a pool compress."""
+"""Compress pages into frames, in order, in the threads of a pool."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from crckpt.store.format.pack_writer import Frame
 from crckpt.store.workers import wait_for_result
 
 _TOGETHER: Final = 4
-"""Frames that are compressed by one thread, at one level. One by one, threads wait more for each other."""
+"""Frames that one thread compresses at one level. With single frames, threads wait more for each other."""
 
 _PAGES_TOGETHER: Final = _TOGETHER * FRAME_PAGES
 
 _WAITING: Final = 6
-"""As many may wait for their turn: 8 MiB of memory in all keep threads busy while the next pages are looked at."""
+"""Tasks that may wait: 8 MiB of memory in all keep the threads busy while the next pages are examined."""
 
 _PLAIN: Final = -1
 _DENSE: Final = 1
-"""This level codes what repeats nowhere by how often each byte comes. That takes a core a third longer, to compress and
-to unpack, and gives a third fewer bytes of a redis, but a twentieth of a Python or a JVM: `scripts/bench choices`."""
+"""This level also codes single bytes by their frequency. Compressing and unpacking take a third longer; a redis takes a
+third fewer bytes, a Python or a JVM a twentieth: `scripts/bench choices`."""
 
 _SAMPLE_EVERY: Final = 64
-"""Of every so many pages one is compressed at both levels. What suits these suits all that are compressed together."""
+"""One page of so many is compressed at both levels, to choose the level of all that are compressed together."""
 
 _DENSE_PAYS: Final = 7 / 8
-"""What is left of the stored bytes, at most, where the denser level is worth its time."""
+"""The denser level is used where it stores at most this share of the bytes of the other."""
 
 _FAST_UP_TO: Final = 1
 _FAST: Final = {"min_match": 7, "hash_log": 11}
-"""For pages zstd's quickest way is a tenth quicker, and finds as much, where it looks for matches of at least 7 bytes,
-in a table that fits in the nearest cache."""
+"""With matches of at least 7 bytes, and a table that fits in the L1 cache, zstd's fastest strategy is a tenth faster
+for pages, and finds as much."""
 
 
 class Frames:
-    """Each page is copied once, into its frame."""
+    """Collects pages and compresses them. Each page is copied once, into its frame."""
 
     def __init__(self, pool: Executor, level: int | None) -> None:
-        """`level` is zstd's. None is for -1 or 1, whichever suits the frames that are compressed together."""
+        """`level` is zstd's; None chooses -1 or 1 for the frames that are compressed together."""
         self._pool = pool
         self._level = level
         # Memory that is used again costs no page faults; until it is used it is none.
@@ -58,7 +58,7 @@ class Frames:
         self._local = threading.local()
 
     def add(self, pages: Bytes, rows: Positions) -> Iterator[Frame]:
-        """Append those rows of pages (n by page size); frames that are ready to be written."""
+        """Append these rows of pages (n by page size); yield the frames that are ready."""
         while len(rows):
             some, rows = np.split(rows, [_PAGES_TOGETHER - self._filled])
             end = self._filled + len(some)
@@ -66,24 +66,24 @@ class Frames:
             np.take(pages, some, axis=0, out=self._open[self._filled : end], mode="clip")
             self._filled = end
             if end == _PAGES_TOGETHER:
-                self._close()
+                self._submit()
             while len(self._waiting) > _WAITING:
                 yield from wait_for_result(self._waiting.popleft())
 
     def finish(self) -> Iterator[Frame]:
-        """The frames that are left; the last may be a short one."""
+        """Yield the frames that are left; the last may be a short one."""
         if self._filled:
-            self._close()
+            self._submit()
         while self._waiting:
             yield from wait_for_result(self._waiting.popleft())
 
-    def _close(self) -> None:
-        self._waiting.append(self._pool.submit(self._compressed, self._open, self._filled))
+    def _submit(self) -> None:
+        self._waiting.append(self._pool.submit(self._compress, self._open, self._filled))
         self._open, self._filled = self._spare.popleft(), 0
 
-    def _compressed(self, memory: Bytes, filled: int) -> list[Frame]:
+    def _compress(self, memory: Bytes, filled: int) -> list[Frame]:
         pages = memory[:filled]
-        level = self._suitable(pages) if self._level is None else self._level
+        level = self._choose_level(pages) if self._level is None else self._level
         compressor = self._compressor(level)
         made = []
         for start in range(0, filled, FRAME_PAGES):
@@ -93,13 +93,13 @@ class Frames:
         self._spare.append(memory)
         return made
 
-    def _suitable(self, pages: Bytes) -> int:
+    def _choose_level(self, pages: Bytes) -> int:
         sample = np.ascontiguousarray(pages[::_SAMPLE_EVERY]).reshape(-1).data
         plain, dense = (len(self._compressor(level).compress(sample)) for level in (_PLAIN, _DENSE))
         return _DENSE if dense <= plain * _DENSE_PAYS else _PLAIN
 
     def _compressor(self, level: int) -> zstandard.ZstdCompressor:
-        """One for each thread and level: they must not be shared."""
+        """Return the compressor of this thread and level: they must not be shared."""
         name = f"level {level}"
         if not hasattr(self._local, name):
             fast = _FAST if level and level <= _FAST_UP_TO else {}  # 0 is zstd's own choice: 3

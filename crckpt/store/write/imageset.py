@@ -82,10 +82,10 @@ class Source(Struct, frozen=True, dict=True):
         """
         end = start + len(into)
         some = slice_extents(self.extents, self._ends, start, end)
-        self._fill(some, into, last=end == self.pages)
+        self._read_extents(some, into, last=end == self.pages)
         return expand_ranges(some["first"], some["count"])
 
-    def some(self, which: Positions) -> Iterator[tuple[slice, Bytes]]:
+    def read_some(self, which: Positions) -> Iterator[tuple[slice, Bytes]]:
         """The pages at these positions, in order, in batches: which of them, and their contents.
 
         The contents are good until the next batch: its memory is used again. Raises IntegrityError if files shrink.
@@ -99,14 +99,14 @@ class Source(Struct, frozen=True, dict=True):
             found = self.extents[spot]
             found["page"] += found["count"] - ahead
             found["count"] = 1
-            self._fill(found, pages, last=int(wanted[-1]) == self.pages - 1)
+            self._read_extents(found, pages, last=int(wanted[-1]) == self.pages - 1)
             yield slice(start, start + len(wanted)), pages
 
     @cached_property
     def _ends(self) -> Positions:
         return extent_ends(self.extents)
 
-    def _fill(self, extents: Extents, into: Bytes, *, last: bool) -> None:
+    def _read_extents(self, extents: Extents, into: Bytes, *, last: bool) -> None:
         padding = self.pages * PAGE_SIZE - self.size if last else 0
         octets = into.reshape(-1).data
         octets[len(octets) - padding :] = bytes(padding)
@@ -127,7 +127,7 @@ class Source(Struct, frozen=True, dict=True):
 
 def bytes_source(name: str, kind: str, content: bytes) -> Source:
     """Bytes to be stored."""
-    return Source(name, kind, len(content), _whole(len(content)), content=content)
+    return Source(name, kind, len(content), _whole_file(len(content)), content=content)
 
 
 def find_sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
@@ -172,10 +172,10 @@ def _read_pagemap(directory: Path, name: str) -> PageMap:
 
 
 def _file_source(directory: Path, name: str, size: int) -> Source:
-    return Source(name, FILE, size, _whole(size), (directory / name,))
+    return Source(name, FILE, size, _whole_file(size), (directory / name,))
 
 
-def _whole(size: int) -> Extents:
+def _whole_file(size: int) -> Extents:
     return np.array([(0, -(-size // PAGE_SIZE), 0, 0)] if size else [], EXTENT)
 
 
@@ -188,7 +188,7 @@ def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
 def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
     chain = _Chain(name, base.resolve() if base else None, [])
     try:
-        extents = chain.placed(directory, pagemap, ())
+        extents = chain.locate_pages(directory, pagemap, ())
     except RecursionError:
         raise IntegrityError(f"{name}: it has too many parent image sets") from None
     in_base = extents["pack"] == _IN_BASE
@@ -209,7 +209,7 @@ class _Chain(NamedTuple):
     base: Path | None
     files: list[Path]
 
-    def placed(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
+    def locate_pages(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
         """Where all its pages lie, in its order, with numbers of `files`."""
         _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
         number = len(self.files)
@@ -218,7 +218,7 @@ class _Chain(NamedTuple):
         entries, inherited = pagemap.table[is_some], pagemap.with_flag(IN_PARENT)[is_some]
         if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
             raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
-        above = self._above(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
+        above = self._locate_in_parent(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
         most = page_count(above) if above is not None else np.iinfo(np.uint32).max
         if inherited.any() and entries[inherited, 1].max() > most:
             raise IntegrityError(f"{self.name}: an entry needs more pages than the set before can have")
@@ -233,9 +233,9 @@ class _Chain(NamedTuple):
         if above is None:
             extents["pack"][inherited], extents["page"][inherited] = _IN_BASE, 0
             return extents
-        return _resolved(extents, inherited, above, self.name)
+        return _replace_inherited(extents, inherited, above, self.name)
 
-    def _above(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
+    def _locate_in_parent(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
         """What lies in the set before; None if that is the base, which has what is left to it."""
         link = directory / PARENT
         above = link.resolve()
@@ -245,10 +245,10 @@ class _Chain(NamedTuple):
             raise IntegrityError(f"{self.name}: pages lie in the set before, and {link} does not lead to it")
         if above in seen:
             raise IntegrityError(f"{link} leads back to {above}")
-        return self.placed(above, _read_pagemap(above, self.name), seen)
+        return self.locate_pages(above, _read_pagemap(above, self.name), seen)
 
 
-def _resolved(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
+def _replace_inherited(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
     """The extents, with those that are inherited replaced by what `above` has there."""
     if not inherited.any():
         return extents

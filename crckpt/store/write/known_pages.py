@@ -1,4 +1,4 @@
-"""What the store already has: the pages of the parent's packs, found by place and by content."""
+"""Pages that the store has: those of the parent's packs, found by their place and by their content."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _AT_ONCE: Final = 1 << 16
 
 
 class KnownPages:
-    """The pages of a parent's packs, numbered through all of them. Without a parent there are none.
+    """The pages of a parent's packs, numbered through all packs. Without a parent there are none.
 
-    `starts` are the numbers of the packs' first pages, and how many there are in all. A damaged pack, or a damaged
-    index of the parent, makes fewer pages known: nothing new comes to depend on damage that was found. The fingerprints
-    lie in mapped files, and of the first 16 GiB of pages in memory, too: later ones are only found at their place.
+    `starts` are the numbers of the packs' first pages, then the number of all pages. If a pack or the parent's index is
+    damaged, fewer pages are known: nothing new depends on damage that was found. Fingerprints are mapped from files.
+    Those of the first 16 GiB of pages are in memory too; later pages are found only at their place.
     """
 
     def __init__(self, backend: Backend, key: bytes, parent: Checkpoint | None) -> None:
-        """Read, or work out, the fingerprints under the store's key."""
+        """Load the fingerprints of the parent's packs under the store's `key`."""
         self.packs: list[Pack] = []
         self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
@@ -42,19 +42,19 @@ class KnownPages:
         self._contents: Contents | None = None
         if parent is not None:
             self._contents = contents = Contents(backend, parent)
-            # First of all: damage that is found there makes what it may have harmed be read whole.
-            files = _files(contents)
+            # First: if the index is damaged, the fingerprints are removed, and the packs are read whole below.
+            files = _read_files(contents)
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
             for number in range(len(parent.packs)):
-                prints = self._take(contents, number, backend, key)
+                prints = self._load_pack(contents, number, backend, key)
                 if prints is not None:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
-            self._take_places(files, numbers)
+            self._take_extents(files, numbers)
         self.starts: Positions = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
-    def at(self, key: tuple[str, str], first: Numbers) -> Positions:
-        """Of the pages numbered `first` in the object `key`: which page the parent has there, -1 for none."""
+    def find_at(self, key: tuple[str, str], first: Numbers) -> Positions:
+        """Find the page that the parent has at each number `first` of the object `key`; -1 for none."""
         extents = self._files.get(key)
         if extents is None or not len(extents):
             return np.full(len(first), -1, np.int64)
@@ -64,10 +64,10 @@ class KnownPages:
         start = self.starts[np.where(inside, found["pack"], 0)]
         return np.where(inside, start + (found["page"] + first - found["first"]).astype(np.int64), -1)
 
-    def left(self, key: tuple[str, str], wanted: Extents) -> Extents:
-        """Where the parent has the pages at these addresses of the object `key`. Raises IntegrityError if it lacks one.
+    def find_inherited(self, key: tuple[str, str], wanted: Extents) -> Extents:
+        """Find the parent's extents for these addresses of the object `key`; pack numbers count in `packs`.
 
-        The numbers of packs count in `packs`.
+        Raises IntegrityError if the parent lacks a page.
         """
         if not len(wanted):
             return wanted
@@ -78,39 +78,41 @@ class KnownPages:
             raise IntegrityError(f"{what}, which does not have it") from None
         return found
 
-    def some(self, pages: Positions) -> Iterator[tuple[Positions, Bytes]]:
-        """The pages of these numbers, frame by frame: which of them, and their contents. Raises IntegrityError."""
+    def read_pages(self, pages: Positions) -> Iterator[tuple[Positions, Bytes]]:
+        """Yield which of `pages`, and their contents, frame by frame. Raises IntegrityError."""
         assert self._contents is not None
-        pack, page = self.places(pages)
+        pack, page = self.locations(pages)
         frame = page // FRAME_PAGES
         order = np.lexsort((frame, pack))
         ends = (np.diff(pack[order]) != 0) | (np.diff(frame[order]) != 0)
         for at in np.split(order, np.flatnonzero(ends) + 1):
             of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
             with self._contents.named():
-                content = np.frombuffer(of.unpacked(number, of.stored(number)), np.uint8).reshape(-1, PAGE_SIZE)
+                content = np.frombuffer(of.unpack_frame(number, of.read_stored(number)), np.uint8).reshape(
+                    -1, PAGE_SIZE
+                )
             yield at, content[page[at] % FRAME_PAGES]
 
-    def with_content(self, prints: Numbers) -> Positions:
-        """For each fingerprint, a page that has it, -1 for none."""
+    def find_by_fingerprint(self, prints: Numbers) -> Positions:
+        """Find a page with each fingerprint; -1 for none."""
         return self._table.find(prints)
 
     def fingerprints(self, pages: Positions) -> Numbers:
-        """Of the pages of these numbers."""
+        """Return the fingerprints of the pages of these numbers."""
         found = np.empty((len(pages), 2), np.uint64)
-        pack, page = self.places(pages)
+        pack, page = self.locations(pages)
         for number in unique_sorted(pack).tolist():
             here = pack == number
             found[here] = self._prints[number][page[here]]
         return found
 
-    def places(self, pages: Positions) -> tuple[npt.NDArray[np.intp], Positions]:
-        """Pack numbers (in `packs`) and page numbers there, of pages as the other methods give them."""
+    def locations(self, pages: Positions) -> tuple[npt.NDArray[np.intp], Positions]:
+        """Return the pack (in `packs`) of each page, and its page number there."""
         pack = np.searchsorted(self.starts, pages, side="right") - 1
         return pack, pages - self.starts[pack]
 
-    def numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Positions:
-        """The inverse of `places`."""
+    def page_numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Positions:
+        """Return the numbers of pages: the inverse of `locations`."""
         numbers: Positions = self.starts[pack] + page.astype(np.int64)
         return numbers
 
@@ -122,7 +124,7 @@ class KnownPages:
                 table.extend(prints[start : start + _AT_ONCE])
         return table
 
-    def _take(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
+    def _load_pack(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
         try:
             pack = contents.pack(number)
             prints = load_fingerprints(backend, key, pack)
@@ -131,7 +133,7 @@ class KnownPages:
         self.packs.append(pack)
         return prints
 
-    def _take_places(self, files: Iterable[StoredFile], numbers: npt.NDArray[np.uint32]) -> None:
+    def _take_extents(self, files: Iterable[StoredFile], numbers: npt.NDArray[np.uint32]) -> None:
         for file in files:
             moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
             stored = moved["pack"] != ZERO
@@ -139,8 +141,8 @@ class KnownPages:
             self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
 
 
-def _files(contents: Contents) -> tuple[StoredFile, ...]:
-    """Those of the index; none if it is damaged."""
+def _read_files(contents: Contents) -> tuple[StoredFile, ...]:
+    """Return the files of the index; none if it is damaged."""
     with suppress(IntegrityError):
         return contents.index.files
     return ()

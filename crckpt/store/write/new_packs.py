@@ -1,4 +1,4 @@
-"""The packs of one checkpoint, written one after the other: each is of a size that can die before all is old."""
+"""Write the packs of one checkpoint, one after the other, so small that each can die by itself."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _SMALLEST: Final = (16 << 20) // PAGE_SIZE
 
 
 def pages_in_a_pack(size: int) -> int:
-    """How many pages a pack of a checkpoint of `size` bytes of images holds: a sixteenth of them, and 16 MiB at least.
+    """Return how many pages a pack holds, for `size` bytes of images: a sixteenth of them, and 16 MiB at least.
 
-    While a pack is copied forward it lies on disk beside the copy: parts keep that small.
+    A pack that is copied forward lies on the disk next to its copy for a while: small packs keep that small.
     """
     part = -(-size // PAGE_SIZE // _PARTS)
     return min(max(_SMALLEST, -(-part // FRAME_PAGES) * FRAME_PAGES), MOST_FRAMES * FRAME_PAGES)
 
 
 class NewPacks:
-    """Pages go in and are numbered from 0; every `limit` of them are a pack. `new_packs` makes one.
+    """Packs that are being written. Pages are numbered from 0; every `limit` of them are a pack.
 
-    A thread of its own makes finished packs durable: the disk works while the next one is compressed.
+    A separate thread makes finished packs durable: the disk works while the next one is compressed.
     """
 
     def __init__(self, directory: Path, frames: Frames, limit: int, key: bytes, syncer: Executor) -> None:
@@ -60,15 +60,15 @@ class NewPacks:
             self._write(frame)
 
     def finish(self) -> tuple[FinishedPack, ...]:
-        """All packs, durable under temporary names, with their fingerprints; none if no page was added."""
+        """Return all packs, durable under temporary names, with their fingerprints; none if no page was added."""
         for frame in self._frames.finish():
             self._write(frame)
         if len(self._writers) > len(self._finished):
             self._finish(self._writers[-1])
         return tuple(wait_for_result(finished) for finished in self._finished)
 
-    def places(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """In which of the packs, and where in it, the pages of these numbers lie."""
+    def locations(self, numbers: Positions) -> tuple[Positions, Positions]:
+        """Return the pack of each page, and its page number there."""
         pack, page = np.divmod(numbers, self.limit)
         return pack, page
 
@@ -88,9 +88,9 @@ class NewPacks:
     def _finish(self, writer: PackWriter) -> None:
         prints = np.concatenate(self._prints)
         self._prints = [prints[writer.pages :]]
-        self._finished.append(self._syncer.submit(self._durable, writer, prints[: writer.pages]))
+        self._finished.append(self._syncer.submit(self._make_durable, writer, prints[: writer.pages]))
 
-    def _durable(self, writer: PackWriter, prints: Numbers) -> FinishedPack:
+    def _make_durable(self, writer: PackWriter, prints: Numbers) -> FinishedPack:
         written = writer.finish()
         writer.close()
         write_fingerprints(self._key, written, prints)
@@ -99,7 +99,7 @@ class NewPacks:
 
 @contextmanager
 def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterator[NewPacks]:
-    """Packs that are written in `directory`, with `limit` pages in each but the last; files are closed at the end."""
+    """Write packs in `directory` while the block runs, with `limit` pages in each but the last."""
     with ExitStack() as stack:
         syncer = Workers(1)
         packs = NewPacks(directory, frames, limit, key, syncer)

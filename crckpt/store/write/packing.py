@@ -1,4 +1,4 @@
-"""From image files to extents: each page is all zero, known already, or new and put into the pack."""
+"""Turn image files into extents: each page is all zero, known already, or new and put into a pack."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.write.read_ahead import Batch, read_ahead
 
 _AT_ONCE: Final = 1 << 14
-"""Pages that are looked at for copying at once: each takes some 50 bytes."""
+"""Pages that are examined for copying at once: each takes some 50 bytes."""
 
 Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Positions, Bytes]]]
-"""Of pages by their positions in an object and their numbers as known pages: which of them, and their contents."""
+"""From the positions of pages in an object, and their numbers as known pages, to which of them and their contents."""
 
 
 class PageCounts(Struct, frozen=True):
-    """Pages of the image files and details: all, those that are zero, those that were known or met before.
+    """Pages of the image files and details: all, those that are zero, those that were known or new_pages before.
 
     `left` are those of them that CRIU left to the parent.
     """
@@ -68,9 +68,9 @@ class PageCounts(Struct, frozen=True):
 
 
 class PackedImages(Struct, frozen=True):
-    """What is to be committed: packs, with their fingerprints beside them; none if nothing was new.
+    """What a commit needs: finished packs, with their fingerprints beside them; none if no page was new.
 
-    `raw` is in bytes; `copied` is how many pages of the packs are known ones, stored again to let old packs die.
+    `raw` is in bytes; `copied` is how many known pages were stored again, so that old packs die.
     """
 
     packs: tuple[FinishedPack, ...]
@@ -82,9 +82,9 @@ class PackedImages(Struct, frozen=True):
 
 
 class PackOptions(Struct, frozen=True):
-    """In which directory packs are written, at which zstd level, and who is told (bytes done, bytes in all).
+    """The directory in which packs are written, the zstd level, and what gets (bytes done, bytes in all).
 
-    Where `level` is None it is what suits the pages. Without `dedup` every page that is not zero is stored.
+    `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored.
     """
 
     directory: Path
@@ -101,36 +101,38 @@ def pack_images(
     target: PackOptions,
     base: Path | None = None,
 ) -> PackedImages:
-    """Store what is new of an image directory in new packs; what it leaves to the set in `base` the parent has.
+    """Store the new pages of an image directory in new packs. The parent has the pages left to the set in `base`.
 
-    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages, or is found to be damaged.
+    Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
     found = find_sources(images, details, base)
     held = sum(source.size for source in found)
     raw = held + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     known = KnownPages(backend, key, parent if target.dedup or base else None)
-    left = [known.left(source.key, source.left) for source in found]
+    left = [known.find_inherited(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
-        met = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = Packing(known, met, packs, key)
+        new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
+        packing = Packing(known, new_pages, packs, key)
         files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
-        counts, new = _counted(packing.counts, left), packs.pages
-        chosen = choose_pages(_known_in_use(files, left, known), known.starts, new)
+        counts, new = _add_inherited(packing.counts, left), packs.pages
+        chosen = choose_pages(_known_pages_in_use(files, left, known), known.starts, new)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
-        first = _used(files)
+        first = _packs_used(files)
         content = encode_index(
-            Index(tuple(replace(file, extents=renumber_packs(file.extents, _numbers(first))) for file in files))
+            Index(
+                tuple(replace(file, extents=renumber_packs(file.extents, _manifest_numbers(first))) for file in files)
+            )
         )
         (index,) = packing.store((bytes_source("index", FILE, content),), pool)
         written = packs.finish()
-    order = [*first, *(pack for pack in _used([index]) if pack not in first)]
+    order = [*first, *(pack for pack in _packs_used([index]) if pack not in first)]
     return PackedImages(
         packs=written,
-        uses=_uses(order, [*files, index], known, written),
-        index=IndexPlace(len(content), tuple(renumber_packs(index.extents, _numbers(order)).tolist())),
+        uses=_pack_uses(order, [*files, index], known, written),
+        index=IndexPlace(len(content), tuple(renumber_packs(index.extents, _manifest_numbers(order)).tolist())),
         raw=raw,
         counts=counts,
         copied=copied,
@@ -138,58 +140,58 @@ def pack_images(
 
 
 class Packing:
-    """Stores sources. Packs in its extents are numbered as in `known`, then come the new ones."""
+    """Stores sources. In its extents the packs of `known` come first, then the new ones."""
 
-    def __init__(self, known: KnownPages, met: FingerprintTable, packs: NewPacks, key: bytes) -> None:
-        """`met` will know the pages of `packs`, `key` is that of the store's fingerprints."""
+    def __init__(self, known: KnownPages, new_pages: FingerprintTable, packs: NewPacks, key: bytes) -> None:
+        """`new_pages` gets the fingerprints of the pages of `packs`; `key` is the key of the store's fingerprints."""
         self.counts = PageCounts()
         self._known = known
-        self._met = met
+        self._new_pages = new_pages
         self._packs = packs
         self._key = key
 
     def store(
-        self, sources: Sequence[Source], pool: Executor, tell: Callable[[int], None] = lambda _done: None
+        self, sources: Sequence[Source], pool: Executor, progress: Callable[[int], None] = lambda _done: None
     ) -> list[StoredFile]:
-        """Put what is new into the packs; `tell` hears how many bytes are done. Raises IntegrityError, OSError."""
+        """Put new pages into the packs; `progress` gets how many bytes are done. Raises IntegrityError, OSError."""
         parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
         done = 0
         for batch in read_ahead(sources, self._key, pool):
-            parts[batch.source.key].append(self._batch(batch))
+            parts[batch.source.key].append(self._store_batch(batch))
             done += batch.pages.size
-            tell(done)
+            progress(done)
         return [
             StoredFile(source.name, source.kind, source.size, source.pagemap, concatenate_extents(parts[source.key]))
             for source in sources
         ]
 
     def copy(self, source: Source, file: StoredFile, left: Extents, chosen: Mask) -> StoredFile:
-        """Store the pages again that are known and `chosen`, of a file and of what it left to the parent; both as one.
+        """Store again the `chosen` known pages of a file and of what it left to the parent; return both as one.
 
-        Raises IntegrityError if the file has changed, or if what it left to the parent is damaged there.
+        Raises IntegrityError if the file has changed, or if a page that it left to the parent is damaged.
         """
-        own = self._again(source.name, file.extents, chosen, lambda positions, _: source.some(positions))
-        rest = self._again(source.name, left, chosen, lambda _, numbers: self._known.some(numbers))
+        own = self._store_again(source.name, file.extents, chosen, lambda positions, _: source.read_some(positions))
+        rest = self._store_again(source.name, left, chosen, lambda _, numbers: self._known.read_pages(numbers))
         whole = np.concatenate((own, rest))
         if len(rest):
             whole = join_extents(whole[np.argsort(whole["first"], kind="stable")])
         return replace(file, bytes=file.bytes + page_count(rest) * PAGE_SIZE, extents=whole)
 
-    def _again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
-        """Store the pages again that are known and `chosen`, as far as there are `contents` of them."""
+    def _store_again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """Store again the known pages that are `chosen`; `contents` gives them."""
         ends = extent_ends(extents)
         total = int(ends[-1]) if len(ends) else 0
         parts = []
         for start in range(0, total, _AT_ONCE):
             some = slice_extents(extents, ends, start, min(start + _AT_ONCE, total))
-            parts.append(self._copied(name, start, some, chosen, contents))
+            parts.append(self._copy_batch(name, start, some, chosen, contents))
         return concatenate_extents(parts)
 
-    def _copied(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
-        """As `_again`, of some of the pages, which begin with the `start`-th."""
+    def _copy_batch(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
+        """Do so for some of the pages, from the `start`-th on."""
         pack, page = page_locations(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
-        numbers = self._known.numbers(pack[old], page[old])
+        numbers = self._known.page_numbers(pack[old], page[old])
         which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
         if not len(which):
             return extents
@@ -200,12 +202,12 @@ class Packing:
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
         return make_extents(expand_ranges(extents["first"], extents["count"]), pack, page)
 
-    def _batch(self, batch: Batch) -> Extents:
+    def _store_batch(self, batch: Batch) -> Extents:
         total, filled = len(batch.pages), batch.filled
         pack, page = np.full(total, ZERO, np.uint32), np.zeros(total, np.uint64)
         found = self._look_up(batch.source.key, batch.first[filled], batch.prints)
         is_known = found >= 0
-        pack[filled[is_known]], page[filled[is_known]] = self._known.places(found[is_known])
+        pack[filled[is_known]], page[filled[is_known]] = self._known.locations(found[is_known])
         rest, before = filled[~is_known], self._packs.pages
         pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
         fresh = self._packs.pages - before
@@ -217,57 +219,57 @@ class Packing:
         return make_extents(batch.first, pack, page)
 
     def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Positions:
-        """The known page of each content: at the same place if it is the same there, else anywhere."""
-        found = self._known.at(key, first)
+        """Find the known page of each content: at the same place if it is equal there, else anywhere."""
+        found = self._known.find_at(key, first)
         there = np.flatnonzero(found >= 0)
         differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)
         found[there[differs]] = -1
         missing = np.flatnonzero(found < 0)
-        found[missing] = self._known.with_content(prints[missing])
+        found[missing] = self._known.find_by_fingerprint(prints[missing])
         return found
 
     def _add(self, prints: Numbers, pages: Bytes, rows: Positions) -> tuple[Positions, Positions]:
-        """Put those rows of pages into packs that are not there yet; pack and page number of each."""
-        numbers, fresh = self._met.number(prints)
+        """Put the rows of pages that are new into packs; return the pack and page number of each."""
+        numbers, fresh = self._new_pages.number(prints)
         self._packs.add(pages, rows[fresh], prints[fresh])
-        pack, page = self._packs.places(numbers)
+        pack, page = self._packs.locations(numbers)
         return pack + len(self._known.packs), page
 
 
-def _used(files: Iterable[StoredFile]) -> list[int]:
+def _packs_used(files: Iterable[StoredFile]) -> list[int]:
     packs = unique_sorted(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
     return [int(pack) for pack in packs if pack != ZERO]
 
 
-def _counted(counts: PageCounts, left: list[Extents]) -> PageCounts:
-    """With the pages that were left to the parent."""
+def _add_inherited(counts: PageCounts, left: list[Extents]) -> PageCounts:
+    """Add the pages that were left to the parent."""
     pages = sum(page_count(some) for some in left)
     zero = sum(page_count(some[some["pack"] == ZERO]) for some in left)
     return PageCounts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
 
 
-def _known_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
+def _known_pages_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
     extents = np.concatenate([*(file.extents for file in files), *left])
     parts = [used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
     return np.concatenate([np.empty(0, np.bool_), *parts])
 
 
-def _numbers(order: list[int]) -> npt.NDArray[np.uint32]:
-    """The number in the manifest of each pack."""
+def _manifest_numbers(order: list[int]) -> npt.NDArray[np.uint32]:
+    """Return the number that each pack has in the manifest."""
     numbers = np.full(max(order, default=0) + 1, ZERO, np.uint32)
     numbers[order] = np.arange(len(order), dtype=np.uint32)
     return numbers
 
 
-def _uses(
+def _pack_uses(
     order: list[int], files: list[StoredFile], known: KnownPages, new: tuple[FinishedPack, ...]
 ) -> tuple[PackUse, ...]:
     extents = np.concatenate([file.extents for file in files])
     packs = [*((pack.digest, pack.pages) for pack in known.packs), *((pack.digest, pack.pages) for pack in new)]
-    return tuple(_use(number, *packs[number], extents) for number in order)
+    return tuple(_pack_use(number, *packs[number], extents) for number in order)
 
 
-def _use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
+def _pack_use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
     pages = used_pages(extents, number, total)
     frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
     return PackUse(digest, int(frames.sum()), int(pages.sum()))

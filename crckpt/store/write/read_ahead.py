@@ -1,4 +1,4 @@
-"""Pages of sources, read and fingerprinted by the threads of a pool before they are asked for."""
+"""Read pages of sources, and compute their fingerprints, in the threads of a pool before they are needed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from crckpt.store.workers import wait_for_result
 from crckpt.store.write.imageset import BATCH_PAGES, Source
 
 _BUFFERS: Final = 3
-"""One to work on, and one ahead for each of two threads."""
+"""One to work on, and one more for each of two threads."""
 
 _WORDS_APART: Final = 64
-"""Of so many words of 8 bytes one is looked at first."""
+"""One of so many words of 8 bytes is tested first."""
 
 _PAGES_AT_ONCE: Final = 128
-"""As many are copied to be looked at as a whole: half a MiB."""
+"""Pages that are copied to be tested as a whole: half a MiB."""
 
 
 class Batch(Struct, frozen=True):
@@ -37,32 +37,32 @@ class Batch(Struct, frozen=True):
 
 
 def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor) -> Iterator[Batch]:
-    """All pages of the sources, in order. Raises IntegrityError if files shrink.
+    """Yield all pages of the sources, in order. Raises IntegrityError if files shrink.
 
-    A batch's contents are good until the next one: memory that is used again costs no page faults.
+    A batch's contents are valid until the next one: reused memory costs no page faults.
     """
     buffers = [np.empty((BATCH_PAGES, PAGE_SIZE), np.uint8) for _ in range(_BUFFERS)]
     waiting: deque[Future[Batch]] = deque()
     parts = ((source, start) for source in sources for start in range(0, source.pages, BATCH_PAGES))
     for number, (source, start) in enumerate(parts):
         pages = buffers[number % _BUFFERS][: source.pages - start]
-        waiting.append(pool.submit(_batch, source, start, pages, key))
+        waiting.append(pool.submit(_read_batch, source, start, pages, key))
         if len(waiting) == _BUFFERS:
             yield wait_for_result(waiting.popleft())
     while waiting:
         yield wait_for_result(waiting.popleft())
 
 
-def _batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
+def _read_batch(source: Source, start: int, pages: Bytes, key: bytes) -> Batch:
     first = source.read(start, pages)
-    filled = _filled(pages)
+    filled = _find_nonzero(pages)
     return Batch(source, first, pages, filled, compute_fingerprints(pages, filled, key))
 
 
-def _filled(pages: Bytes) -> Positions:
-    """Which pages are not zero throughout."""
+def _find_nonzero(pages: Bytes) -> Positions:
+    """Find the pages that are not all zero."""
     words = pages.view(np.uint64)
-    # Nearly all pages show it in a few words, in a quarter of the time that it takes to look at all of them.
+    # A few words tell for nearly all pages, in a quarter of the time that all words take.
     is_filled: Mask = np.bitwise_or.reduce(words[:, ::_WORDS_APART], axis=1) != 0
     others = np.flatnonzero(~is_filled)
     for start in range(0, len(others), _PAGES_AT_ONCE):

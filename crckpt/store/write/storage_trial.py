@@ -1,4 +1,4 @@
-"""What storing some memory would come to: it is stored like a checkpoint's, and nothing of it is kept."""
+"""Measure what storing some memory takes: store it as a checkpoint would be, and keep nothing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from crckpt.store.write.packing import Packing
 
 
 class TrialResult(Struct, frozen=True):
-    """How long it took to store some memory durably, and the bytes of the packs that came of it.
+    """How long it took to store some memory durably, and how many bytes of packs that made.
 
-    `packing_ms` is without what the disk took at the end, which is another each time.
+    `packing_ms` is without the final sync, whose time varies.
     """
 
     ms: float
@@ -36,16 +36,16 @@ class TrialResult(Struct, frozen=True):
 
 
 class StorageTrial:
-    """Stores memory as a child of `parent` would be; packs are written in `directory`.
+    """Stores memory as a child of `parent` would be stored; packs are written in `directory`.
 
-    `known_ms` is how long it took to read what is known of the parent.
+    `known_ms` is how long it took to read the parent's fingerprints.
     """
 
     def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
         began = time.monotonic()
         self._key = read_key(repository.backend)
         self._known = KnownPages(repository.backend, self._key, parent)
-        self._known.with_content(np.empty((0, 2), np.uint64))
+        self._known.find_by_fingerprint(np.empty((0, 2), np.uint64))
         self.known_ms = (time.monotonic() - began) * 1000
         self._directory = directory
         self._level = level
@@ -54,13 +54,13 @@ class StorageTrial:
         """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
         began = time.monotonic()
         source = _source(pages)
-        met = FingerprintTable(max(1, source.size // PAGE_SIZE))
+        new_pages = FingerprintTable(max(1, source.size // PAGE_SIZE))
         with (
             TemporaryDirectory(dir=self._directory) as directory,
             workers() as pool,
             new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
         ):
-            Packing(self._known, met, packs, self._key).store((source,), pool)
+            Packing(self._known, new_pages, packs, self._key).store((source,), pool)
             packed = time.monotonic()
             stored = sum(pack.size for pack in packs.finish())
         return TrialResult((time.monotonic() - began) * 1000, (packed - began) * 1000, stored)
@@ -68,7 +68,7 @@ class StorageTrial:
 
 def _source(pages: Path) -> Source:
     size = pages.stat().st_size
-    # At no place that the parent has: what is known is found by its content.
+    # At addresses that the parent does not have: known pages are found by their content.
     extents = np.zeros(1, EXTENT)
     extents["count"] = size // PAGE_SIZE
     return Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")

@@ -1,4 +1,4 @@
-"""What tests of the store share: a store to copy, and processes that change it."""
+"""A stage and writers for the tests that cut short what is done to a store."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from stages import Stage, build, memory_directory
 from writer import Writers, writers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    """A store in memory. Each test copies it."""
+    """Copied by each test."""
     with memory_directory() as base:
         yield build(base)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def forked() -> Iterator[Writers]:
-    """Start the process that forks writers. Its start is slow."""
+    """For all tests of a module: it takes time to start."""
     with writers() as found:
         yield found
