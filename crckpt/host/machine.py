@@ -1,4 +1,4 @@
-"""This machine: what a manifest remembers of the host, and clocks."""
+"""The host, as a manifest records it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.model import Host
 
 
 def describe_host(criu_version: str, criu_digest: str) -> Host:
-    """This host, with the CRIU that makes the checkpoint."""
+    """Describe this host, and the CRIU that makes the checkpoint."""
     return Host(
         hostname=platform.node(),
         kernel=platform.release(),

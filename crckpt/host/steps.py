@@ -1,10 +1,10 @@
 """Steps: named moments before something is created, written, synced, renamed or removed.
 
-With CRCKPT_KILL_AT=NAME[:N] in the environment, the process ends itself by SIGKILL before its N-th (the first) step of
-that name: so tests see what a crash leaves. With CRCKPT_STOP_AT it stops itself there, until it gets SIGCONT. Without
-them a step costs nothing.
+Tests see what a crash leaves: with CRCKPT_KILL_AT=NAME[:N] in the environment, the process kills itself before its
+N-th step (default: the first) of that name. With CRCKPT_STOP_AT it stops itself there until it gets SIGCONT. Without
+these variables a step does nothing.
 
-Other variables shorten limits, so that tests need not wait for them.
+Other variables shorten time limits for tests.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _watcher: Watcher | None = None
 
 
 def step(name: str, *operands: object) -> None:
-    """What `name` says happens next, with these paths, descriptors and bytes."""
+    """Report that the step `name` comes next, with its paths, descriptors and bytes."""
     if _watcher is not None:
         _watcher(name, operands)
 
 
 def watch(watcher: Watcher | None) -> None:
-    """From now on `watcher` is called with the name and the operands of every step; None: nobody is."""
+    """Call `watcher` with the name and the operands of every step from now on; None ends that."""
     global _watcher
     _watcher = watcher
 
 
 def killer(at: str, sent: signal.Signals = signal.SIGKILL) -> Watcher:
-    """What sends this process a signal before the step `at`, NAME or NAME:N."""
+    """A watcher that sends this process a signal before the step `at`, NAME or NAME:N."""
     wanted, _, number = at.partition(":")
     left = int(number or 1)
 
@@ -47,7 +47,7 @@ def killer(at: str, sent: signal.Signals = signal.SIGKILL) -> Watcher:
 
 
 def limit(variable: str, usual: int) -> int:
-    """Seconds: those that the environment has in `variable`, if they are fewer than the `usual` ones."""
+    """A time limit in seconds: that in the environment `variable`, but at most the `usual` one."""
     given = os.environ.get(variable, "")
     return min(int(given), usual) if given.isdecimal() and int(given) else usual
 

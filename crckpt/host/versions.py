@@ -1,4 +1,4 @@
-"""What programs say of themselves."""
+"""Versions of programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.host.process import run
 
 
 def read_criu_version(criu: Path) -> str:
-    """What `criu --version` says, as a number. Raises HostCannot if it does not start."""
+    """Read the number that `criu --version` prints. Raises HostCannot if CRIU does not start."""
     said = run.run([criu, "--version"])
     found = re.search(r"Version: (\S+)", said.output)
     if not found:

@@ -1,4 +1,4 @@
-"""The build-id of an ELF file: what tells one build of a program or library from another."""
+"""Read the build-id of an ELF file, which identifies one build of a program or library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 
 _MOST_HEADERS = 1 << 20
-"""Bytes of program headers that we read: the file's own numbers may ask for 4 GiB."""
+"""Most bytes of program headers that we read: a file may declare 4 GiB."""
 
 _USUALLY = 4096
-"""Bytes at the start of a file that have its headers and its build-id, as linkers lay them out."""
+"""Bytes at the start of a file in which linkers put its headers and its build-id."""
 
 _MOST = 1 << 62
 """No file is as long."""
@@ -25,7 +25,7 @@ def read_build_id(path: str) -> bytes | None:
 
     Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
     """
-    # Whoever owns the path may have put a FIFO or a device there.
+    # The owner of the path may have put a FIFO or a device there.
     descriptor, _ = open_regular(path)
     if descriptor is None:
         return None
@@ -45,7 +45,7 @@ def read_build_id(path: str) -> bytes | None:
 
 
 def _part(descriptor: int, start: bytes, offset: int, length: int) -> bytes:
-    """`length` bytes of a file from `offset` on, or fewer, where it ends. `start` was read already."""
+    """`length` bytes of a file from `offset` on, fewer at its end. `start` was read before."""
     if offset + length <= len(start):
         return start[offset : offset + length]
     return os.pread(descriptor, length, offset) if offset < _MOST else b""

@@ -44,23 +44,23 @@ def open_checked(
 ) -> int:
     """Open a regular file, for reading unless `mode` says otherwise, and return its descriptor.
 
-    `path` counts from the directory `within`, a descriptor, if there is one. The file's owner must be root, we, or
+    `path` is relative to `within`, a descriptor of a directory, if given. The file's owner must be root, our user or
     `owner`. `most` is the largest size in bytes. Raises IntegrityError if the file is anything else, OSError.
     """
     return _open(path, most, within, owner, mode)[0]
 
 
 def open_regular(path: str | Path) -> tuple[int | None, int]:
-    """Open what `path` leads to, links included, if that is a regular file: its descriptor, and its mode in any case.
+    """Open what `path` leads to, following links, if it is a regular file. Return descriptor (or None) and mode.
 
-    Nothing else is opened: some devices act when they are, and a FIFO lets go on who waits at it. Raises OSError.
+    Nothing else is opened: opening acts on some devices, and wakes programs that wait for a FIFO. Raises OSError.
     """
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         mode = os.fstat(found).st_mode
         if not stat.S_ISREG(mode):
             return None, mode
-        # A lease that somebody has must not make us wait.
+        # Do not wait for another program's lease.
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
     finally:
         os.close(found)
@@ -81,7 +81,7 @@ def read_checked(path: str | Path, most: int, *, within: int | None = None, owne
 
 
 def open_directory(path: str | Path) -> int:
-    """A descriptor of a directory, for `within`. Raises IntegrityError if it is a link or no directory, OSError."""
+    """Open a directory, for `within`. Raises IntegrityError if it is a link or no directory, OSError."""
     try:
         return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError as error:
@@ -89,7 +89,7 @@ def open_directory(path: str | Path) -> int:
 
 
 def check_directory(path: str | Path) -> None:
-    """Raises IntegrityError if `path` is not a directory of root's or ours, or is a link to one; OSError."""
+    """Raise IntegrityError if `path` is a link, no directory, or another user's; OSError."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise IntegrityError(f"{path} is {kind_of(found.st_mode)}, not a directory")
@@ -112,7 +112,7 @@ def kind_of(mode: int) -> str:
 def _open(
     path: str | Path, most: int | None, within: int | None, owner: int | None, mode: int = os.O_RDONLY
 ) -> tuple[int, int]:
-    """The descriptor, and the size in bytes."""
+    """Open and check; return the descriptor and the size in bytes."""
     # Some devices act when they are opened, so check the kind first.
     _check(os.stat(path, dir_fd=within, follow_symlinks=False), path, most, owner)
     try:

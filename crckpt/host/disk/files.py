@@ -1,6 +1,6 @@
 """Files and directories that survive a crash: write, fsync, rename, fsync the directory.
 
-Every function that changes something is told `what` that is, a word that its steps are named by: see `steps`.
+Every function that changes something takes `what`, a word that names its steps: see `steps`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PRIVATE_FILE = 0o600
 _MOVED_NAME = 100
 
 LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-"""What a read fails with where the disk, or a file system that checks what it reads, has lost something."""
+"""Errors of a read when the disk, or a file system with checksums, has lost data."""
 
 
 @contextmanager
 def losses_ignored() -> Iterator[None]:
-    """What the disk has lost ends the block, and no more."""
+    """End the block, without an error, where the disk has lost data."""
     try:
         yield
     except OSError as error:
@@ -34,21 +34,21 @@ def losses_ignored() -> Iterator[None]:
 
 
 def own_name() -> str:
-    """A new name for what this process makes. A PID comes again after a crash: alone it would find its own leftover."""
+    """A new name for a file of this process. A PID alone may be in use by a leftover: PIDs recur after a crash."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def runtime_directory() -> Path:
-    """Where this user has what is of no use after the next boot; `runtime.make_for` makes it."""
+    """The directory for this user's files that are useless after the next boot. See `make_runtime_directory`."""
     if os.geteuid() == 0:
         return Path("/run/crckpt")
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
 
 
 def user_directory(variable: str, below: str) -> Path | None:
-    """Where this user has files of a kind: what `variable` says (XDG base directories), or `below` their home.
+    """A directory of this user: the value of `variable` (XDG base directories), or `below` their home.
 
-    None if they have none, as a container's user without a name.
+    None if they have no home, like a container's user without a name.
     """
     if named := os.environ.get(variable):
         return Path(named)
@@ -58,32 +58,32 @@ def user_directory(variable: str, below: str) -> Path | None:
 
 
 def make_private_directory(path: Path, what: str) -> None:
-    """Create `path` with mode 0700, whatever the umask; durable once it returns."""
+    """Create `path` durably with mode 0700, whatever the umask."""
     _make_private(path, what)
     sync_directory(path.parent, what)
 
 
 def ensure_private_directory(path: Path, what: str) -> None:
-    """As `make_private_directory`, but it may exist already, or be made by somebody else meanwhile.
+    """Like `make_private_directory`, but it may exist already, or be made by another process now.
 
-    It is durable in any case: whoever made it may have died before the sync.
+    Sync it in any case: its maker may have died before the sync.
     """
     add_private_directory(path, what)
     sync_directory(path.parent, what)
 
 
 def add_private_directory(path: Path, what: str) -> None:
-    """As `ensure_private_directory`, but durable only once the directory above it is synced."""
+    """Like `ensure_private_directory`, but durable only after the directory above it is synced."""
     with suppress(FileExistsError):
         _make_private(path, what)
 
 
 def ensure_directories(path: Path, what: str) -> None:
-    """Create what is missing of `path` and the directories above it, all of it private; durable."""
+    """Create `path` and missing directories above it, private and durably."""
     above = path
     while not above.exists():
         above = above.parent
-    # Whoever made it may have died before the sync; where we may not look, it was not one of us.
+    # Its maker may have died before the sync. A directory that we may not open was not made by us.
     with suppress(PermissionError):
         sync_directory(above.parent, what)
     for directory in reversed([path, *path.parents][: len(path.parts) - len(above.parts)]):
@@ -111,9 +111,9 @@ def open_private(path: Path, what: str) -> int:
 
 
 def open_lock(path: Path, what: str) -> int:
-    """Open `path` to be locked; it is created, empty, with mode 0600, if it is missing.
+    """Open `path` to be locked; create it, empty, with mode 0600, if it is missing.
 
-    An existing one is left as it is. Raises IntegrityError if that is a link, another's, or no regular file.
+    Raises IntegrityError if it is a link, another user's, or no regular file.
     """
     step(f"{what}.create", path)
     with suppress(FileExistsError):
@@ -125,7 +125,7 @@ def open_lock(path: Path, what: str) -> int:
 
 
 def write(descriptor: int, content: bytes | memoryview, what: str) -> None:
-    """Write all of `content` where the descriptor is."""
+    """Write all of `content` at the descriptor's position."""
     left = memoryview(content)
     while left:
         step(f"{what}.write", descriptor, left)
@@ -142,7 +142,7 @@ def write_at(descriptor: int, content: bytes | memoryview, offset: int, what: st
 
 
 def resize(file: int | Path, size: int, what: str) -> None:
-    """Cut a file, or let it grow by a hole."""
+    """Truncate a file, or extend it by a hole."""
     step(f"{what}.resize", file, size)
     os.truncate(file, size)
 
@@ -154,7 +154,7 @@ def sync(descriptor: int, what: str) -> None:
 
 
 def sync_content(directory: Path, what: str) -> None:
-    """Make the files in a directory durable, and their names; its own name is so once the one above is synced."""
+    """Make the files in a directory and their names durable, but not the directory's own name."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -165,7 +165,7 @@ def sync_content(directory: Path, what: str) -> None:
 
 
 def rename(source: Path, target: Path, what: str) -> None:
-    """Rename; durable only once the directories are synced."""
+    """Rename; durable only after the directories are synced."""
     step(f"{what}.rename", source, target)
     source.rename(target)
 
@@ -177,9 +177,9 @@ def remove(path: Path, what: str) -> None:
 
 
 def remove_tree(path: Path, what: str) -> None:
-    """Remove `path`, and if it is a directory all that is in it. Links are removed, not followed.
+    """Remove a file, or a directory and all that is in it. Links are removed, not followed.
 
-    Works by descriptors, in any depth with two of them: directories inside of directories are moved up first.
+    Works by descriptors; two suffice for any depth, because nested directories are moved up first.
     Raises FileNotFoundError if there is nothing, OSError.
     """
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -198,12 +198,12 @@ def remove_tree(path: Path, what: str) -> None:
 
 
 def write_new(path: Path, content: bytes, what: str) -> None:
-    """Create `path` with mode 0600 and make its content durable; its name is so once the directory is synced."""
+    """Create `path` with mode 0600 and make its content durable; its name only after the directory is synced."""
     _fill(open_private(path, what), content, what)
 
 
 def write_unsynced(path: Path, content: bytes, what: str) -> None:
-    """Create `path` with mode 0600, for what nobody looks for after a crash."""
+    """Create `path` with mode 0600, for content that nobody needs after a crash."""
     descriptor = open_private(path, what)
     try:
         write_at(descriptor, content, 0, what)
@@ -212,13 +212,13 @@ def write_unsynced(path: Path, content: bytes, what: str) -> None:
 
 
 def move_durably(source: Path, target: Path, what: str) -> None:
-    """Rename a file or directory, whose content is durable already, and make its new name durable."""
+    """Rename a file or directory with durable content, and make its new name durable."""
     rename(source, target, what)
     sync_directory(target.parent, what)
 
 
 def write_durably(path: Path, content: bytes, what: str) -> None:
-    """Create or replace `path` so that after any crash it holds either the old or the new content, whole."""
+    """Create or replace `path` so that after any crash it has either all of the old or all of the new content."""
     beside = path.with_name(f".{path.name}.{own_name()}")
     with removed_on_failure(beside, what):
         write_new(beside, content, what)
@@ -282,7 +282,7 @@ def _empty(top: int, path: Path, what: str) -> None:
 
 
 def _remove_files(directory: int, path: Path, what: str) -> list[str]:
-    """Remove what is no directory; the names of the directories."""
+    """Remove all but directories; return the names of these."""
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, _ in filter(lambda entry: not entry[1], found):
@@ -301,7 +301,7 @@ def _rmdir_in(above: int, path: Path, what: str) -> None:
 
 
 def is_named(path: Path) -> bool:
-    """Whether there is such a name; also if the disk has lost what is behind it."""
+    """Whether there is such a name, even if the disk has lost its file."""
     with losses_ignored():
         try:
             path.lstat()

@@ -1,7 +1,7 @@
-"""File systems in user space (FUSE) that do not answer, and who waits for them.
+"""Abort file systems in user space (FUSE) that do not answer.
 
-A task that waits for an answer cannot be killed once the file system's program has read the request. Its wait ends if
-the connection is aborted: then every access fails with ENOTCONN. Source: Documentation/filesystems/fuse/fuse.rst.
+A task that waits for an answer cannot be killed once the file system's program has read the request. It stops waiting
+if the connection is aborted: then every access fails with ENOTCONN. Source: Documentation/filesystems/fuse/fuse.rst.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S: Final = 1.0
 
 
 def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
-    """Abort connections that owe an answer, of mounts that these processes see; return their mount points.
+    """Abort connections with unanswered requests, of mounts that these processes see; return their mount points.
 
     Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
     """
@@ -41,9 +41,9 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
 
 @contextmanager
 def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tuple[str, ...]]) -> Iterator[list[str]]:
-    """During this block no process of `waiting` waits for an answer for more than QUIET_S seconds.
+    """During this block, call `abort` when a process of `waiting` has waited for an answer for QUIET_S seconds.
 
-    Then call `abort_connections`. The mount points that it returns are added to the list.
+    Add the mount points that it returns to the list.
     """
     is_over = Event()
     aborted: list[str] = []
@@ -71,7 +71,7 @@ def tree_pids(root: int) -> tuple[int, ...]:
 
 
 def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mount]:
-    """Mounts of FUSE that these processes see and that a user of one of them, or of `others`, made; each once."""
+    """FUSE mounts that these processes see, made by a user of one of them or by one of `others`; each once."""
     found: dict[int, Mount] = {}
     users = {f"user_id={uid}" for uid in others}
     for pid in pids:
@@ -84,7 +84,7 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
 
 @contextmanager
 def _connections() -> Iterator[int]:
-    """The directory in which the kernel keeps a directory for each connection, mounted nowhere. Raises OSError."""
+    """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
     context = syscall("fsopen", b"fusectl", 1)
     try:
         syscall("fsconfig", context, _CREATE, None, None, 0)

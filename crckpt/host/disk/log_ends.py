@@ -1,4 +1,4 @@
-"""Read logs of any size in bounded memory: of a long log the first and the last part."""
+"""Read logs of any size in bounded memory: keep the first and the last part of a long log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from crckpt.host.disk.checked_files import open_regular
 
 MOST: Final = 16 << 20
-"""Bytes of a log that are kept: the first and the last half of these."""
+"""Bytes of a log that are kept: half at its start, half at its end."""
 MOST_STREAMED: Final = 256 << 20
 """Bytes after which reading a pipe or terminal stops with an error."""
 _CHUNK: Final = 1 << 20
@@ -83,7 +83,7 @@ def _read_at(descriptor: int, count: int, offset: int) -> bytes:
 
 
 def _read_whole(descriptor: int, count: int) -> bytes:
-    """Read `count` bytes, fewer only at the end: a pipe gives them in small pieces."""
+    """Read `count` bytes, fewer only at the end. A pipe returns them in small pieces."""
     read = bytearray()
     while len(read) < count and (chunk := os.read(descriptor, count - len(read))):
         read += chunk

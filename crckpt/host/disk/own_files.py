@@ -1,4 +1,4 @@
-"""Files that crckpt left for itself: read only if nobody else can have written them. Light to import."""
+"""crckpt's own files, which it reads only if nobody else can have written them. Quick to import."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BY_OTHERS: Final = 0o022
 
 
 def is_own(status: os.stat_result, kind: int = stat.S_IFREG) -> bool:
-    """Whether this is of that kind, belongs to root or to our user, and nobody else can write to it."""
+    """Whether a file has this kind, belongs to root or our user, and nobody else can write to it."""
     owned = status.st_uid in (0, os.geteuid())
     return owned and stat.S_IFMT(status.st_mode) == kind and not status.st_mode & _BY_OTHERS
 
 
 def open_own(path: Path) -> int:
-    """Open a file of ours to read it. Raises OSError if it is none, or may be of others."""
+    """Open a file of ours for reading. Raises OSError if there is none, or others can have written it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not is_own(status) or status.st_size > _MOST:
@@ -29,7 +29,7 @@ def open_own(path: Path) -> int:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Make a file anew that only its owner can read, whatever the umask. Raises OSError."""
+    """Create a file that only its owner can read, whatever the umask. Raises OSError."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123
@@ -37,13 +37,13 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_own_directories(path: Path) -> None:
-    """Make what is missing of `path`, all of it private, whatever the umask."""
+    """Make `path` and missing directories above it, all private, whatever the umask."""
     for directory in reversed((path, *path.parents)):
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
 
 
 def read_own(path: Path) -> bytes:
-    """What a file of ours holds. Raises OSError if it is none, or may be of others."""
+    """Read a file of ours. Raises OSError if there is none, or others can have written it."""
     with open(open_own(path), "rb") as file:
         return file.read(_MOST)

@@ -1,4 +1,4 @@
-"""Which package owns a file, and what became of that package. Starts dpkg or rpm: only for files that did change."""
+"""Find which package owns a file, and its first change. Starts dpkg or rpm: call it only for changed files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOG = Path("/var/log/dpkg.log")
 _LISTS = Path("/var/lib/dpkg/info")
 _WITHIN_S = 10.0
 _MERGED = ("/usr/bin/", "/usr/sbin/", "/usr/lib")
-"""Where a package may still know its files without /usr."""
+"""Directories that packages may list without /usr."""
 
 _OF_RPM = "%{NAME}\\t%{VERSION}-%{RELEASE}\\t%{INSTALLTIME}\\n"
 
 
 class Package(Struct, frozen=True):
-    """A package as it is installed now. `before` is its version until `since`, where the log tells it, else empty."""
+    """An installed package. `before` was its version until `since`; empty if the log has no such line."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class Package(Struct, frozen=True):
 
 
 def find_packages(paths: Iterable[str], after: datetime) -> dict[str, Package]:
-    """Of those files that a package owns, the package, and what became of it first after that moment."""
+    """Find the packages that own these files, and the first change of each after that moment."""
     wanted = tuple(paths)
     with suppress(HostCannot, OSError, ValueError):
         if _is_installed("dpkg"):
@@ -55,7 +55,7 @@ def first_change(log: str, name: str, after: datetime) -> tuple[datetime, str] |
             and words[3].partition(":")[0] == name.partition(":")[0]
         ):
             when = datetime.strptime(f"{words[0]} {words[1]}", "%Y-%m-%d %H:%M:%S").astimezone(UTC)
-            # The log has no fractions of a second.
+            # The log has whole seconds.
             if when >= after.replace(microsecond=0):
                 return when, words[4].replace("<none>", "")
     return None
@@ -68,7 +68,7 @@ def _is_installed(tool: str) -> bool:
 def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
     spelled = {other: path for path in paths for other in _spellings(path)}
     names: dict[str, str] = {}
-    # Its status says only that it knew not all of them.
+    # Its exit status only says whether all files were found.
     for line in run.run(("dpkg", "--search", *spelled), timeout=_WITHIN_S).output.splitlines():
         owner, _, path = line.partition(": ")
         if path in spelled and not owner.startswith("diversion "):
@@ -79,7 +79,7 @@ def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    """On a system with merged /usr, packages may have their files as they were before."""
+    """The paths that a package may list for a file: on a system with merged /usr also that without /usr."""
     return (path, path.removeprefix("/usr")) if path.startswith(_MERGED) else (path,)
 
 

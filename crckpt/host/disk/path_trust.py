@@ -46,7 +46,7 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
 
 
 class Changers(Struct, frozen=True):
-    """Who but root can change what a name leads to: `users`, and `anyone` where it is not known who."""
+    """Who besides root can change what a name leads to: `users`, and `anyone` if it is not known who."""
 
     users: frozenset[int] = frozenset()
     anyone: bool = False
@@ -56,7 +56,7 @@ class Changers(Struct, frozen=True):
 
 
 def find_changers(directory: Path) -> Changers:
-    """Who but root can put another file in the place of one in this directory, or another directory in its place."""
+    """Find who besides root can replace a file in this directory, or the directory."""
     try:
         descriptor, entries = open_path(directory)
     except OSError:
@@ -73,16 +73,16 @@ def find_changers(directory: Path) -> Changers:
 
 
 def find_intruder_on(path: Path, users: frozenset[int]) -> str:
-    """As `find_intruder`, of all that `path` leads through. Raises OSError."""
+    """Like `find_intruder`, for all directories and links on `path`. Raises OSError."""
     descriptor, entries = open_path(path)
     os.close(descriptor)
     return find_intruder(entries, users)
 
 
 def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
-    """Open what `path` names, and list its entries from the root on: the descriptor is that of the last one.
+    """Open `path`; return a descriptor, and the entries of the path from the root on.
 
-    The descriptor (O_PATH) names the file, but cannot read it. Raises OSError.
+    The descriptor (O_PATH) cannot read the file. Raises OSError.
     """
     with ExitStack() as stack:
         here = _open("/", None, stack)
@@ -153,7 +153,7 @@ def _group(gid: int) -> str:
 
 
 class PathChangers:
-    """Who but root can change what paths lead to; each directory is looked at once."""
+    """Finds who besides root can change what paths lead to; reads each directory once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Changers] = {}

@@ -45,7 +45,7 @@ def restored_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
             _copy(file, size, tail, 0, "tail")
             step("tail.sync-directory", directory)
             os.fsync(directory)
-            # Other programs may have appended some more in the meantime: once, whoever goes on is not waited for.
+            # Copy once what other programs have appended since, and do not wait for more.
             _copy(file, size + os.fstat(tail).st_size, tail, os.fstat(tail).st_size, "tail")
             kept_bytes = os.fstat(tail).st_size
             resize(file, size, "rewound")

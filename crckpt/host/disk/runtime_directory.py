@@ -15,9 +15,9 @@ _PRIVATE: Final = 0o700
 
 
 def make_runtime_directory(path: Path) -> None:
-    """Make the private directory in which `path` is to be, below `runtime_directory`, whatever the umask.
+    """Make the private directory of `path`, below `runtime_directory`, whatever the umask.
 
-    Raises OSError if another user has made it, or can write to it.
+    Raises OSError if another user has made it or can write to it.
     """
     top = runtime_directory()
     missing = [path.parent, *path.parent.parents]

@@ -1,4 +1,4 @@
-"""Whether users could open by themselves what somebody has open. Nothing is opened for it: a device may act.
+"""Find users who could not open a file that a process has open. crckpt does not open it: a device may act.
 
 Source: faccessat(2), proc_pid_fd(5).
 """
@@ -21,7 +21,7 @@ _DELETED: Final = " (deleted)"
 
 
 class User(Struct, frozen=True):
-    """A user and the groups that count."""
+    """A user with their groups."""
 
     uid: int
     gid: int
@@ -29,7 +29,7 @@ class User(Struct, frozen=True):
 
 
 def read_user(uid: int) -> User:
-    """A user of this host, with the groups that they get at a login."""
+    """Read a user of this host, with the groups of a login."""
     with suppress(KeyError):
         known = pwd.getpwuid(uid)
         return User(uid, known.pw_gid, tuple(os.getgrouplist(known.pw_name, known.pw_gid)))
@@ -37,12 +37,12 @@ def read_user(uid: int) -> User:
 
 
 def users_of(changers: Changers) -> tuple[User, ...]:
-    """Those who can change what a path leads to; somebody without any rights where it is not known who."""
+    """The users who can change what a path leads to; a user without any rights if they are unknown."""
     return (*map(read_user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
 
 
 class LinkTarget(Struct, frozen=True):
-    """What a link in /proc leads to: its path, file system, inode and owner."""
+    """The file that a link in /proc leads to: path, file system, inode and owner."""
 
     path: str
     device: int
@@ -51,7 +51,7 @@ class LinkTarget(Struct, frozen=True):
 
 
 def read_link_target(link: str) -> LinkTarget | None:
-    """None if nothing is there, or another thing than a moment ago."""
+    """Read the target of a link in /proc; None if there is none, or it has just changed."""
     with suppress(OSError):
         path, found = os.readlink(link), os.stat(link)
         if os.readlink(link) == path:
@@ -60,9 +60,9 @@ def read_link_target(link: str) -> LinkTarget | None:
 
 
 def find_refused_user(link: str, access: int, users: Iterable[User], root: int) -> User | None:
-    """Which of the users may not open what `link` in /proc leads to, for `access` (as of access(2)); None if all may.
+    """Find a user who may not open what `link` in /proc leads to for `access` (as of access(2)); None if all may.
 
-    `root` is a descriptor of the root directory from which its path counts. Raises OSError if it is gone.
+    `root` is a descriptor of the root directory to which its path is relative. Raises OSError if the file is gone.
     """
     found = os.open(link, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -93,7 +93,7 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
 
 
 def user_name(who: User) -> str:
-    """For messages."""
+    """The user's name, for messages."""
     with suppress(KeyError):
         return pwd.getpwuid(who.uid).pw_name
     return f"user {who.uid}"

@@ -1,4 +1,4 @@
-"""Pipes through which much goes: large ones, and pages that are lent to them instead of copied."""
+"""Send much data through a pipe: make it large, and lend it pages instead of copying. Source: vmsplice(2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from crckpt.host.syscalls.libc import LIBC, check
 
 PIPE_SIZE: Final = 1 << 20
-"""Bytes that a pipe holds at most: what an unprivileged process may ask for."""
+"""Bytes that a pipe holds: the most that an unprivileged process may request."""
 
 
 class _Vector(ctypes.Structure):
@@ -25,23 +25,23 @@ _NONBLOCK: Final = 2  # SPLICE_F_NONBLOCK, linux/splice.h
 
 
 class Lender:
-    """Gives a pipe much content: it is made large, and refers to our pages instead of holding copies."""
+    """The writer of a large pipe, which refers to our pages instead of having copies."""
 
     def __init__(self, pipe: int) -> None:
-        """`pipe` is the end to write to, and stays the caller's."""
+        """`pipe` is the end to write to; the caller closes it."""
         self._pipe = pipe
-        # In one of 64 KiB both ends wait for each other.
+        # In a pipe of 64 KiB, reader and writer would wait for each other.
         with suppress(PermissionError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self._room = select.epoll()
         self._room.register(pipe, select.EPOLLOUT | select.EPOLLET)
 
     def lend(self, content: memoryview) -> int:
-        """Let the pipe refer to content (writable memory); how many bytes went in. Returns once there is room for more.
+        """Let the pipe refer to `content` (writable memory). Wait for room for more; return how many bytes went in.
 
-        It must not change until whoever reads has copied it: at the latest when PIPE_SIZE bytes more have gone in. So
-        the reader must copy: were it to splice, no one knows how long the pages are in use. Raises BrokenPipeError if
-        nobody reads any more. Source: vmsplice(2).
+        The content must not change until the reader has copied it, at the latest when PIPE_SIZE more bytes have gone
+        in. The reader must not splice: then nobody knows how long the pages are in use. Raises BrokenPipeError if there
+        is no reader any more.
         """
         vector = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content))
         try:
@@ -49,10 +49,10 @@ class Lender:
         except BlockingIOError:
             done = 0
         if done < len(content):
-            # The kernel would wait for room by spinning, on a core that others need, as long as the reader copies.
+            # vmsplice would wait for room by spinning, on a core that others need, while the reader copies.
             self._room.poll()
         return done
 
     def close(self) -> None:
-        """The pipe stays open."""
+        """Free what we hold; the pipe stays open."""
         self._room.close()

@@ -1,8 +1,8 @@
 """Run a command in namespaces with the rights of the program that runs there.
 
 Run as `python -m crckpt.host.namespaces.as_tree INIT RIGHTS COMMAND...`. INIT is a process of the namespaces, RIGHTS
-are `TreeRights` as JSON. The program may have changed what is mounted there: loaders, libraries, programs, files of
-configuration. So this loads all that it needs outside, gives up its rights, and only then executes what is inside.
+are `TreeRights` as JSON. The program may have changed loaders, libraries and configuration files there. So this module
+loads all that it needs outside, gives up its rights, and only then executes the command inside.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from crckpt.host.syscalls.prctl import drop_capability, set_no_new_privileges
 from crckpt.images.creds import Rights
 
 _KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")
-"""The mounts last: then nothing is opened any more. The PID namespace is that of children only."""
+"""The mount namespace is last: nothing is opened after it. The PID namespace applies to children only."""
 _NOT_EXECUTED: Final = 127
 
 
 class TreeRights(Struct, frozen=True):
-    """One user and group, and the capabilities (a set of bits) of what root executes."""
+    """One user and group, and the capabilities (a set of bits) that a program of root gets."""
 
     uid: int
     gid: int
@@ -40,7 +40,7 @@ class TreeRights(Struct, frozen=True):
 
 
 def rights_of(program: Rights) -> TreeRights:
-    """The rights for a command next to a program: no more than those of the program, and those of one user."""
+    """The rights for a command next to a program: those of one user, and no more than the program has."""
     uid = next((uid for uid in (program.uids[1], *program.uids) if uid), 0)
     gid = program.gids[1]
     permitted = program.capabilities[1]
@@ -55,12 +55,12 @@ def start(init: int, rights: TreeRights, command: Sequence[str], *, joining: Seq
 
 
 def main(init: int, rights: TreeRights, command: list[str]) -> int:
-    """Run the command; its exit status. Ends by the same signal if one ended it."""
+    """Run the command and return its exit status. If a signal ended it, end by the same signal."""
     for namespace in [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]:
         setns(namespace)
         os.close(namespace)
     _give_up_rights(rights)
-    # Only now is there a process that those in the PID namespace see.
+    # This child is the first process that others in the PID namespace see.
     child = os.fork()
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -84,7 +84,7 @@ def _give_up_rights(rights: TreeRights) -> None:
     os.setgroups(rights.groups)
     os.setresgid(rights.gid, rights.gid, rights.gid)
     os.setresuid(rights.uid, rights.uid, rights.uid)
-    # Root keeps what it has until it executes something.
+    # Root keeps its capabilities until it executes a program.
     set_capabilities(rights.capabilities)
     set_no_new_privileges()
 

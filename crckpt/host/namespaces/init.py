@@ -1,11 +1,11 @@
-"""PID 1 of a new pid namespace: reaps what is orphaned, passes signals to the restored root, ends with its status.
+"""PID 1 of a new pid namespace: it reaps orphans, forwards signals to the restored root, and ends with its status.
 
 Run as `python -m crckpt.host.namespaces.init ROOT READY OWNER [PLAN]`: ROOT is the PID that the restored root will have
-in the namespace, READY a pipe's path to which a byte is written once signals are taken, OWNER a file that crckpt holds
-locked until the tree is restored. When the root ends, or crckpt dies before it is there, this ends, and the kernel ends
-what is left in the namespace.
+in the namespace, READY the path of a pipe to which it writes a byte once it handles signals, OWNER a file that crckpt
+keeps locked until the tree is restored. It ends when the root ends, or if crckpt dies before the root exists. Then the
+kernel ends the other processes of the namespace.
 
-With a PLAN (see `seclusion`), it runs in further namespaces, and ends when OWNER is unlocked, and never before.
+With a PLAN (see `isolation`) it runs in further namespaces, and ends only when OWNER is unlocked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S = 0.05
 
 
 class _Root:
-    """The restored root: `status` is what it ended with, once we have reaped it."""
+    """The restored root. `status` is its wait status after we have reaped it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -43,21 +43,24 @@ class _Root:
                     self.status = os.waitstatus_to_exitcode(ended[1])
 
     def wait(self) -> int:
-        """Block until it has ended; as exit status of ours."""
+        """Block until it has ended, and return its status as our exit status."""
         with suppress(ProcessLookupError):  # it ended, and was reaped, a moment ago
             select.select([os.pidfd_open(self.pid)], [], [])
             self.reap()
         return self.exit_status()
 
     def exit_status(self) -> int:
-        """Its status as one of ours; 1 if it has not ended."""
+        """Its status as our exit status; 1 if it has not ended."""
         if self.status is None:
             return 1
         return self.status if self.status >= 0 else 128 - self.status
 
 
 def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
-    """Serve until the root has ended, or with a plan until crckpt lets go; its exit status, or 128 plus its signal."""
+    """Serve until the root has ended, or with a plan until crckpt unlocks OWNER.
+
+    Return the root's exit status, or 128 plus its signal.
+    """
     root = _Root(pid)
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
@@ -80,7 +83,7 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
         select.select([], [], [], _LOOK_S)
     os.close(lock)
     status = root.wait()
-    # A CRIU that is ending the tree works in here: if we ended now, the kernel would end it in the middle of its work.
+    # CRIU may be ending the tree in here: if we ended now, the kernel would end CRIU, too.
     while _has_visitors():
         select.select([], [], [], _LOOK_S)
     return status
@@ -96,7 +99,7 @@ def _is_awaited(lock: int) -> bool:
 
 
 def _has_visitors() -> bool:
-    """Whether a process whose parent is outside the namespace runs in it (nsenter): it shows 0 as its parent."""
+    """Whether a process with a parent outside the namespace runs in it (nsenter): its parent is shown as 0."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and path.name != "1":
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""From inside new namespaces: a copy of the file system that takes what is written, and the addresses of others.
+"""Isolate new namespaces from inside: overlay the file systems, and put needed addresses on the loopback interface.
 
-Every writable file system gets an overlay over it, whose changes lie in memory: the host's files are read and never
-written. The kernel forgets all of it with the last process of the namespaces.
+Each writable file system gets an overlay that keeps changes in memory: files of the host are read and never written.
+The kernel discards all of it with the last process of the namespaces.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _IFF_UP: Final = 1
 
 
 class SeclusionPlan(Struct, frozen=True):
-    """What is asked for.
+    """How to isolate the namespaces.
 
     `work` is a private directory that stays shared with the host, `sockets` are paths of sockets of the host that stay
-    within reach. `addresses` are put on the loopback interface, `cut` are (path, size in bytes) of files to cut back.
+    reachable. `addresses` go on the loopback interface, `cut` are (path, size in bytes) of files to truncate.
     `room` is how many bytes may be written.
     """
 
@@ -47,13 +47,13 @@ class SeclusionPlan(Struct, frozen=True):
 
 
 class SeclusionResult(Struct, frozen=True):
-    """What came of it: `unwritable` are mount points that could get no overlay, so they are read-only or not there."""
+    """The mount points that could get no overlay: they are read-only or missing."""
 
     unwritable: tuple[str, ...]
 
 
 def seclude(plan: Path) -> None:
-    """Carry out the plan, and write what came of it beside it as `result_path` says. Raises OSError."""
+    """Carry out a plan, and write a SeclusionResult to its `result_path`. Raises OSError."""
     wanted = msgspec.json.decode(plan.read_bytes(), type=SeclusionPlan)
     _put_on_loopback(wanted.addresses)
     unwritable = _renew_root(wanted)
@@ -63,7 +63,7 @@ def seclude(plan: Path) -> None:
 
 
 def result_path(plan: Path) -> Path:
-    """Where the answer to a plan lies: a `SeclusionResult` as JSON."""
+    """The path of the result of a plan: a `SeclusionResult` as JSON."""
     return plan.with_suffix(".answer")
 
 
@@ -77,7 +77,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
     root.chmod(0o755)
     unwritable = []
     for number, found in enumerate(mount_points()):
-        # Of what is mounted below the directory, or below a mount that hides it, nothing is to be seen.
+        # Skip what is mounted below the directory, or below a mount that hides it.
         if found.path == str(memory) or not os.path.lexists(found.path):
             continue
         try:
@@ -115,14 +115,14 @@ def _overlay(found: Mount, target: str, layer: Path) -> None:
     upper, work = layer / "upper", layer / "work"
     for directory in (layer, upper, work):
         directory.mkdir(mode=0o700)
-    # The root of an overlay is what its upper directory is.
+    # The root of an overlay has owner and mode of its upper directory.
     shutil.copystat(found.path, upper)
     status = Path(found.path).stat()
     os.chown(upper, status.st_uid, status.st_gid)
     lower = os.open(found.path, os.O_PATH | os.O_DIRECTORY)
     beside = os.open(layer, os.O_PATH | os.O_DIRECTORY)
     try:
-        # By descriptors: in the paths themselves commas and colons would have a meaning.
+        # By descriptors: commas and colons in the paths would be options.
         below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
         data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
         mount("overlay", target, "overlay", found.flags, data)

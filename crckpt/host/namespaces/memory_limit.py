@@ -1,4 +1,4 @@
-"""A control group of our own, with a limit of memory, under version 1 or 2. Source: cgroups(7), cgroup-v2.rst."""
+"""Run processes in a new control group with a memory limit (version 1 or 2). Source: cgroups(7), cgroup-v2.rst."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from crckpt.host.process.signals import interrupts_deferred
 _PREFIX: Final = "crckpt-rehearsal-"
 _LIMITS: Final = ("memory.max", "memory.limit_in_bytes")
 _WITH_SWAP: Final = (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", 1))
-"""What swap may take: the limit times this, beside the limit (version 2) or together with it (version 1)."""
+"""Swap limit / memory limit. Version 1 counts memory as part of the swap limit, version 2 does not."""
 
 _COUNTS: Final = ("memory.events", "memory.oom_control")
 _EMPTY_WITHIN_S: Final = 5.0
@@ -28,19 +28,19 @@ _JOIN: Final = 'echo $$ >"$0" && exec "$@"'
 
 
 class MemoryGroup(Struct, frozen=True):
-    """A group in which all processes together may take `limit` bytes of memory."""
+    """A group whose processes together may use `limit` bytes of memory."""
 
     path: Path
     limit: int
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """The words before a command that is to run in it."""
+        """The words before a command that make it run in this group."""
         return ("sh", "-c", _JOIN, str(self.path / "cgroup.procs"))
 
     @property
     def ran_out(self) -> bool:
-        """Whether the kernel ended a process of it for want of memory."""
+        """Whether the kernel ended a process of it because memory ran out."""
         for name in _COUNTS:
             with suppress(OSError):
                 counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
@@ -50,10 +50,10 @@ class MemoryGroup(Struct, frozen=True):
 
 @contextmanager
 def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[MemoryGroup | None]:
-    """A new group with this limit in bytes, gone after the block, which ends its processes; None if there can be none.
+    """Make a group with this limit in bytes; end its processes and remove it after the block. None if that fails.
 
-    It is made in the first of `within` that allows it; these are our own group and those above it if left out.
-    Groups that were left by a crckpt that was killed are removed first, wherever it ran.
+    The group is made in the first of `within` that allows it (default: our own group and those above it).
+    First, groups that a killed crckpt has left are removed.
     """
     places = tuple(groups("memory")) if within is None else within
     for top in (place for place in places if place.parent not in places):
@@ -62,7 +62,7 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
     if path is None:
         yield None
         return
-    # Whoever finds it unlocked may remove it.
+    # Another crckpt removes a group that is not locked.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
 
 
 def _make_group(places: tuple[Path, ...], memory: int) -> Path | None:
-    """Under version 2 it can only be beside our own group: one that has processes gives no memory to those below."""
+    """Under version 2 the new group must be next to our own: a group with processes cannot limit groups below it."""
     for place in places:
         path = place / f"{_PREFIX}{own_name()}"
         with suppress(OSError):
@@ -93,7 +93,7 @@ def _make_group(places: tuple[Path, ...], memory: int) -> Path | None:
 
 
 def _remove_abandoned(top: Path) -> None:
-    # Others remove groups of theirs meanwhile: what cannot be listed any more is passed over.
+    # Other programs remove their groups at the same time: skip what cannot be listed any more.
     for path in (Path(above, name) for above, names, _ in os.walk(top) for name in names if name.startswith(_PREFIX)):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ def _remove_abandoned(top: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The kernel may count a process for a moment after it was waited for, and no event tells of the end of that."""
+    """Retry: the kernel may count a process for a moment after it was reaped, without an event when that ends."""
     deadline = time.monotonic() + _EMPTY_WITHIN_S
     while time.monotonic() < deadline:
         try:

@@ -16,7 +16,7 @@ _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
 
 _NAMED = Path("/run/netns")
 
-# Of a cut name: what is shorter could be the lock of another run.
+# Digits of a truncated id: a shorter name could be the lock of another run.
 _LOCK_NAME = len("CRIU-") + 16
 
 
@@ -35,9 +35,9 @@ def can_filter() -> bool:
 
 
 def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
-    """Remove the network lock of that run of CRIU: its table's name. None if there is none. Raises HostCannot.
+    """Remove the network lock of a run of CRIU; return its table's name, None if there is none. Raises HostCannot.
 
-    `inside` leads to the network namespace that has it; else it is ours.
+    `inside` is the path of the network namespace that has it (default: ours).
     """
     table = _lock_of(run_id, inside)
     if table is None:
@@ -51,9 +51,9 @@ def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
 
 @contextmanager
 def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
-    """A path to the network namespace of that inode: of one of these processes, or a named one; None if it has gone.
+    """A path to the network namespace of that inode, of one of these processes or a named one; None if it is gone.
 
-    It stays open in the block: the path means no other.
+    It stays open during the block, so that the path cannot lead to another one.
     """
     ours = Path("/proc/self/ns/net").stat().st_dev
     for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *named_networks()):
@@ -70,7 +70,7 @@ def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
 
 
 def named_networks() -> tuple[Path, ...]:
-    """Where the network namespaces are that have a name. Source: ip-netns(8)."""
+    """The paths of named network namespaces. Source: ip-netns(8)."""
     return tuple(sorted(_NAMED.iterdir())) if _NAMED.is_dir() else ()
 
 
@@ -79,7 +79,7 @@ def _entering(inside: Path | None) -> tuple[str, ...]:
 
 
 def _lock_of(run_id: str, inside: Path | None) -> str | None:
-    """CRIU cuts the name to what a buffer of its own holds: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
+    """CRIU truncates the name to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
     tool = find_nft()
     listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
     names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))

@@ -25,11 +25,10 @@ class PidNamespace(Struct, frozen=True):
 
 @contextmanager
 def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = True) -> Iterator[PidNamespace]:
-    """A new pid namespace, whose init waits for the process that will be `root` in it; ended if the block fails.
+    """Start a pid namespace whose init waits for the process that will be `root` in it; end it if the block fails.
 
-    `work` is a private directory, `owner` a file that we hold locked until the tree is there. A tree on our terminal
-    needs its parent, the init, in our session: without a parent there the kernel does not stop it (^Z). Raises
-    HostCannot.
+    `work` is a private directory, `owner` a file that we keep locked until the tree is restored. A tree on our terminal
+    needs its parent, the init, in our session: otherwise the kernel does not stop it (^Z). Raises HostCannot.
     """
     with started_init(("unshare",), root, work, owner, own_session=own_session) as (child, init):
         yield PidNamespace(init, child.pid)
@@ -40,7 +39,7 @@ def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = Tru
 def started_init(
     unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str, own_session: bool = True
 ) -> Iterator[tuple[run.Child, int]]:
-    """The child that makes a pid namespace, and that namespace's init; ended if the block fails.
+    """Start a child that makes a pid namespace; yield it and the namespace's init; end both if the block fails.
 
     `unshare` are the words that begin the command; `more` are further arguments of the init. Raises HostCannot.
     """
@@ -48,7 +47,7 @@ def started_init(
     os.mkfifo(ready, 0o600)
     listening = os.open(ready, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     init = (sys.executable, "-P", "-m", "crckpt.host.namespaces.init", str(root), str(ready), str(owner), *more)
-    # --kill-child: whoever ends the parent ends the whole namespace.
+    # --kill-child: the namespace ends with the parent.
     new = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
     child = run.start(
         (*unshare, *new, *init),

@@ -1,4 +1,4 @@
-"""Namespaces for a rehearsal: a tree lives in them as on the host, changes nothing outside, and ends with crckpt."""
+"""Namespaces for a rehearsal: a tree runs in them as on the host, changes nothing outside, and ends with crckpt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS: Final = ("pid", "mnt", "net", "ipc", "uts")
 
 
 class Throwaway:
-    """Namespaces in which nothing of the host is changed. `init` is their PID 1 as we see it."""
+    """Namespaces from which the host cannot be changed. `init` is their PID 1 as we see it."""
 
     def __init__(self, init: int, secluded: SeclusionResult, child: run.Child, alive: BinaryIO) -> None:
         self.init = init
@@ -29,7 +29,7 @@ class Throwaway:
         self._alive = alive
 
     def end(self) -> int:
-        """End all that is in them; the exit status of the root, or 128 plus its signal, if it had ended before."""
+        """End all processes in them; return the root's exit status, or 128 plus its signal, if it had ended before."""
         with interrupts_deferred():
             self._alive.close()
             return self._child.wait()
@@ -37,7 +37,7 @@ class Throwaway:
 
 @contextmanager
 def throwaway(root: int, plan: SeclusionPlan, joining: tuple[str, ...] = ()) -> Iterator[Throwaway]:
-    """New namespaces after a plan, with an init for the process that will be `root`; ended with the block, or with us.
+    """Make namespaces by a plan, with an init for the process that will be `root`; end them with the block or with us.
 
     `joining` are words before the command that makes them. Raises HostCannot.
     """

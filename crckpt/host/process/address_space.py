@@ -1,7 +1,7 @@
-"""Say that memory is short before a library that needs much of it ends the process itself.
+"""Report too little address space before numpy is loaded, which would end the process.
 
 Under a limit of address space (`ulimit -v`) numpy's library for linear algebra prints a line and exits, or the loader
-fails and Python says ImportError.
+fails and Python raises ImportError.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Final
 
 _LARGE: Final = "numpy"
 _NEEDED: Final = 80 << 20
-"""Bytes of address space that numpy takes, seen with 2.3 on x86-64, and some to work with."""
+"""Bytes of address space that numpy takes (2.3 on x86-64), with a margin."""
 _SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
 
 
 class _RefuseLarge:
-    """A finder (`sys.meta_path`) that raises MemoryError where a large library is loaded for which there is no room."""
+    """A finder (`sys.meta_path`) that raises MemoryError for a large library that does not fit in memory."""
 
     # importlib.abc, which has the base class, takes 8 ms to import.
     @classmethod
     def find_spec(cls, fullname: str, _path: object, _target: object = None) -> None:
-        """Find nothing: the next finder does."""
+        """Find nothing: the next finder finds the module."""
         if fullname == _LARGE and _left() < _NEEDED:
             raise MemoryError
 
 
 def refuse_large_imports() -> None:
-    """From now on an import that has no room raises MemoryError. Does nothing where address space is not limited."""
+    """Let an import that does not fit raise MemoryError. Do nothing if address space is not limited."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         sys.meta_path.insert(0, _RefuseLarge)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this, or what led to it, is for want of memory."""
+    """Whether this error, or one of its causes, is a lack of memory."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno == errno.ENOMEM):

@@ -1,4 +1,4 @@
-"""Go on in the background, once it is known that it went well so far."""
+"""Continue in the background once the first part has succeeded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from crckpt.errors import Interrupted
 
 
 def continue_in_background() -> Callable[[], None]:
-    """Fork: the child goes on as this program, in a session of its own, with our terminal.
+    """Fork: the child continues as this program, in its own session, with our terminal.
 
-    The parent waits until the child calls what is returned here, and exits with 0; or until the child has ended, and
-    exits as it did. From that call on the child has neither terminal nor output. An interruption is passed on to it.
+    The parent waits until the child calls the returned function, and exits with 0; or until the child has ended, and
+    exits with its status. After that call the child has no terminal and no output. The parent forwards interruptions.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -29,7 +29,7 @@ def continue_in_background() -> Callable[[], None]:
     os.setsid()
 
     def let_go() -> None:
-        # Who listened may have gone.
+        # The parent may have ended.
         with suppress(OSError):
             sys.stdout.flush()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

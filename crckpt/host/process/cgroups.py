@@ -1,4 +1,4 @@
-"""What the limits of our control groups leave us, version 1 and 2; and whose are frozen."""
+"""What the limits of control groups (version 1 and 2) leave us, and which groups are frozen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crckpt.host.syscalls.bpf import group_programs
 _MOUNTS = Path("/sys/fs/cgroup")
 _NOT_MOUNTED_ALONE = "unified"
 
-# Version 2 and 1: the limit, what is used of it, and the lines of memory.stat that tell of files.
+# Version 2 and 1: the limit, what is used of it, and the lines of memory.stat that count file pages.
 _MEMORY = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _MEMORY_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
 
@@ -26,9 +26,9 @@ _LIMITED = {
     "pids.max": "pids",
 }
 _NO_LIMIT = 1 << 62
-"""Version 1 has no word for that, but a number of about this size."""
+"""Version 1 has no word for "no limit", but a number of about this size."""
 
-# Version 2 and 1: what says whether a group is frozen itself, and what to write where to thaw it.
+# Version 2 and 1: the file that shows whether a group itself is frozen, and how to thaw it.
 _FREEZERS = (
     ("cgroup.freeze", "echo 0", "cgroup.freeze"),
     ("freezer.self_freezing", "echo THAWED", "freezer.state"),
@@ -50,7 +50,7 @@ class FrozenGroup(Struct, frozen=True):
 
 
 def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
-    """The group of a process, or our own, and those above it, where a controller's files stand.
+    """The directories of a process's group (default: ours) and of those above it, for one controller.
 
     Source: cgroups(7), /proc/PID/cgroup. Raises OSError if the process has ended.
     """
@@ -65,7 +65,7 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
 
 
 def group_directory(controllers: str, path: str) -> Path | None:
-    """Where the group lies; None if it is not there, or is no path from the top of a hierarchy."""
+    """The directory of a group; None if there is none, or `path` does not begin at the top of a hierarchy."""
     parts = path.strip("/").split("/")
     if not path.startswith("/") or "." in parts or ".." in parts:
         return None
@@ -80,9 +80,9 @@ def group_directory(controllers: str, path: str) -> Path | None:
 
 
 def restrictions(controllers: str, path: str) -> dict[str, int]:
-    """What a group and those above it restrict: the least limit of memory and swap (bytes), tasks and CPU (in ppm).
+    """The lowest limits of a group and those above it: memory and swap (bytes), tasks, CPU (in ppm).
 
-    Rules on devices and on the network, of which nothing more can be compared, count as 1.
+    Rules on devices and on the network count as 1: they cannot be compared.
     """
     least: dict[str, int] = {}
     own = group_directory(controllers, path)
@@ -117,7 +117,7 @@ def _limits(group: Path) -> Iterator[tuple[str, int]]:
 
 
 def find_frozen_group(pid: int) -> FrozenGroup | None:
-    """What keeps a process frozen, its own group or one above it; None if nothing does, or if it has ended."""
+    """The frozen group that freezes a process: its own or one above it; None if there is none, or it has ended."""
     with suppress(OSError):
         for group in groups("freezer", pid):
             for switch, thaw, file in _FREEZERS:
@@ -127,9 +127,9 @@ def find_frozen_group(pid: int) -> FrozenGroup | None:
 
 
 def memory_left(*, swap: int = 0) -> Iterator[int]:
-    """Bytes that each group with a limit leaves us. What it holds of files counts: the kernel takes that back first.
+    """Bytes that each group with a limit leaves us. Its file pages count as free: the kernel reclaims them first.
 
-    `swap` bytes of the system are free, of which a group gets what its own limit allows.
+    `swap` is the free swap of the system, of which a group gets what its own limit allows.
     """
     for group in groups("memory"):
         limit, used, cached = _MEMORY if (group / _MEMORY[0]).exists() else _MEMORY_1
@@ -143,7 +143,7 @@ def memory_left(*, swap: int = 0) -> Iterator[int]:
 
 
 def tasks_left() -> TasksLeft | None:
-    """The group with a limit that leaves the fewest; None if there is no limit."""
+    """The group whose limit leaves the fewest tasks; None if there is no limit."""
     found = []
     for group in groups("pids"):
         try:
@@ -166,7 +166,7 @@ def _count_stat(file: Path, names: tuple[str, ...]) -> int:
 
 
 def _swap_left(group: Path, most: int) -> int:
-    """Version 1 has memory and swap together in a limit that need not be set: what the system has is taken for it."""
+    """Free swap of the group; all of the system's under version 1, where memory and swap share an optional limit."""
     try:
         limit = _number(group / "memory.swap.max")
         return most if limit is None else max(0, limit - int((group / "memory.swap.current").read_text()))

@@ -1,4 +1,4 @@
-"""Work that leaves the cores that processes run on to those."""
+"""Keep our work off the cores that a tree runs on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from crckpt.host import proc
 
 @contextmanager
 def cores_left_to(pids: Iterable[int]) -> Iterator[None]:
-    """This thread, and those that it starts, stay off the cores that threads of these processes run on as it begins.
+    """Keep this thread, and those that it starts, off the cores that threads of these processes run on now.
 
-    They do if half of ours, or more, are left: on fewer our work would take much longer, and slow the processes down
-    for as long. A nice value would not do: it does not count between sessions (sched(7), autogroup). Where the system
-    lets us not look, or not choose, nothing changes.
+    Nothing changes if that leaves less than half of our cores: our work would take much longer, and slow the processes
+    down for as long. Also not if the system does not allow it.
     """
     ours = os.sched_getaffinity(0)
     try:
+        # A nice value has no effect between sessions (sched(7), autogroup).
         with suppress(OSError):
             left = ours - proc.cores_in_use(pids)
             if 2 * len(left) >= len(ours):

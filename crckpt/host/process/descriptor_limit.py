@@ -17,15 +17,15 @@ from crckpt.model import PAGE_SIZE
 _CAP_SYS_RESOURCE: Final = 24  # linux/capability.h
 _SMALLEST: Final = 16
 _LARGEST: Final = 1024
-"""Pages in a pipe: of a new one, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps)."""
+"""Pages in a new pipe, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps)."""
 _OTHERS: Final = 64
-"""Other descriptors that CRIU has open, and some spare ones."""
+"""Other descriptors that CRIU has open, with a margin."""
 
 
 class DescriptorLimits(Struct, frozen=True):
-    """How many descriptors a CRIU may open as it is started, and if it is told to; how many pages one pipe of it takes.
+    """How many descriptors CRIU may open: by default, and if we raise the limit; how many pages a pipe of it holds.
 
-    With CAP_SYS_RESOURCE it raises its limit by itself.
+    With CAP_SYS_RESOURCE CRIU raises its limit itself.
     """
 
     soft: int
@@ -33,13 +33,13 @@ class DescriptorLimits(Struct, frozen=True):
     pages_in_pipe: int
 
     def needed(self, size: int, processes: int) -> int:
-        """Descriptors for a round of so many bytes of memory in so many processes: two for each pipe."""
+        """Descriptors for a round of `size` bytes of memory in so many processes: two for each pipe."""
         pipes = -(-size // (self.pages_in_pipe * PAGE_SIZE)) + processes
         return 2 * pipes + _OTHERS
 
 
 def read_descriptor_limits() -> DescriptorLimits:
-    """The limits of a program that we start."""
+    """Read the limits of a program that we start."""
     if _CAP_SYS_RESOURCE in effective_capabilities():
         most = int(Path("/proc/sys/fs/nr_open").read_text())
         return DescriptorLimits(most, most, _LARGEST)

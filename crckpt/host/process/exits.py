@@ -1,4 +1,4 @@
-"""How processes end that are not our children. Source: pidfd_open(2), linux/pidfd.h, proc_pid_stat(5)."""
+"""Wait for processes that are not our children. Source: pidfd_open(2), linux/pidfd.h, proc_pid_stat(5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crckpt.host.proc.stat import read_stat
 _INFO: Final = struct.Struct("<QQ11Ii")
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT: Final = 1 << 3
-"""PIDFD_GET_INFO and PIDFD_INFO_EXIT, Linux 6.15: told once the parent has reaped it."""
+"""PIDFD_GET_INFO and PIDFD_INFO_EXIT (Linux 6.15): filled once the parent has reaped the process."""
 
 
 class _Watched(Struct, frozen=True):
@@ -38,14 +38,14 @@ class ExitWatch:
         self._ended: dict[int, int | None] = {}
 
     def wait(self, pid: int, seconds: float) -> float:
-        """Wait that long, or until one of them has ended; the seconds that it took."""
+        """Wait that long, or until process `pid` has ended; return the seconds that it took."""
         began = time.monotonic()
         while pid not in self._ended and (rest := began + seconds - time.monotonic()) > 0:
             self._note(rest)
         return time.monotonic() - began
 
     def ended(self) -> dict[int, int | None]:
-        """PID -> exit status or minus the signal, of those that have ended; None where the kernel does not tell."""
+        """PID -> exit status or minus the signal of processes that have ended; None if the kernel has no status."""
         self._note(0)
         return self._ended
 
@@ -60,7 +60,7 @@ class ExitWatch:
 
 @contextmanager
 def watched_exits(init: int, wanted: Iterable[int]) -> Iterator[ExitWatch]:
-    """Watch those of the wanted PIDs that there are in the pid namespace of the process `init`."""
+    """Watch those of the wanted PIDs that exist in the pid namespace of the process `init`."""
     found: list[_Watched] = []
     try:
         for inside, outside in proc.outer_pids(wanted, init).items():
@@ -72,7 +72,7 @@ def watched_exits(init: int, wanted: Iterable[int]) -> Iterator[ExitWatch]:
 
 
 def _status(each: _Watched) -> int | None:
-    """While it is not reaped, /proc tells; afterwards the kernel, if it is new enough."""
+    # /proc has its status until it is reaped; later the kernel reports it, if it is new enough.
     with suppress(OSError):
         status = read_stat(each.outside).wait_status
         signal.pidfd_send_signal(each.pidfd, 0)  # it is not reaped: what was read is its own

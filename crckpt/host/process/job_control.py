@@ -1,7 +1,7 @@
-"""A restored program as a job of the shell that crckpt was started from.
+"""Run a restored program as a job of the shell that started crckpt.
 
-The shell knows the process group of crckpt only, and waits until crckpt stops or ends. The program often has a group of
-its own, to which the terminal sends what is typed. So crckpt stops when the program does, and hands the terminal on.
+The shell knows only the process group of crckpt, and waits until crckpt stops or ends. The program often has its own
+group, which gets the terminal's input. So crckpt stops when the program stops, and gives it the terminal.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _LOOK_S: Final = 0.1
 
 
 def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> int:
-    """Wait until this child of ours, a program on our terminal, has ended; its wait status. Stop whenever it stops.
+    """Wait until a child, a program on our terminal, has ended; return its wait status. Stop whenever it stops.
 
     Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
-    goes on at once, if the terminal is its own.
+    continues at once, if it has the terminal.
 
-    `inside` is the program if that is no child of ours: it has PIDs of its own, and `child` ends with it.
+    `inside` is the program if it runs in a PID namespace: it is not our child, and `child` ends with it.
     """
     job = child if inside is None else inside
     was_stopped = in_background = False
     while True:
-        # No event tells that a shell has brought a running job to the foreground, nor that `inside` has stopped.
+        # There is no event when a shell brings a running job to the foreground, nor when `inside` stops.
         looks = in_background or inside is not None
         pid, status = os.waitpid(-1, os.WUNTRACED | (os.WNOHANG if looks else 0))
         if pid == child and not os.WIFSTOPPED(status):
@@ -51,7 +51,7 @@ def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> in
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether it still is: what stops its group may have stopped us, in the same group, until now."""
+    """Whether it is still stopped: a signal to its group may have stopped us, too, until now."""
     process = proc.read_process(pid)
     return process is not None and process.state == "stopped"
 
@@ -64,7 +64,7 @@ def _is_terminal_ours_alone(child: int, terminal: int) -> bool:
 
 
 def _hand_on(child: int, terminal: int) -> bool:
-    """Give the child's group the terminal if ours has it; whether it has it now."""
+    """Give the child's group the terminal if ours has it; return whether it has it now."""
     with suppress(OSError):
         group = os.getpgid(child)
         if _is_terminal_ours_alone(child, terminal):
@@ -79,11 +79,11 @@ def _continue(child: int) -> None:
 
 
 def _stop() -> bool:
-    """Stop as ^Z does; whether we were stopped, and continued."""
-    # A blocked SIGCONT continues us all the same, and is seen afterwards.
+    """Stop as ^Z does; return whether we were stopped, and continued."""
+    # A blocked SIGCONT continues us, too, and stays pending.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     try:
-        # To this thread: it must be the one that stops before it goes on.
+        # To this thread: it must stop before it continues.
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
         return signal.SIGCONT in signal.sigpending()
     finally:

@@ -1,4 +1,4 @@
-"""Processes that a restore left behind which failed, or whose CRIU was killed."""
+"""End processes that a restore has left after it failed or its CRIU was killed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
 def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
     """If the block fails, end those of these processes that descend from us.
 
-    A PID alone is no proof: one that was free when we looked may be another program's by now. So whoever loses its
-    parent in this block becomes our child, and only children of ours are ended.
+    A PID alone is no proof: another program may have got it. So orphans of this block become our children, and only
+    children of ours are ended.
     """
     with _orphans_adopted():
         try:
@@ -36,14 +36,14 @@ class Ending(Struct, frozen=True):
 
     @property
     def how(self) -> str:
-        """To end a clause with; empty if it is not known."""
+        """The end of a clause, like ` with status 1`; empty if it is not known."""
         if self.code is None:
             return ""
         return f" with status {self.code}" if self.code >= 0 else f" by signal {-self.code}"
 
 
 def ending_of(pid: int) -> Ending | None:
-    """How this process, whose parent we may be, has ended; None if it lives. It stays to be waited for."""
+    """How a process, perhaps our child, has ended; None if it is alive. A child still has to be waited for."""
     with suppress(ChildProcessError):
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -54,12 +54,12 @@ def ending_of(pid: int) -> Ending | None:
 
 
 def end_with_descendants(pid: int) -> None:
-    """SIGKILL a child of ours and all that descends from it; who waits for it still has to."""
+    """SIGKILL a child of ours and all its descendants. The child still has to be waited for."""
     _send(pid, signal.SIGKILL, lambda _: True)
 
 
 def continue_with_descendants(pid: int) -> None:
-    """SIGCONT a child of ours, and what descends from it, where that is stopped."""
+    """SIGCONT a child of ours and its descendants if they are stopped."""
     child = proc.read_process(pid)
     if child is not None and (child.state == "stopped" or _has_stopped_child(pid)):
         _send(pid, signal.SIGCONT, lambda process: process.state == "stopped")
@@ -80,7 +80,7 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(each.pid)
             try:
-                # Now the number is held: whoever has it can be looked at.
+                # The pidfd keeps naming one process: check that it is the one that was read.
                 if proc.start_time(each.pid) == each.start:
                     signal.pidfd_send_signal(descriptor, number)
             finally:

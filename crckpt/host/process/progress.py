@@ -14,31 +14,29 @@ from crckpt.host.proc.stat import read_stat
 from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
-"""Seconds without progress after which CRIU hangs."""
+"""CRIU hangs if it makes no progress for this many seconds."""
 
 ANSWERED_BY_PROGRAMS: Final = ("request_wait_answer", "handle_userfault")
-"""In these functions of the kernel a task waits for a FUSE file system or a userfaultfd. Source: fs/userfaultfd.c."""
+"""Functions of the kernel in which a task waits for a FUSE file system or a userfaultfd. Source: fs/userfaultfd.c."""
 
 _UNINTERRUPTIBLE: Final = "D"
 
 
 class Progress:
-    """Signs of progress of a restore: its log grows, or a process reads, writes, gets memory, starts or ends.
+    """Detects progress of a restore: its log grows, or a process reads, writes, gets memory, starts or ends.
 
-    CPU time is no sign: a process that hangs may spin. It is no hang while a process waits for a disk.
+    CPU time is no progress: a hanging process may spin. While a process waits for a disk, the restore does not hang.
     """
 
     def __init__(self, log: Path) -> None:
-        """`log` is CRIU's; it need not be there yet."""
+        """`log` is CRIU's log, which may not exist yet."""
         self._log = log
         self._signs: object = None
         self._quiet = 0
 
     def is_stuck(self) -> bool:
-        """Whether there was no progress for QUIET_S seconds. Call it every second.
-
-        It counts calls and reads no clock: CRIU may have been stopped together with us.
-        """
+        """Whether there was no progress for QUIET_S seconds. Call it every second."""
+        # Counts calls and reads no clock: CRIU may have been stopped together with us.
         before, self._signs = self._signs, _signs(self._log)
         self._quiet = self._quiet + 1 if self._signs is not None and self._signs == before else 0
         return self._quiet > QUIET_S
@@ -59,9 +57,9 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
 
 
 def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple[tuple[int, ...], int, int] | None:
-    """Values that change while a dump makes progress, of CRIU's processes and the tree; None if CRIU waits for a disk.
+    """Values of CRIU's processes and the tree that change while a dump makes progress; None if CRIU waits for a disk.
 
-    Here CPU time is a sign: CRIU may move pages for minutes without a read or write that the kernel counts.
+    CPU time counts here: CRIU may move pages for minutes without a read or write that the kernel counts.
     """
     if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
         return None
@@ -111,7 +109,7 @@ def _stack(task: tuple[int, int]) -> Iterator[str]:
 
 
 def work_done(pid: int) -> int:
-    """A number that grows while a process works: bytes that it moved, pages from disks, CPU time; 0 if it has ended."""
+    """A number that grows while a process works: bytes read and written, page faults, CPU time; 0 if it has ended."""
     with suppress(OSError):
         stat = read_stat(pid)
         return _bytes_moved(pid) + stat.major_faults + stat.cpu_ticks

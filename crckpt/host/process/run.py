@@ -1,6 +1,6 @@
 """The only module that starts programs.
 
-Children get an environment written here, an empty stdin unless told otherwise, and no descriptor of ours.
+Children get an environment written here, an empty stdin by default, and no descriptor of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 
 class Finished(Struct, frozen=True):
-    """What a short program said. `status` is its exit status, or minus the signal that ended it."""
+    """The output and end of a short program. `status` is its exit status, or minus the signal that ended it."""
 
     argv: tuple[str, ...]
     status: int
@@ -40,7 +40,7 @@ class Finished(Struct, frozen=True):
 
 
 class Child:
-    """A program that was started in a session of its own, or in ours, and is waited for by us."""
+    """A program that we have started, in its own session or in ours, and wait for."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -48,13 +48,13 @@ class Child:
         self.pidfd = os.pidfd_open(process.pid)
 
     def wait(self) -> int:
-        """Block until it has ended; its exit status, or minus the signal that ended it. May be called again."""
+        """Block until it has ended; return its exit status, or minus the signal that ended it. May be called again."""
         status = self._process.wait()
         self._close()
         return status
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait at most that long for it to end; whether it has. It still wants to be waited for."""
+        """Wait at most that long for its end; return whether it has ended. It still has to be waited for."""
         return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], seconds)[0])
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """From now on whoever knows its PID waits for it: nothing of ours reaps it behind their back."""
+        """Never reap it ourselves: others wait for it by its PID."""
         self._close()
         self._process.returncode = 0  # Popen's finalizer reaps a child whose status it does not know
 
@@ -113,11 +113,11 @@ def start(
     environment: Mapping[str, str] | None = None,
     python_path: Path | None = None,
 ) -> Child:
-    """Start a long program; stdout and stderr are appended to `output` (0600). What it makes is for nobody else.
+    """Start a long program; append its stdout and stderr to `output` (0600). Other users cannot read its files.
 
-    In a session of its own neither ^C nor our death reaches it. `stdin` is a descriptor to give it (default: none),
-    `keep` are further descriptors that it gets under their own numbers, `environment` is what its environment has
-    besides, `python_path` is where a Python program finds its modules.
+    In its own session neither ^C nor our death reaches it. `stdin` is a descriptor for its stdin (default: none),
+    `keep` are descriptors that it inherits under their numbers, `environment` are more environment variables,
+    `python_path` is where a Python program finds its modules.
     """
     words = tuple(str(word) for word in argv)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""^C, SIGTERM and SIGHUP as an exception, put off while something must not be cut short; and ^Z put off."""
+"""Raise ^C, SIGTERM and SIGHUP as an exception, defer them and ^Z during critical work, and forward signals."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGWINCH,
 )
-"""Signals that the restored program gets when its parent, crckpt or this init, gets them."""
+"""Signals that crckpt, or the init of a namespace, forwards to the restored program."""
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def handle_signal(number: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    """Handle a signal, unless whoever started us has had it ignored: nohup SIGHUP, shells ^C in the background."""
+    """Handle a signal, unless our parent had it ignored: nohup SIGHUP, shells ^C in the background."""
     if signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, handler)
 
 
 class _Interrupts:
-    """Whether an interruption is put off, and which one has come meanwhile. Only the first one counts."""
+    """Whether interruptions are deferred, and which one is pending. Only the first one counts."""
 
     def __init__(self) -> None:
         self.put_off = False
@@ -41,7 +41,7 @@ class _Interrupts:
         self.is_over = False
 
     def arrive(self, number: int, _frame: FrameType | None) -> None:
-        # A second ^C must not cut short what the first one has begun to clean up.
+        # A second ^C must not stop the clean-up after the first one.
         self.pending = None if self.is_over else signal.Signals(number)
         if not self.put_off:
             self.deliver()
@@ -57,9 +57,9 @@ _interrupts = _Interrupts()
 
 
 def handle_interrupts() -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread.
+    """Let the first SIGINT, SIGTERM or SIGHUP raise Interrupted in the main thread.
 
-    One that whoever started us has ignored (nohup) stays so.
+    A signal that our parent had ignored (nohup) stays ignored.
     """
     for number in _ASKING:
         handle_signal(number, _interrupts.arrive)
@@ -67,9 +67,9 @@ def handle_interrupts() -> None:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Interruptions that come in this block are raised when it ends (or where `interrupts_allowed` allows them).
+    """Raise interruptions of this block when it ends, or within `interrupts_allowed`.
 
-    Only the main thread is interrupted: in another one nothing is put off.
+    Other threads than the main one are not interrupted: there this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -80,11 +80,9 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 def start_thread(work: Callable[[], object]) -> threading.Thread:
-    """Start a daemon thread that does `work`.
-
-    An interruption waits until it runs: in the middle of its start, the locks of `threading` make another error of it.
-    """
+    """Start a daemon thread that does `work`."""
     thread = threading.Thread(target=work, daemon=True)
+    # Interrupted in the middle of the start, the locks of `threading` raise another error.
     with interrupts_deferred():
         thread.start()
     return thread
@@ -92,7 +90,7 @@ def start_thread(work: Callable[[], object]) -> threading.Thread:
 
 @contextmanager
 def interrupts_allowed() -> Iterator[None]:
-    """Inside a block that puts interruptions off: let them through again, those that came meanwhile at once."""
+    """Allow interruptions inside a block of `interrupts_deferred`; raise a pending one at once."""
     with _deferral(value=False):
         _interrupts.deliver()
         yield
@@ -100,7 +98,7 @@ def interrupts_allowed() -> Iterator[None]:
 
 @contextmanager
 def stops_deferred() -> Iterator[None]:
-    """A ^Z in this block stops us when it ends: a tree may be frozen that waits for us. In the main thread only."""
+    """Defer ^Z to the end of the block: a frozen tree may wait for us. In the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
         yield
@@ -116,27 +114,27 @@ def stops_deferred() -> Iterator[None]:
 
 
 def interrupt_is_waiting() -> bool:
-    """Whether an interruption came that is put off."""
+    """Whether a deferred interruption is pending."""
     return _interrupts.pending is not None
 
 
 def interruption(what: str) -> Interrupted:
-    """Of the interruption that is waiting, what to raise: it cannot be put off any longer."""
+    """The exception for the pending interruption, with what happened because of it."""
     name = _interrupts.pending.name if _interrupts.pending is not None else "nobody"
     ignore_interrupts()
     return Interrupted(f"interrupted by {name}; {what}")
 
 
 def ignore_interrupts() -> None:
-    """What was to be interrupted is done: an interruption that came meanwhile, or comes yet, changes nothing."""
+    """Ignore pending and later interruptions: the work that they would interrupt is done."""
     _interrupts.pending, _interrupts.is_over = None, True
 
 
 def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
-    """From now on signals that come to us go to `pid`; an interruption that came meanwhile goes there at once.
+    """Forward our signals to `pid`, a pending interruption at once.
 
-    Those that whoever started us has ignored (nohup) go nowhere. A program on our terminal gets those that are typed
-    there (^C, ^\\) from the terminal itself.
+    Signals that our parent had ignored (nohup) stay ignored. A program on our terminal gets those that are typed
+    (^C, ^\\) from the terminal.
     """
 
     def pass_on(number: int, _frame: FrameType | None) -> None:

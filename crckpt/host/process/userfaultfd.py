@@ -1,9 +1,9 @@
-"""A userfaultfd of another process: it makes one, we take it, and it closes its own.
+"""Take a userfaultfd of another process: the process makes one, we duplicate it, and the process closes its own.
 
-What is done to a process is done by a helper, in a child for each: run as `python -m crckpt.host.process.userfaultfd
-SOCKET PID:START[:DESCRIPTOR]...`. It ends within seconds, whatever becomes of us; only once a process is in the middle
-of the call it waits until that gets to run. Its death lets go whatever it holds; amid the call, which takes about a
-millisecond, a SIGKILL would end the process as well, and all else is kept from it.
+A helper enters the processes, each from its own child: `python -m crckpt.host.process.userfaultfd SOCKET
+PID:START[:DESCRIPTOR]...`. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the
+helper dies, the kernel releases the process. But during the call, which takes about a millisecond, a SIGKILL of the
+helper would end the process, too; the helper blocks other signals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PATIENCE_S: Final = 15.0
 
 
 class TakeResult(Struct, frozen=True):
-    """What became of one process: our `descriptor`, or -1, and if it was refused why, and what to do about it."""
+    """The result for one process: our `descriptor`; or -1, the reason, and a remedy."""
 
     pid: int
     descriptor: int
@@ -47,9 +47,9 @@ class TakeResult(Struct, frozen=True):
 
 
 def take_userfaultfds(pids: Iterable[int]) -> tuple[TakeResult, ...]:
-    """A userfaultfd of each of these processes; closing them is the caller's. Takes about 0.1 s for all.
+    """Take a userfaultfd of each of these processes; the caller closes them. Takes about 0.1 s for all.
 
-    In each one thread is stopped for some milliseconds. The system call that it waits in is made again after that.
+    One thread of each is stopped for some milliseconds. A system call in which it waits is restarted.
     """
     return _enter_each(dict.fromkeys(pids, ""))
 
@@ -65,7 +65,7 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            # Until the helper gets to it, a process may have ended, and its PID be another's.
+            # Before the helper enters it, a process may have ended, and another one have its PID.
             entered = (f"{pid}:{_start(pid)}{word}" for pid, word in wanted.items())
             words = (sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *entered)
             child = run.start(
@@ -78,7 +78,7 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
                 found[taken.pid] = taken
             why = f"ended with {child.wait()}"
         except TimeoutError:
-            # Killed amid a call it would take the process with it; and it may wait for what only the program can give.
+            # Do not kill it: during a call the process would end, too.
             child.let_go()
             why = f"was kept waiting for {_PATIENCE_S:g} s"
     return tuple(
@@ -87,7 +87,7 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
 
 
 def _answers(listening: socket.socket) -> Iterable[TakeResult]:
-    """Until every helper has ended."""
+    """Receive results until every helper has ended."""
     while True:
         said, descriptors, _, _ = socket.recv_fds(listening, _MOST, 1, socket.MSG_CMSG_CLOEXEC)
         if not said:
@@ -97,7 +97,7 @@ def _answers(listening: socket.socket) -> Iterable[TakeResult]:
 
 
 def main(words: list[str]) -> int:
-    """Enter each process in turn, and say what became of it on the socket."""
+    """Enter each process in turn, and send the result to the socket."""
     _block_signals_and_oom()
     with socket.socket(fileno=int(words[0])) as speaking:
         for word in words[1:]:
@@ -110,14 +110,14 @@ def main(words: list[str]) -> int:
 
 
 def _block_signals_and_oom() -> None:
-    """No signal, and memory that runs out, ends us: a thread is in the middle of our call."""
+    """Block signals, and be spared when memory runs out: a thread may be in the middle of our call."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
 
 def _start(pid: int) -> int:
-    """When it was started; 1 if it has ended, as nothing was."""
+    """Its start time; 1, which no process has, if it has ended."""
     process = proc.read_process(pid)
     return process.start if process is not None else 1
 
@@ -145,8 +145,8 @@ def _make_in(pid: int, start: int = 0) -> int:
         try:
             ours = borrow(pid, theirs)
         finally:
-            # CRIU refuses a program that holds one. But another thread may have put something else in its place, where
-            # it redirects what another program is to inherit; now there are some microseconds left for that.
+            # CRIU refuses a program that has one. Another thread may have put another file in its place (dup2): check
+            # this right before closing.
             if _is_userfaultfd(thread.tid, theirs):
                 thread.system_call(close, theirs)
     if not _is_userfaultfd(os.getpid(), ours):
@@ -155,7 +155,7 @@ def _make_in(pid: int, start: int = 0) -> int:
 
 
 def _is_userfaultfd(tid: int, descriptor: int) -> bool:
-    """In the table of a thread, which may have one of its own."""
+    """Whether a descriptor is one, in the table of this thread: it may have its own table."""
     with suppress(OSError):
         return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
     return False

@@ -1,1 +1,1 @@
-"""Find the process that a user names, and hold it by a pidfd."""
+"""Find the process that a user names, and pin it by a pidfd."""

@@ -1,4 +1,4 @@
-"""A process held by a pidfd, so that crckpt does not mistake another process with the same PID for it."""
+"""Pin a process by a pidfd, so that crckpt does not mistake another process with the same PID for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crckpt.host.target import resolve
 
 
 class PinnedProcess:
-    """A process that had the PID `pid` when this was made."""
+    """The process that had the PID `pid` when this object was made."""
 
     def __init__(self, pid: int) -> None:
         """Open a pidfd. If there is no such process, `has_its_number` is false."""
@@ -63,10 +63,10 @@ class PinnedProcess:
 
 @contextmanager
 def pinned(target: str) -> Iterator[PinnedProcess]:
-    """Hold the root that `target` names while the block runs. Raises what `targets.resolve` raises.
+    """Pin the root that `target` names while the block runs. Raises what `resolve` raises.
 
-    The PID of a unit, pidfile or control group may go to another process before its pidfd is open. So a process that
-    started after the look-up is refused with UsageError.
+    Raises UsageError if the process of a unit, pidfile or control group was started after the look-up: then another
+    process may have got the PID before the pidfd was open.
     """
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
     process = PinnedProcess(resolve.resolve(target))

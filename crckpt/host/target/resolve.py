@@ -1,4 +1,4 @@
-"""A target, as a user names it -> the PID of the tree's root."""
+"""Find the PID of the root of a tree that a user names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _of_pidfile(name: str) -> int:
     process = proc.read_process(pid)
     if process is None:
         raise UsageError(f"there is no process {pid}, which the pidfile {name} names", hint="is the program running?")
-    # A program that uses the rights of more than one user is of none but root.
+    # A program with the rights of several users counts as root's.
     users = frozenset(process.uids)
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
@@ -127,7 +127,7 @@ def _of_cgroup(name: str) -> int:
 
 
 def _intruder_of_cgroup(directory: Path) -> str:
-    """Who else can write which processes are in it; empty if that is the kernel's to say, or root's."""
+    """Who else can write its list of processes; empty if only the kernel or root can."""
     device = directory.stat().st_dev
     if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in read_mounts()):
         return ""
