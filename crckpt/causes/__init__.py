@@ -17,6 +17,6 @@ __all__ = ["Cause", "Finding", "cause", "mebibytes"]
 def cause(key: str) -> Cause:
     """The cause of that key."""
     # Of a healthy tree none is told: then the catalogue, which is long, is not loaded.
-    from crckpt.causes.catalogue import BY_KEY
+    from crckpt.causes.catalogue import CAUSE_BY_KEY
 
-    return BY_KEY[key]
+    return CAUSE_BY_KEY[key]

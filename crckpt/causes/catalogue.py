@@ -34,8 +34,8 @@ from crckpt.causes.virtual_machines import VIRTUAL_MACHINES
 __all__ = [
     "AREAS",
     "BUGS",
-    "BY_KEY",
     "CATALOGUE",
+    "CAUSE_BY_KEY",
     "EARLIER",
     "ENGINES",
     "GENERAL",
@@ -94,4 +94,4 @@ CATALOGUE = (
     *OUTER,
     OLD_CRIU,
 )
-BY_KEY = {entry.key: entry for entry in CATALOGUE}
+CAUSE_BY_KEY = {entry.key: entry for entry in CATALOGUE}

@@ -25,7 +25,7 @@ class Cause(Struct, frozen=True):
     sure: bool = True
     fixed: tuple[int, ...] = ()
 
-    def told(self, **values: object) -> Finding:
+    def finding(self, **values: object) -> Finding:
         """This cause with its names filled in; what is not known is shown as `?`."""
         known = _Known(values)
         says = self.says.format_map(known)

@@ -15,7 +15,7 @@ from crckpt.causes import Cause, Finding
 from crckpt.causes.catalogue import (
     AREAS,
     BUGS,
-    BY_KEY,
+    CAUSE_BY_KEY,
     EARLIER,
     ENGINES,
     GENERAL,
@@ -205,7 +205,7 @@ def explain(log: str) -> Explanation:
     if unsaid and unsaid.finding:
         return unsaid
     is_old = release is not None and release < OLD and bool(shown)
-    return Explanation(OLD_CRIU.told(release=_written(release)) if release and is_old else None, shown)
+    return Explanation(OLD_CRIU.finding(release=_written(release)) if release and is_old else None, shown)
 
 
 def _with_age(finding: Finding, release: tuple[int, ...] | None) -> Finding:
@@ -275,7 +275,7 @@ def _warned_of(log: str, line: _Line, finding: Finding) -> Finding:
     """The cause of which a warning told before, or the finding."""
     for keys, cause in EARLIER:
         if finding.key in keys and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
-            return cause.told(**found.groupdict())
+            return cause.finding(**found.groupdict())
     return finding
 
 
@@ -319,7 +319,7 @@ def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
     """Of a CRIU that failed and did not say why, what else it said."""
     for cause in SILENT:
         if found := re.search(cause.pattern, log):
-            return Explanation(cause.told(**found.groupdict()), shown, _line_at(log, found.start(), 0).text)
+            return Explanation(cause.finding(**found.groupdict()), shown, _line_at(log, found.start(), 0).text)
     return Explanation(None, shown)
 
 
@@ -418,7 +418,9 @@ def _known(causes: Iterable[Cause], line: _Line) -> Finding | None:
         for cause in causes:
             if found := _search(cause.pattern, form, retyped=line.retyped):
                 # Engines quote the line ends of CRIU.
-                return cause.told(**{name: text.split("\\n", 1)[0] for name, text in found.groupdict().items() if text})
+                return cause.finding(
+                    **{name: text.split("\\n", 1)[0] for name, text in found.groupdict().items() if text}
+                )
     return None
 
 
@@ -458,7 +460,7 @@ def _of_step(steps: Iterable[tuple[str, str]], line: _Line) -> Finding | None:
 
 
 def _unsure(key: str | None) -> Finding | None:
-    return msgspec.structs.replace(BY_KEY[key], sure=False).told() if key else None
+    return msgspec.structs.replace(CAUSE_BY_KEY[key], sure=False).finding() if key else None
 
 
 def _place(log: str, told: _Line) -> Place | None:

@@ -132,7 +132,7 @@ ATTRIBUTES: Final = (
     Attribute("dispatch", "thread", "the dispatch of own system calls", "not", "not", note=_NOT_VISIBLE),
     Attribute("keyrings", "thread", "keys in thread, process and session keyrings", "not", "not", note=_NOT_VISIBLE),
 )
-BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
+ATTRIBUTE_BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
 
 LANDLOCK: Final = "landlock"
 UNASKED: Final = "unasked"

@@ -78,7 +78,7 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         assert told.key == key
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--json")
         error = crckpt.run(*words, status=FAILED, **environment).document["error"]
-        assert told.what in error["message"] or cause(key).told().what in error["message"]
+        assert told.what in error["message"] or cause(key).finding().what in error["message"]
         assert error["hint"] == told.remedy
         tree.wait_growth(before)
 
@@ -104,7 +104,7 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
         crckpt.run(*words, "--force")
         tree.wait_gone()
         error = crckpt.run("restore", "job", "--detach", "--json", status=23).document["error"]
-        assert cause("nested-unmade").told().what in error["message"]
+        assert cause("nested-unmade").finding().what in error["message"]
         assert error["hint"] == told["remedy"]
 
 

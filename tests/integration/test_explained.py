@@ -12,7 +12,7 @@ from provoked.dumps import DUMPS, Dump
 from provoked.restores import RESTORES, Restore
 from provoked.workshop import Workshop
 
-from crckpt.causes.catalogue import BY_KEY
+from crckpt.causes.catalogue import CAUSE_BY_KEY
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -69,4 +69,4 @@ def test_enough_causes_are_provoked() -> None:
     """Of those that CRIU's log tells; tests/data/logs has a line for each of the others."""
     provoked = {row.cause for row in (*DUMPS, *RESTORES)}
     assert len(provoked) >= 60
-    assert all(BY_KEY[key].pattern for key in provoked)
+    assert all(CAUSE_BY_KEY[key].pattern for key in provoked)

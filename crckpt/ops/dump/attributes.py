@@ -46,9 +46,9 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
     for process, answer in zip(living, answers, strict=True):
         named = {"pid": process.pid, "comm": process.comm}
         if answer.why and proc.read_process(process.pid) is not None:
-            findings.setdefault("not-asked", cause("not-asked").told(why=answer.why, **named))
+            findings.setdefault("not-asked", cause("not-asked").finding(why=answer.why, **named))
         elif answer.values.get("landlock"):
-            findings.setdefault("landlock", cause("needs-allow-weaker").told(what="Landlock", **named))
+            findings.setdefault("landlock", cause("needs-allow-weaker").finding(what="Landlock", **named))
         asked[process.pid] = answer.values
         # The process may have prevented the question, to be restored without what confines it.
         if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):

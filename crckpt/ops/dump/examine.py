@@ -179,7 +179,7 @@ def _observe_target(request: DumpRequest, context: Context, pid: int, memory: in
         restarts_calls=restarts_calls(),
     )
     if planned.enter and (why := why_not_entering(criu.path)):
-        found = cause("cannot-enter").told(pid=observed.tree.root.pid, why=why)
+        found = cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why)
         planned = replace(planned, blockers=(*planned.blockers, found))
     return DumpTarget(request, context, observed, job, criu, planned)
 

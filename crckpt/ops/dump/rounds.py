@@ -148,7 +148,7 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
         needed = min(needed, limits.needed(size, processes))
     if needed > limits.hard:
         raise preflight_refusal(
-            (cause("descriptors-for-rounds").told(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
+            (cause("descriptors-for-rounds").finding(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
         )
     # Twice as many: the tree may write more until CRIU has frozen it.
     return prlimit_words(2 * needed, limits)

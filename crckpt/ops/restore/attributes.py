@@ -26,7 +26,13 @@ from crckpt.host.process import cgroups
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images.sockets import UnixSocket
-from crckpt.preflight.attribute_record import ATTRIBUTES, BY_NAME, AttributeRecord, AttributeValue, ControlGroup
+from crckpt.preflight.attribute_record import (
+    ATTRIBUTE_BY_NAME,
+    ATTRIBUTES,
+    AttributeRecord,
+    AttributeValue,
+    ControlGroup,
+)
 from crckpt.preflight.restore.attributes import (
     AttributeVerdict,
     HostAttributes,
@@ -169,7 +175,7 @@ class _RestoredTree:
                 (where / "cgroup.procs").write_text(str(self._pids[pid]))
             except OSError as error:
                 title, why = f"the control group {group.path}", error.strerror or error
-                yield cause("protection-lost").told(title=title, pid=pid, why=why)
+                yield cause("protection-lost").finding(title=title, pid=pid, why=why)
 
     def set_sockets(self, wanted: tuple[RecordedSocket, ...]) -> Iterator[Finding]:
         """Set the options, memberships and owners of sockets; yield what could not be set."""
@@ -212,8 +218,8 @@ def _listen(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
 
 def _socket_lost(found: RecordedSocket, title: str, why: str, *, protects: bool) -> Finding:
     if protects:
-        return cause("protection-lost").told(title=f"{title} of descriptor {found.fd}", pid=found.pid, why=why)
-    return cause("socket-option-lost").told(title=title, fd=found.fd, pid=found.pid, why=why)
+        return cause("protection-lost").finding(title=f"{title} of descriptor {found.fd}", pid=found.pid, why=why)
+    return cause("socket-option-lost").finding(title=title, fd=found.fd, pid=found.pid, why=why)
 
 
 def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAttributes]]:
@@ -254,6 +260,6 @@ def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
 
 
 def _lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
-    attribute = BY_NAME[name]
+    attribute = ATTRIBUTE_BY_NAME[name]
     key = "protection-lost" if attribute.protects else "attribute-lost"
-    return cause(key).told(title=attribute.title, tid=thread.tid, pid=thread.pid, why=why)
+    return cause(key).finding(title=attribute.title, tid=thread.tid, pid=thread.pid, why=why)

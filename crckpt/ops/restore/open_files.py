@@ -156,4 +156,4 @@ class _Check:
 def _exchanged(process: Process, used: _FileInUse, who: User) -> Finding:
     found = read_link_target(used.link)
     told = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
-    return cause("file-exchanged").told(pid=process.pid, comm=process.comm, **told)
+    return cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **told)

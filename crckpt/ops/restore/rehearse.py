@@ -181,7 +181,7 @@ def _memory_limit(tree: ImageTree, host: HostState) -> int:
     if pages + files > free:
         sizes = {"needed": pages + files, "memory": pages, "files": files, "free": free}
         words = {name: mebibytes(size) for name, size in sizes.items()}
-        raise preflight_refusal((cause("memory-rehearsed").told(**words),))
+        raise preflight_refusal((cause("memory-rehearsed").finding(**words),))
     return min(2 * (pages + files) + _SPARE, free)
 
 

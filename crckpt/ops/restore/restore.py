@@ -262,7 +262,7 @@ def _check_root(root: int, init: int | None) -> Iterator[Finding]:
     if ending is None:
         return
     if ending.code == 0:
-        yield cause("root-ended").told(pid=str(root))
+        yield cause("root-ended").finding(pid=str(root))
         return
     raise RestoreFailed(
         f"the root of the restored tree, PID {root}, ended at once{ending.how}; nothing is left behind",

@@ -40,48 +40,48 @@ def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     for descriptor in observed.descriptors:
         values = {"pid": descriptor.pid, "fd": descriptor.fd, "path": descriptor.target}
         if not stop and is_deleted_file(descriptor) and descriptor.links:
-            yield cause("link-remap").told(**values)
+            yield cause("link-remap").finding(**values)
         if "eventfd-semaphore: 1" in descriptor.info:
-            yield cause("eventfd-semaphore").told(**values)
+            yield cause("eventfd-semaphore").finding(**values)
         if descriptor.target == "anon_inode:bpf-map":
-            yield cause("bpf-map-support").told(**values)
+            yield cause("bpf-map-support").finding(**values)
 
 
 def find_unread(observed: Observed) -> Iterator[Finding]:
     """Find descriptors with unread data that CRIU does not save."""
     for unread in observed.unread:
-        yield cause("unread").told(pid=unread.pid, fd=unread.fd, kind=unread.what)
+        yield cause("unread").finding(pid=unread.pid, fd=unread.fd, kind=unread.what)
 
 
 def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/files.c, dump_one_file."""
     kind, _, name = descriptor.target.partition(":")
     if descriptor.target == "anon_inode:[io_uring]":
-        yield cause("io-uring").told()
+        yield cause("io-uring").finding()
     elif descriptor.target == "anon_inode:[pidfd]":
         yield from _find_unsaved_pidfd(descriptor, observed.strangers)
     elif descriptor.target == "anon_inode:bpf-map" and not _BPF_MAP_SAVED.search(descriptor.info):
         map_type = _BPF_MAP.search(descriptor.info)
-        yield cause("bpf-map").told(**({"type": map_type[1]} if map_type else {}))
+        yield cause("bpf-map").finding(**({"type": map_type[1]} if map_type else {}))
     elif kind == "anon_inode" and name.strip("[]") not in _ANONYMOUS:
-        yield cause("device").told(fd=descriptor.fd, what=f"anon {descriptor.target}")
+        yield cause("device").finding(fd=descriptor.fd, what=f"anon {descriptor.target}")
     elif stat.S_ISFIFO(descriptor.mode) and descriptor.flags & os.O_DIRECT:
         # CRIU saves a named pipe in packet mode, but cannot open it so again.
-        yield cause("packet-pipe").told()
+        yield cause("packet-pipe").finding()
     elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in known_namespaces(observed):
-        yield cause("namespace-outside").told(inode=inode[1])
+        yield cause("namespace-outside").finding(inode=inode[1])
     elif stat.S_ISCHR(descriptor.mode):
         yield from _find_unsaved_device(descriptor, observed)
     elif stat.S_ISBLK(descriptor.mode):
-        yield cause("device").told(fd=descriptor.fd, what=f"unknown {descriptor.target}")
+        yield cause("device").finding(fd=descriptor.fd, what=f"unknown {descriptor.target}")
 
 
 def _find_unsaved_pidfd(descriptor: Descriptor, strangers: Iterable[int]) -> Iterator[Finding]:
     if descriptor.flags & os.O_EXCL:  # PIDFD_THREAD, linux/pidfd.h
-        yield cause("pidfd-thread").told()
+        yield cause("pidfd-thread").finding()
     for pid in strangers:
         if f"\nPid:\t{pid}\n" in descriptor.info:
-            yield cause("pidfd-outside").told(pid=pid)
+            yield cause("pidfd-outside").finding(pid=pid)
 
 
 def _find_unsaved_device(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
@@ -91,6 +91,6 @@ def _find_unsaved_device(descriptor: Descriptor, observed: Observed) -> Iterator
     is_saved = major == _MEMORY_DEVICES or number == _AUTOFS or is_terminal or descriptor.target.startswith(_OF_PLUGINS)
     if number == _TUN:
         if shares_namespace(observed, "net"):
-            yield cause("tun").told()
+            yield cause("tun").finding()
     elif not is_saved:
-        yield cause("device").told(fd=descriptor.fd, what=f"chr {major}:{minor}")
+        yield cause("device").finding(fd=descriptor.fd, what=f"chr {major}:{minor}")

@@ -17,19 +17,19 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find files and watches that CRIU cannot find again by their path."""
     for file in observed.unreachable_files:
         if file.why == "mount":
-            yield cause("mount-lookup").told(path=file.path, fd=file.fd)
+            yield cause("mount-lookup").finding(path=file.path, fd=file.fd)
         else:
-            yield cause("file-hidden").told(path=file.path)
+            yield cause("file-hidden").finding(path=file.path)
     for epoll in observed.escaped_epolls:
-        yield cause("epoll-closed").told(pid=epoll.pid)
+        yield cause("epoll-closed").finding(pid=epoll.pid)
     if observed.lost_watches:
-        yield cause("watch").told()
+        yield cause("watch").finding()
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find locks that a process outside the tree holds too."""
     for lock in observed.shared_locks:
-        yield cause("lock-shared").told(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
+        yield cause("lock-shared").finding(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
 
 
 def ghost_files(observed: Observed) -> frozenset[tuple[str, int]]:

@@ -23,18 +23,18 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find sealed memory, the first map of each process: a restore brings it back without the seal."""
     sealed = {mapping.pid: mapping for mapping in reversed(observed.unsavable_maps) if mapping.kind == "sealed"}
     for pid, mapping in sorted(sealed.items()):
-        yield cause("sealed").told(pid=pid, start=f"{mapping.start:x}")
+        yield cause("sealed").finding(pid=pid, start=f"{mapping.start:x}")
 
 
 def _find_unsaved(mapping: UnsavableMap, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/proc_parse.c, handle_vma and vma_get_mapfile."""
     if mapping.kind == "device":
-        yield cause("device-map").told(pid=mapping.pid, address=f"{mapping.start:x}")
+        yield cause("device-map").finding(pid=mapping.pid, address=f"{mapping.start:x}")
     elif mapping.kind == "uprobes":
-        yield cause("uprobes").told(pid=mapping.pid)
+        yield cause("uprobes").finding(pid=mapping.pid)
     elif mapping.kind == "sysv":
         if shares_namespace(observed, "ipc"):
-            yield cause("sysv-shm").told()
+            yield cause("sysv-shm").finding()
     elif mapping.kind == "unknown":
         key = _UNKNOWN.get(mapping.path.removesuffix(" (deleted)"))
-        yield cause(key).told() if key else cause("unknown-mapping").told(path=mapping.path)
+        yield cause(key).finding() if key else cause("unknown-mapping").finding(path=mapping.path)

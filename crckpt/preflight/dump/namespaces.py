@@ -15,10 +15,10 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find containers and namespaces that CRIU cannot save, or that crckpt must not enter."""
     root = observed.tree.root
     if root.ns_pids[-1] == 1:
-        yield cause("container").told(pid=root.pid, comm=root.comm)
+        yield cause("container").finding(pid=root.pid, comm=root.comm)
     for namespace in observed.foreign_namespaces:
         key = "other-user-namespace" if namespace.kind == "user" else "namespace-owner"
-        yield cause(key).told(pid=namespace.pid, comm=namespace.comm, kind=namespace.kind)
+        yield cause(key).finding(pid=namespace.pid, comm=namespace.comm, kind=namespace.kind)
     for process in observed.tree.processes:
         yield from _find_nested(process, observed)
 
@@ -26,7 +26,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
 def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find a mount namespace that a restore here cannot rebuild."""
     if namespaces_to_enter(observed) == ("mnt",):
-        yield cause("mount-namespace").told(pid=observed.tree.root.pid, comm=observed.tree.root.comm)
+        yield cause("mount-namespace").finding(pid=observed.tree.root.pid, comm=observed.tree.root.comm)
 
 
 def namespaces_to_enter(observed: Observed) -> tuple[str, ...]:
@@ -57,6 +57,6 @@ def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:
         if root.get(kind.removesuffix("_for_children"), inode) == inode:
             continue
         if kind in _NESTED_REFUSED:
-            yield cause("nested-namespace").told(pid=process.pid, kind=kind.removesuffix("_for_children"))
+            yield cause("nested-namespace").finding(pid=process.pid, kind=kind.removesuffix("_for_children"))
         elif kind in unmade:
-            yield cause("nested-unmade").told(process=f"process {process.pid} ({process.comm})")
+            yield cause("nested-unmade").finding(process=f"process {process.pid} ({process.comm})")

@@ -21,13 +21,13 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     named = {end.target for end in read if stat.S_ISFIFO(end.mode) and not end.target.startswith("pipe:[")}
     for count, what in ((len(group_by_pipe(read)), "pipes"), (len(named), "named pipes")):
         if count > _MOST_PIPES:
-            yield cause("pipes-too-many").told(count=count, what=what)
+            yield cause("pipes-too-many").finding(count=count, what=what)
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find pipes that connect the tree with a process outside."""
     for end in _find_outside(observed):
-        yield cause("outside-pipe" if is_write_end(end) else "outside-pipe-read").told(fd=end.fd, pid=end.pid)
+        yield cause("outside-pipe" if is_write_end(end) else "outside-pipe-read").finding(fd=end.fd, pid=end.pid)
 
 
 def _find_outside(observed: Observed) -> Iterator[Descriptor]:

@@ -58,7 +58,7 @@ def plan_dump(
     )
     blockers = find_blockers(observed, tcp, names, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
     untested = (
-        *(cause("untested-kind").told(kind=kind, where=where) for kind, where in find_untested(observed).items()),
+        *(cause("untested-kind").finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
         *sockets.find_weaker(observed),
     )
     return DumpPlan(

@@ -22,22 +22,22 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     networks = {process.pid: dict(process.namespaces).get("net", 0) for process in observed.tree.processes}
     for found in observed.sockets:
         if found.family not in _FAMILIES:
-            yield cause("socket-family").told(number=found.family)
+            yield cause("socket-family").finding(number=found.family)
         elif found.family in _INTERNET and found.kind != socket.SOCK_RAW and found.protocol not in _PROTOCOLS:
-            yield cause("protocol").told(number=found.protocol)
+            yield cause("protocol").finding(number=found.protocol)
         if found.corked:
-            yield cause("corked").told()
+            yield cause("corked").finding()
         if found.has_bpf_filter:
-            yield cause("socket-program").told()
+            yield cause("socket-program").finding()
         if found.unsavable_groups:
-            yield cause("netlink-groups").told()
+            yield cause("netlink-groups").finding()
         if found.namespace and found.namespace != networks.get(found.pid, found.namespace):
-            yield cause("socket-namespace").told()
+            yield cause("socket-namespace").finding()
     if observed.transient.messages:
-        yield cause("netlink-data").told()
+        yield cause("netlink-data").finding()
     for end in observed.outside_ends:
         peer = f" to {end.name}" if end.name else ""
-        yield cause("unix-outside").told(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{peer},")
+        yield cause("unix-outside").finding(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{peer},")
 
 
 def find_connection_blockers(
@@ -45,16 +45,18 @@ def find_connection_blockers(
 ) -> Iterator[Finding]:
     """Find TCP connections for which the user must choose, or that cannot be kept."""
     if observed.transient.queues and not skip_in_flight:
-        yield cause("tcp-in-flight").told()
+        yield cause("tcp-in-flight").finding()
     if tcp is None:
         for link in observed.connections:
-            yield cause("tcp").told(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
+            yield cause("tcp").finding(
+                pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status
+            )
     if tcp == "keep":
         for found in observed.sockets:
             if found.layer:
-                yield cause("tcp-layer").told(pid=found.pid, fd=found.fd, layer=found.layer)
+                yield cause("tcp-layer").finding(pid=found.pid, fd=found.fd, layer=found.layer)
     if tcp == "keep" and observed.connections and not locks_by_nftables:
-        yield cause("network-lock").told()
+        yield cause("network-lock").finding()
 
 
 def find_weaker(observed: Observed) -> Iterator[Finding]:
@@ -63,15 +65,15 @@ def find_weaker(observed: Observed) -> Iterator[Finding]:
     for found in observed.weak_sockets:
         values: dict[str, object] = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?")}
         if found.what == "keys":
-            yield cause("tcp-keys").told(**values)
+            yield cause("tcp-keys").finding(**values)
         else:
-            yield cause("peer-of-another").told(user=found.user, **values)
+            yield cause("peer-of-another").finding(user=found.user, **values)
 
 
 def find_skipped(observed: Observed) -> Iterator[Finding]:
     """Find listening sockets with connections that wait to be accepted: --skip-in-flight leaves them out."""
     for pid, fd in sorted(observed.transient.queues):
-        yield cause("in-flight-skipped").told(pid=pid, fd=fd)
+        yield cause("in-flight-skipped").finding(pid=pid, fd=fd)
 
 
 def may_connect(observed: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:

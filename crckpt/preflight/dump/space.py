@@ -35,11 +35,11 @@ class FreeSpace(Struct, frozen=True):
 def find_shortages(images: int, space: FreeSpace) -> Iterator[Finding]:
     """Find what does not fit, for images of about `images` bytes."""
     if space.read_only:
-        yield cause("store-read-only").told(directory=space.read_only)
+        yield cause("store-read-only").finding(directory=space.read_only)
         return
     on_disk = images + (images // _NEW_SHARE if space.beside else 0)
     if on_disk > space.disk:
-        yield cause("disk").told(needed=mebibytes(on_disk), free=mebibytes(space.disk), directory=space.directory)
+        yield cause("disk").finding(needed=mebibytes(on_disk), free=mebibytes(space.disk), directory=space.directory)
     memory = OWN_MEMORY + (on_disk if space.in_memory else 0)
     if memory > space.memory:
-        yield cause("memory").told(needed=mebibytes(memory), free=mebibytes(space.memory), directory=space.directory)
+        yield cause("memory").finding(needed=mebibytes(memory), free=mebibytes(space.memory), directory=space.directory)

@@ -15,7 +15,7 @@ _CAP_SYS_RESOURCE = 24  # linux/capability.h
 def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> Finding | None:
     """Return why this process cannot be the root of a dumped tree; None if it can."""
     if process is None:
-        return cause("gone").told(pid=pid)
+        return cause("gone").finding(pid=pid)
     values = {"pid": pid, "comm": process.comm, "ppid": process.ppid}
     refusals = {
         "init": pid == 1,
@@ -24,7 +24,7 @@ def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors:
         "ancestor": pid in own_ancestors,
         "zombie": process.state == "zombie",
     }
-    return next((cause(key).told(**values) for key, applies in refusals.items() if applies), None)
+    return next((cause(key).finding(**values) for key, applies in refusals.items() if applies), None)
 
 
 def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
     for pid, parent in sorted(observed.transient.shared):
         # A parent that waits in vfork cannot be frozen.
         waits = parent in observed.transient.waiting
-        yield cause("freeze-timeout").told() if waits else cause("memory-in-common").told(pid=pid)
+        yield cause("freeze-timeout").finding() if waits else cause("memory-in-common").finding(pid=pid)
 
 
 def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Iterator[Finding]:
@@ -48,9 +48,9 @@ def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Itera
     """
     for wait in observed.waits:
         if wait.call == RESTARTED:
-            yield cause("call-interrupted-again").told(pid=wait.pid, tid=wait.tid)
+            yield cause("call-interrupted-again").finding(pid=wait.pid, tid=wait.tid)
         elif not restarts_calls:
-            yield cause("call-interrupted").told(pid=wait.pid, tid=wait.tid, call=wait.call)
+            yield cause("call-interrupted").finding(pid=wait.pid, tid=wait.tid, call=wait.call)
 
 
 def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
@@ -69,18 +69,18 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
     if process.tracer:
         yield _traced(process, process.tracer, observed, names)
     if process.state == "zombie" and len(process.threads) > 1:
-        yield cause("thread-leader-gone").told()
+        yield cause("thread-leader-gone").finding()
     if process.trapped:
-        yield cause("breakpoint").told(tid=process.pid)
+        yield cause("breakpoint").finding(tid=process.pid)
     for group in (group for pid, group in observed.frozen if pid == process.pid):
-        yield cause("frozen-group").told(pid=process.pid, group=group.group, thaw=group.thaw)
+        yield cause("frozen-group").finding(pid=process.pid, group=group.group, thaw=group.thaw)
 
 
 def _traced(process: Process, tracer: int, observed: Observed, names: dict[int, str]) -> Finding:
     name = names.get(tracer, "?")
     # Do not advise to end the root: that would end what is to be saved.
     key = "being-dumped" if name == "criu" else "traced-by-root" if tracer == observed.tree.root.pid else "traced"
-    return cause(key).told(pid=process.pid, comm=process.comm, tracer=tracer, tracer_comm=name)
+    return cause(key).finding(pid=process.pid, comm=process.comm, tracer=tracer, tracer_comm=name)
 
 
 def _find_unreadable_limits(observed: Observed) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def _find_unreadable_limits(observed: Observed) -> Iterator[Finding]:
         return
     for process in observed.tree.processes:
         if process.state != "zombie" and _user(process) != (0, 0):
-            yield cause("foreign-limits").told(pid=process.pid, comm=process.comm, uid=process.uids[0])
+            yield cause("foreign-limits").finding(pid=process.pid, comm=process.comm, uid=process.uids[0])
             return
 
 

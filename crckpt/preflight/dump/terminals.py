@@ -14,7 +14,7 @@ _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find more than one pseudo terminal outside the tree: a restore can give it only one."""
     if len({found.target for found in outside_terminals(observed) if found.target.startswith("/dev/pts/")}) > 1:
-        yield cause("terminal-outside").told()
+        yield cause("terminal-outside").finding()
 
 
 def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:

@@ -17,7 +17,7 @@ from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.attribute_record import (
-    BY_NAME,
+    ATTRIBUTE_BY_NAME,
     LANDLOCK,
     UNASKED,
     AttributeRecord,
@@ -108,7 +108,7 @@ def _fit(
             yield name, tuple(sorted((not everywhere and host.cpus & set(value)) or host.cpus))
         elif name == "memory_policy":
             yield name, (*value[:1], *(node for node in value[1:] if 0 <= node < _MOST_NODES))
-        elif name in BY_NAME:
+        elif name in ATTRIBUTE_BY_NAME:
             yield name, value
 
 
@@ -160,13 +160,13 @@ def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttribu
 
 def _find_weaker(process: ProcessRecord, values: dict[str, object]) -> Iterator[Finding]:
     if process.values.get(LANDLOCK):
-        yield cause("landlock-lost").told(**values)
+        yield cause("landlock-lost").finding(**values)
     if process.values.get(UNASKED):
-        yield cause("unasked-lost").told(**values)
+        yield cause("unasked-lost").finding(**values)
     if process.has_own_groups:
-        yield cause("cgroup-namespace-lost").told(**values)
+        yield cause("cgroup-namespace-lost").finding(**values)
     for name, label in process.labels.items():
-        yield cause("label-lost").told(name=name, label=label, **values)
+        yield cause("label-lost").finding(name=name, label=label, **values)
 
 
 def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
@@ -179,10 +179,10 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
         is_within = isinstance(found.file, UnixSocket) and found.file.peer in inside
         if found.record.owner and not found.record.is_listening and is_within:
             user, *_ = found.record.owner
-            yield cause("peer-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid], user=user)
+            yield cause("peer-lost").finding(fd=found.fd, pid=found.pid, comm=comms[found.pid], user=user)
     for found in sockets:
         if found.record.has_keys:
-            yield cause("tcp-keys-lost").told(fd=found.fd, pid=found.pid, comm=comms[found.pid])
+            yield cause("tcp-keys-lost").finding(fd=found.fd, pid=found.pid, comm=comms[found.pid])
 
 
 def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
@@ -197,7 +197,7 @@ def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]
             continue
         parent = known.get(process.ppid)
         if parent is None or parent.core.adopts or not parent.core.no_new_privs:
-            yield cause("unasked-lost").told(pid=process.pid, comm=process.core.comm)
+            yield cause("unasked-lost").finding(pid=process.pid, comm=process.core.comm)
 
 
 def shares_session(record: AttributeRecord | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
@@ -224,7 +224,7 @@ def _find_lost_keys(
 ) -> Iterator[Finding]:
     keyring, keys = _session_of(record, tree)
     if keys and not is_in_session and ours is not None and keyring != ours.id:
-        yield cause("keys-lost").told(pid=tree.root.pid, comm=tree.root.comm, keys=keys)
+        yield cause("keys-lost").finding(pid=tree.root.pid, comm=tree.root.comm, keys=keys)
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
@@ -243,7 +243,7 @@ def _find_fewer_cpus(record: AttributeRecord, host: HostAttributes) -> Iterator[
             value = set(values.get("affinity", ()))
             if value and not value >= everywhere and not value <= host.cpus:
                 left = value & host.cpus
-                yield cause("cpus-missing" if left else "no-cpu-left").told(
+                yield cause("cpus-missing" if left else "no-cpu-left").finding(
                     tid=tid, missing=_join(value - host.cpus), left=_join(left)
                 )
                 return

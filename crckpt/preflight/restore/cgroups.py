@@ -52,10 +52,10 @@ def check_groups(
             moves.append(group)
         elif rules := [name for name in missing if name in RULES]:
             # Rules on devices and on the network are for security.
-            weaker.append(cause("group-rules-lost").told(what=" and ".join(rules), path=group.path, **values))
+            weaker.append(cause("group-rules-lost").finding(what=" and ".join(rules), path=group.path, **values))
         elif missing:
             # A service must stay restorable from a shell, in spite of its default limit of tasks.
-            lost.append(cause("group-limits-lost").told(what=" and ".join(missing), path=group.path, **values))
+            lost.append(cause("group-limits-lost").finding(what=" and ".join(missing), path=group.path, **values))
     return CheckedGroups(tuple(moves), tuple(weaker), tuple(lost))
 
 

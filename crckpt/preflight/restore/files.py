@@ -144,7 +144,7 @@ def _check_file(
     def finding(key: str, **more: object) -> Finding:
         since = _local_time(now.changed) if now else "?"
         values = {"path": path, "use": use, "created": _local_time(planned.created), "since": since, **more}
-        return cause(key).told(**values)
+        return cause(key).finding(**values)
 
     # The time of a package has no fractions of a second.
     if package is not None and package.since >= planned.created.replace(microsecond=0):

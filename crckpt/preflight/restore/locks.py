@@ -39,7 +39,7 @@ def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[HeldL
     title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
     return next(
         (
-            cause("lock-taken").told(
+            cause("lock-taken").finding(
                 lock=title, holder=f"{other.comm} (PID {other.pid})" if other.pid else "another program"
             )
             for other in others

@@ -13,4 +13,4 @@ def find_blockers(tree: ImageTree) -> Iterator[Finding]:
     outside = tree.inventory.root_ids.namespaces.user
     for process in tree.processes:
         if process.ids is not None and process.ids.namespaces.user != outside:
-            yield cause("user-namespace-recorded").told(pid=process.pid, comm=process.comm)
+            yield cause("user-namespace-recorded").finding(pid=process.pid, comm=process.comm)

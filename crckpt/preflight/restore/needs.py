@@ -107,20 +107,20 @@ def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: 
     """Find what this host lacks. `recorded`: the CPU features at the dump. `largest`: the tree's highest id."""
     strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != host.arch), None)
     if strange is not None:
-        yield cause("images-arch").told(machine=f"{strange}, and this machine is {host.arch}")
+        yield cause("images-arch").finding(machine=f"{strange}, and this machine is {host.arch}")
         return
     features = needed_features(tree, recorded) - host.cpu_features
     if features and host.cpu_features:
-        yield cause("cpu").told(features=", ".join(sorted(features)))
+        yield cause("cpu").finding(features=", ".join(sorted(features)))
     if largest >= host.pid_limit:
-        yield cause("pid-limit").told(number=f"process number {largest}")
-    yield from (cause(need.key).told(name=need.name) for need in host.missing if need.key not in HARMLESS)
+        yield cause("pid-limit").finding(number=f"process number {largest}")
+    yield from (cause(need.key).finding(name=need.name) for need in host.missing if need.key not in HARMLESS)
     yield from _find_shortages(tree, host)
 
 
 def find_warnings(host: HostResources) -> Iterator[Finding]:
     """Find missing needs without which the tree runs on."""
-    yield from (cause(need.key).told(name=need.name) for need in host.missing if need.key in HARMLESS)
+    yield from (cause(need.key).finding(name=need.name) for need in host.missing if need.key in HARMLESS)
 
 
 def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
     made, ours = criu_release(recorded), criu_release(version)
     # The images change from release to release: CRIU before 4.2 finds no page in images of 4.2.
     if made and ours and ours < made:
-        yield cause("older-criu").told(recorded=recorded, version=version)
+        yield cause("older-criu").finding(recorded=recorded, version=version)
 
 
 def needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
@@ -159,18 +159,20 @@ def _kernel_needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: 
 
 def _find_shortages(tree: ImageTree, host: HostResources) -> Iterator[Finding]:
     if host.tasks is not None and count_tasks(tree) > host.tasks.left:
-        yield cause("tasks-limit").told(group=host.tasks.group, left=max(0, host.tasks.left), needed=count_tasks(tree))
+        yield cause("tasks-limit").finding(
+            group=host.tasks.group, left=max(0, host.tasks.left), needed=count_tasks(tree)
+        )
     if host.memory > host.free_memory:
-        yield cause("tree-memory").told(needed=mebibytes(host.memory), free=mebibytes(max(0, host.free_memory)))
+        yield cause("tree-memory").finding(needed=mebibytes(host.memory), free=mebibytes(max(0, host.free_memory)))
     for pages in host.huge_pages:
         if pages.needed > pages.free:
             directory = f"/sys/kernel/mm/hugepages/hugepages-{pages.size >> 10}kB"
-            yield cause("huge-pages").told(
+            yield cause("huge-pages").finding(
                 needed=pages.needed, size=mebibytes(pages.size), free=max(0, pages.free), directory=directory
             )
     for disk in host.disks:
         if disk.needed > disk.free:
-            yield cause("restore-space").told(
+            yield cause("restore-space").finding(
                 needed=mebibytes(disk.needed), free=mebibytes(disk.free), directory=disk.directory
             )
 

@@ -29,7 +29,7 @@ class OutsidePipe(Struct, frozen=True):
 def find_blockers(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
     """Find a pipe that would become crckpt's output, if that is a socket."""
     if any((_STDERR if pipe.errors else _STDOUT) in planned.sockets for pipe in outside):
-        yield cause("output-socket").told()
+        yield cause("output-socket").finding()
 
 
 def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:

@@ -22,12 +22,12 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
     """Find what the temporary namespaces of a rehearsal cannot give."""
     for kind in _NOT_NESTED:
         if tree.is_apart(kind):
-            yield cause("namespace-rehearsed").told(kind=kind)
+            yield cause("namespace-rehearsed").finding(kind=kind)
     for socket in tree.inet_sockets:
         if socket.interface not in ("", "lo"):
-            yield cause("interface-rehearsed").told(socket=socket.title, interface=socket.interface)
+            yield cause("interface-rehearsed").finding(socket=socket.title, interface=socket.interface)
     if needs_terminal:
-        yield cause("terminal-rehearsed").told()
+        yield cause("terminal-rehearsed").finding()
 
 
 def needed_addresses(tree: ImageTree) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
 
 def rehearsal_warnings(verdict: Verdict) -> tuple[Finding, ...]:
     """Return the verdict's warnings; those about files to cut back say that this happens in the rehearsal only."""
-    cuts = (cause("file-cut-rehearsed").told(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
+    cuts = (cause("file-cut-rehearsed").finding(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
     return (*(finding for finding in verdict.warnings if finding.key != "file-rewound"), *cuts)
 
 

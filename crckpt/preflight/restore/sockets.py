@@ -34,7 +34,7 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
 
 def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
     protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
-    return cause("port-taken" if why == "taken" else "address-missing").told(
+    return cause("port-taken" if why == "taken" else "address-missing").finding(
         protocol=protocol,
         address=socket.source,
         host=socket.source.host,

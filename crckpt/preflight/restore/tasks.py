@@ -35,7 +35,9 @@ def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
     root = planned.tree.root
     signals = {thread.core.parent_death_signal for thread in root.threads} - {0}
     if planned.is_orphan and signals:
-        yield cause("parent-death").told(pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals)))
+        yield cause("parent-death").finding(
+            pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals))
+        )
 
 
 def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
@@ -46,4 +48,4 @@ def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
 
 def _taken(owner: IdUser, us: int) -> Finding:
     key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
-    return cause(key).told(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
+    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)

@@ -29,12 +29,12 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
     """Find a terminal that is missing, or that the restored program must not get."""
     if needs_terminal(planned.tree):
         if not planned.has_terminal:
-            yield cause("terminal").told()
+            yield cause("terminal").finding()
         else:
             yield from _find_other_users_terminal(planned)
             # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
             if planned.new_pid_namespace and planned.tree.root.pgid != planned.tree.root.pid:
-                yield cause("terminal-group-outside").told()
+                yield cause("terminal-group-outside").finding()
     if not planned.may_have_consoles:
         yield from _find_other_users_consoles(planned.tree, host)
 
@@ -43,7 +43,7 @@ def _find_other_users_terminal(planned: PlannedRestore) -> Iterator[Finding]:
     """Find a terminal of another user: the program could type into it (TIOCSTI), for the shell that reads next."""
     others = _users(planned.tree.processes) - {0, planned.terminal_owner}
     if planned.terminal_owner is not None and others:
-        yield cause("terminal-of-another").told(user=min(others), owner=planned.terminal_owner)
+        yield cause("terminal-of-another").finding(user=min(others), owner=planned.terminal_owner)
 
 
 def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Fin
             others = _users((process,)) - {0, state.owner}
             is_harmless = file.flags & os.O_ACCMODE == os.O_WRONLY and not terminal.session
             if others and terminal.kind in _CONSOLES and not is_harmless:
-                finding = cause("console-of-another").told(path=file.path, user=min(others), owner=state.owner)
+                finding = cause("console-of-another").finding(path=file.path, user=min(others), owner=state.owner)
                 found.setdefault(file.path, finding)
     yield from found.values()
 

@@ -42,7 +42,7 @@ def test_keys_are_unique_and_lead_to_their_cause() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.key)
 def test_every_cause_can_be_told(entry: Cause) -> None:
-    told = entry.told(**dict.fromkeys(NAMES, "X"))
+    told = entry.finding(**dict.fromkeys(NAMES, "X"))
     assert told.key == entry.key
     assert told.what
     assert not re.search(r"[{}?]", str(told)), "a template is not filled in"
@@ -59,14 +59,14 @@ def test_what_a_pattern_finds_is_what_its_sentence_needs(entry: Cause) -> None:
 
 
 def test_what_is_not_known_is_shown_as_such() -> None:
-    told = cause("lock-outside").told()
+    told = cause("lock-outside").finding()
     assert told.what.startswith("PID ? shares")
-    assert cause("file-missing").told(path="/a{b}", use="x").what == "/a{b} is missing (x)"
+    assert cause("file-missing").finding(path="/a{b}", use="x").what == "/a{b} is missing (x)"
 
 
 def test_what_need_not_be_known_has_other_words() -> None:
-    assert cause("unix-outside").told().what == "a unix socket is connected to a process outside the tree"
-    assert cause("unix-outside").told(socket="it").what == "it is connected to a process outside the tree"
+    assert cause("unix-outside").finding().what == "a unix socket is connected to a process outside the tree"
+    assert cause("unix-outside").finding(socket="it").what == "it is connected to a process outside the tree"
 
 
 def test_a_finding_as_a_sentence() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from places import TESTS
 
-from crckpt.causes.catalogue import BY_KEY
+from crckpt.causes.catalogue import CAUSE_BY_KEY
 from crckpt.causes.cause import LIKELY
 from crckpt.criu.explain import explain
 
@@ -21,7 +21,7 @@ ROWS = [tuple(line.split("\t")) for line in (LOGS / "public.tsv").read_text().sp
 def test_the_table_is_of_the_logs() -> None:
     assert len(ROWS) >= 240
     assert {f"{row[0]}.log" for row in ROWS} == {path.name for path in (LOGS / "public").iterdir()}
-    assert {cause for row in ROWS for cause in row[1].split(",")} <= set(BY_KEY)
+    assert {cause for row in ROWS for cause in row[1].split(",")} <= set(CAUSE_BY_KEY)
 
 
 @pytest.mark.parametrize(("name", "causes"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])

@@ -417,10 +417,10 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
     """Without the preload library all of them; with it those that only the kernel could go on with."""
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(PLAIN, waits=waits)
-    again = cause("call-interrupted-again").told(pid=101, tid=101)
+    again = cause("call-interrupted-again").finding(pid=101, tid=101)
     assert planned(observation).warnings == (again,)
     without = plan_dump(observation, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
-    assert without.warnings == (cause("call-interrupted").told(pid=100, tid=105, call="poll"), again)
+    assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
 
 
 def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:

@@ -97,7 +97,7 @@ def test_a_terminal(tree: ImageTree) -> None:
 
 def test_a_rehearsal_says_where_it_cuts_files() -> None:
     """What a restore would say of it does not hold in a rehearsal; other warnings do."""
-    said = cause("file-rewound").told(path="/a", size=1, now=2), cause("file-written").told(path="/b")
+    said = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
     verdict = Verdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
     kept, told = rehearsal_warnings(verdict)
     assert kept == said[1]
