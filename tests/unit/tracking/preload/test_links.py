@@ -10,18 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tried import TRIED
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
-TRIES = """
+TRIES = (
+    TRIED
+    + """
 import json, os, sys
 root = os.open(sys.argv[1], os.O_RDONLY)
-def tried(action):
-    try:
-        action()
-    except OSError as error:
-        return error.errno
-    return 0
 print(json.dumps({
     f"{what} {name}": tried(
         (lambda: os.link("file", name, src_dir_fd=root, dst_dir_fd=root)) if what == "link"
@@ -31,17 +28,14 @@ print(json.dumps({
     for name in sys.argv[2:]
 }))
 """
+)
 
 
-GHOST = """
+GHOST = (
+    TRIED
+    + """
 import json, os, sys
 os.chdir(sys.argv[1])
-def tried(action, *words, **more):
-    try:
-        action(*words, **more)
-    except OSError as error:
-        return error.errno
-    return 0
 def create(name):
     os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 root = os.open(".", os.O_RDONLY)
@@ -67,6 +61,7 @@ said["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
 said["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
 print(json.dumps(said))
 """
+)
 
 
 def test_no_symlink_leads_to_a_link_of_criu(library: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tried import TRIED
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
@@ -21,16 +22,12 @@ pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was 
 
 NOBODY: Final = 65534
 
-TRIES: Final = """
+TRIES: Final = (
+    TRIED
+    + """
 import ctypes, json, os, socket, sys
 root = os.open("/", os.O_RDONLY)
 libc = ctypes.CDLL(None, use_errno=True)
-def tried(action, *words, **more):
-    try:
-        action(*words, **more)
-    except OSError as error:
-        return error.errno
-    return 0
 def opened(path):
     os.close(os.open(path.lstrip("/"), os.O_RDWR, dir_fd=root))
 def bound(path):
@@ -47,6 +44,7 @@ def removed(path):
         raise OSError(ctypes.get_errno(), "")
 print(json.dumps([tried(globals()[what], path) for what, path in json.loads(sys.argv[1])]))
 """
+)
 
 
 @pytest.fixture
