@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
-from places import TESTS
 
 from crckpt.errors import RestoreFailed
-from crckpt.images.tree import ImageTree, read_tree
+from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.preflight.attribute_record import AttributeRecord, AttributeValue, ProcessRecord
 
-IMAGES = TESTS / "data/images/tree"
-NAMES = frozenset(path.name for path in IMAGES.iterdir())
-
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
-
-
-@pytest.fixture
-def tree() -> Iterator[ImageTree]:
-    """The root of the test images alone, with the PID of a process that sleeps."""
-    root = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES).root
-    with subprocess.Popen(["sleep", "60"]) as process:
-        try:
-            alone = replace(root, pid=process.pid, threads=(replace(root.threads[0], tid=process.pid),))
-            whole = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
-            yield replace(whole, processes=(alone,))
-        finally:
-            process.kill()
 
 
 def record(
