@@ -1,4 +1,4 @@
-"""Decode JSON in a store by type: refuse a document that does not fit as a whole, with the reason."""
+"""Decode JSON of a store by type. A document that does not fit is refused as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Document = TypeVar("_Document")
 
 
 def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], name: str, plain: Any = None) -> _Document:
-    """The document that `content` is; `name` is for errors. `plain` is its type where that has no Raw.
+    """Decode a document; `name` is for errors. `plain` is its type without Raw, if it has Raw.
 
     Raises IntegrityError if it is not JSON, or nested too deep; msgspec.ValidationError if it is of another type.
     """

@@ -1,4 +1,4 @@
-"""What jobs, tags and ids look like."""
+"""The form of jobs, tags, ids and image names. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IMAGE: Final = re.compile(r"(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}")
 """An image file: a name in one directory."""
 
 SHORT: Final = 12
-"""Digits of an id that people are shown."""
+"""Digits of an id in messages."""
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself if it can name a job or tag (`what`). Raises UsageError."""
+    """Return `name` if it is a valid name of a job or tag (`what`). Raises UsageError."""
     if NAME.fullmatch(name):
         return name
     raise UsageError(

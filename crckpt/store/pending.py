@@ -1,4 +1,4 @@
-"""Checkpoints that are not durable yet: the tree runs on, its images are being stored. Or they were lost on the way."""
+"""Checkpoints that are not durable yet: the tree runs on, its images are being stored, or were lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_
 
 
 class PendingCheckpoint(Struct, frozen=True):
-    """`created` is aware, `pid` stores it. `lost` is None as long as it does, and then why there is no checkpoint."""
+    """A checkpoint that process `pid` stores; `created` is aware. `lost` is why there is no checkpoint, or None."""
 
     job: JobName
     created: datetime
@@ -42,9 +42,9 @@ class _Record(Struct, frozen=True):
 
 @contextmanager
 def announced(backend: Backend, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
-    """While the block stores a checkpoint, it is known as pending. A crash leaves it known as lost, until gc.
+    """List a checkpoint as pending while the block stores it. After a crash it is listed as lost, until gc.
 
-    So does a failure, if crckpt is `alone`: else it is said there and then.
+    So it is after a failure if crckpt is `alone`: nobody would see the error.
     """
     name = f"{PENDING}/{own_name()}"
     record = {
@@ -66,7 +66,7 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
 
 
 def read_pending(backend: Backend) -> tuple[PendingCheckpoint, ...]:
-    """All that is pending or lost, oldest first. What was stored a moment before a crash may be among them."""
+    """Read what is pending or lost, oldest first. What was stored just before a crash may be among it."""
     found = (_read(backend, f"{PENDING}/{name}") for name in backend.names_in(PENDING))
     return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
 

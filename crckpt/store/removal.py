@@ -1,4 +1,4 @@
-"""Remove checkpoints. What nothing names any more is removed by `crckpt.store.upkeep.gc`."""
+"""Remove checkpoints. `crckpt.store.upkeep.gc` then removes the packs that no checkpoint names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extents as columns that compress well: where pages are rewritten one by one, extents take a tenth of their bytes."""
+"""Encode extents as columns that compress well: where single pages are rewritten, they take a tenth of the bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from crckpt.errors import IntegrityError
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
 
 _LEVEL: Final = 3
-"""The lowest that also codes single bytes by their frequency."""
+"""The lowest level that codes single bytes by their frequency."""
 
 _BYTES: Final = 4 * 8
-"""What an extent takes before it is compressed."""
+"""Bytes of an extent before they are compressed."""
 
 _Signed = npt.NDArray[np.int64]
 
 
 def encode_columns(extents: Extents) -> bytes:
-    """What `decode_columns` reads. Numbers are taken as steps from those that are likely."""
+    """Encode extents; `decode_columns` is the inverse. Numbers become steps from the most likely number."""
     first, count = extents["first"].view(), extents["count"].astype(np.int64)
     page = extents["page"].astype(np.int64)
     columns = (
@@ -36,10 +36,10 @@ def encode_columns(extents: Extents) -> bytes:
 
 
 def decode_columns(content: bytes, extents: int) -> Extents:
-    """As many extents as are said. Raises IntegrityError."""
+    """Decode `extents` extents. Raises IntegrityError."""
     size = extents * _BYTES
     try:
-        # zstd takes as much memory as the frame says, whatever it is told.
+        # zstd takes as much memory as the frame declares, whatever max_output_size is.
         if zstandard.frame_content_size(content) != size:
             raise IntegrityError("the index contradicts itself")
         planes = zstandard.ZstdDecompressor().decompress(content, max_output_size=size)
@@ -58,7 +58,7 @@ def decode_columns(content: bytes, extents: int) -> Extents:
 
 
 def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """The numbers with these bytes, the lowest first. Most planes are all zero."""
+    """Join the bytes of numbers, the lowest first. Most planes are all zero."""
     found: npt.NDArray[np.uint64] = planes[0].astype(np.uint64)
     for at, plane in enumerate(planes[1:], 1):
         if plane.any():
@@ -67,7 +67,7 @@ def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 
 def _steps_by_pack(pack: npt.NDArray[Any], page: _Signed, count: _Signed) -> _Signed:
-    """Steps of the page numbers in each pack from where the extent before in it has ended."""
+    """Return the steps of page numbers from the end of the extent before in the same pack."""
     steps = np.zeros(len(page), np.int64)
     for some in _group_by_pack(pack):
         steps[some] = _steps(page[some], count[some])
@@ -82,16 +82,16 @@ def _pages_from_steps(pack: npt.NDArray[Any], steps: _Signed, count: _Signed) ->
 
 
 def _group_by_pack(pack: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
-    """Which extents lie in each pack; zeros lie nowhere."""
+    """Return which extents lie in each pack; zeros lie nowhere."""
     key = pack + np.uint32(1)
-    # Numbers of 16 bits are sorted several times as quickly.
+    # Numbers of 16 bits are sorted several times as fast.
     order = np.argsort(key.astype(np.uint16) if key.max(initial=0) < 1 << 16 else key, kind="stable")
     ends = np.flatnonzero(np.diff(pack[order])) + 1
     return [some for some in np.split(order, ends) if len(some) and pack[some[0]] != ZERO]
 
 
 def _steps(start: _Signed, count: _Signed) -> _Signed:
-    """From the end of one extent to the start of the next. As all here it is modulo 2^64."""
+    """Return the steps from the end of each extent to the start of the next, modulo 2^64."""
     steps = start.copy()
     steps[1:] -= start[:-1] + count[:-1]
     return steps
@@ -104,7 +104,7 @@ def _sum_steps(steps: _Signed, count: _Signed) -> _Signed:
 
 
 def _fold(signed: _Signed) -> npt.NDArray[np.uint64]:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: what is near zero has small numbers."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ...: numbers near zero become small."""
     return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
 
 

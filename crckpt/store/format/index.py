@@ -1,4 +1,4 @@
-"""Indexes: which files a checkpoint has, and the extents of each."""
+"""Indexes: the files of a checkpoint, and the extents of each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredFile(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What names the same object in the next checkpoint, where pages-N.img may have another N."""
+        """Names the same object in the next checkpoint, where pages-N.img may have another N."""
         return self.kind, self.pagemap or self.name
 
 
@@ -57,12 +57,12 @@ class Index(Struct, frozen=True):
     files: tuple[StoredFile, ...]
 
     def find(self, name: str, kinds: tuple[str, ...] = (FILE, PAGES)) -> StoredFile | None:
-        """The file of that name and one of those kinds."""
+        """Find the file of that name and of one of those kinds."""
         return next((file for file in self.files if file.name == name and file.kind in kinds), None)
 
 
 def encode_index(index: Index) -> bytes:
-    """A length, a JSON header, and all extents in the order of the files, as columns."""
+    """Encode a length, a JSON header, and all extents in the order of the files, as columns."""
     header = [
         {
             "name": file.name,
@@ -99,9 +99,9 @@ _HEADER: Final = msgspec.json.Decoder(_Header)
 
 
 def decode_index(content: bytes, packs: int) -> Index:
-    """The inverse. `packs` is how many packs there are to refer to. Raises IntegrityError if it contradicts itself.
+    """Decode an index; `packs` is how many packs it can refer to. Raises IntegrityError if it contradicts itself.
 
-    How many extents there are is checked before memory is taken for them.
+    The number of extents is checked before memory is taken for them.
     """
     try:
         header, extents = _parse(content)
@@ -146,7 +146,7 @@ def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
 
 
 def _are_valid(extents: Extents, packs: int) -> bool:
-    """Whether they have pages, in packs that there are, and numbers that can be added up without a carry."""
+    """Whether all have pages, in packs that exist, and numbers whose sums do not overflow."""
     is_zero = extents["pack"] == ZERO
     fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER) & (is_zero | (extents["page"] <= _LAST_PAGE))
     return bool((fit & (is_zero | (extents["pack"] < packs))).all())

@@ -1,4 +1,4 @@
-"""Manifests: what a checkpoint is, as JSON that people can read, named by its SHA-256."""
+"""Manifests: a checkpoint as JSON that people can read, named by its SHA-256."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crckpt.store.names import SHORT
 SCHEMA: Final = 1
 
 _MOST: Final = 1 << 53
-"""The highest number that all who read JSON agree about."""
+"""The highest number that all readers of JSON read alike."""
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
@@ -85,23 +85,23 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, datetime, str]:
-        """What sorts checkpoints as they were committed, whatever the clock said: the time counts for equal numbers."""
+        """Sorts checkpoints in the order of their commits, whatever the clock was; equal numbers by time."""
         return self.sequence, self.created, self.id
 
     def is_in_future(self, now: datetime) -> bool:
-        """Whether it was made later than now, by more than clocks differ: under a clock that was wrong, or is."""
+        """Whether it was made later than now, by more than clocks differ: then a clock was or is wrong."""
         return self.created > now + _CLOCKS_DIFFER
 
     @property
     def short_id(self) -> str:
-        """The id as people are shown it."""
+        """The id as messages show it."""
         return self.id[:SHORT]
 
 
 def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
-    """The checkpoint with its id, and its manifest, of which the id is the SHA-256.
+    """Encode a manifest; return the checkpoint with its id, the SHA-256 of the manifest, and the manifest.
 
-    Raises what `unseal` raises if nobody could read it: images from elsewhere may say anything.
+    Raises what `unseal` raises if it could not be read again: images from elsewhere can contain anything.
     """
     manifest = _encode(draft)
     checkpoint_id = _id_of(manifest)
@@ -110,14 +110,14 @@ def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
 
 
 def _id_of(manifest: bytes) -> CheckpointId:
-    # Loaded only where it is used: OpenSSL takes its time, and a dump has none until the tree runs again.
+    # Imported here: OpenSSL is slow to load, and a dump must not wait until the tree runs again.
     import hashlib
 
     return CheckpointId(hashlib.sha256(manifest).hexdigest())
 
 
 def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
-    """The checkpoint that a manifest describes.
+    """Decode a manifest.
 
     Raises IntegrityError if `checkpoint_id` is not its SHA-256, StoreUnusable if a newer crckpt wrote it.
     """
@@ -140,14 +140,14 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
 
 
 def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
-    """Return the number of the checkpoint that is committed after these.
+    """Return the sequence number after those of `checkpoints`.
 
-    Raises StoreUnusable if one has the last number: a new checkpoint would not be the newest of its job.
+    Raises StoreUnusable if one has the highest number: a new checkpoint would not be the newest of its job.
     """
     found = tuple(checkpoints)
     last = max((checkpoint.sequence for checkpoint in found), default=0)
     if last >= _MOST:
-        # No store counts so far by ones: the first of these was made up.
+        # No store counts so far in steps of one: the first of these numbers was forged.
         high = (checkpoint for checkpoint in found if checkpoint.sequence > _MOST // 2)
         jumped = min(high, key=lambda checkpoint: checkpoint.sequence)
         raise StoreUnusable(
@@ -158,7 +158,7 @@ def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
 
 
 def job_named_in(manifest: bytes) -> str | None:
-    """The job that a manifest names, however damaged the rest of it is; None if that cannot be read."""
+    """Find the job in a manifest, however damaged the rest is; None if it cannot be read."""
     found = re.search(rb'"job": "([A-Za-z0-9._-]+)"', manifest)
     return found[1].decode() if found else None
 
@@ -174,7 +174,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-# A host is most of its manifest, and the same in thousands of them: it is decoded once.
+# The host is most of a manifest, and the same in thousands of manifests: it is decoded once.
 _FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "schema": Literal[SCHEMA]}
 _OPTIONAL: Final = {"sequence": 0}
 
@@ -214,7 +214,7 @@ def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoi
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
-    """Raises ValidationError for what types do not say."""
+    """Raise ValidationError for values that the types allow and a manifest cannot have."""
     if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
         raise msgspec.ValidationError(f"its year is {checkpoint.created.year}")
     if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:

@@ -1,4 +1,4 @@
-"""Reading packs. The format is specified in this package's docstring; the writer is in `pack_writer`."""
+"""Read packs. `crckpt.store` specifies their format; `pack_writer` writes them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAGIC: Final = b"CRCKPAK1"
 FRAME_PAGES: Final = 64
 FRAME_SIZE: Final = FRAME_PAGES * PAGE_SIZE
 MOST_FRAMES: Final = 1 << 20
-"""Frames of the largest pack: 256 GiB of pages. Their table takes 48 MiB."""
+"""The most frames of a pack: 256 GiB of pages. Their table takes 48 MiB."""
 
 _MOST_STORED: Final = 2 * FRAME_SIZE
-"""Bytes of a frame that does not compress: zstd adds far less (ZSTD_compressBound)."""
+"""The most bytes of a stored frame: zstd adds far less to what does not compress (ZSTD_compressBound)."""
 
 FOOTER: Final = struct.Struct("<QII8s")
 FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])
@@ -37,7 +37,7 @@ _local = threading.local()
 
 
 class Pack(Struct, frozen=True):
-    """A pack whose frame table is known to be the one that its digest names. `size` is the file's, in bytes."""
+    """A pack whose frame table was checked against its digest. `size` is that of the file, in bytes."""
 
     backend: Backend
     file: str
@@ -47,11 +47,11 @@ class Pack(Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """How many pages it holds."""
+        """How many pages it has."""
         return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
 
     def read_stored(self, first: int, count: int = 1) -> memoryview:
-        """The stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
+        """Read the stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
         start, last = int(self.table["offset"][first]), first + count - 1
         length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
         with self._opened(f"{self.name}, frame {first}") as file:
@@ -61,12 +61,12 @@ class Pack(Struct, frozen=True):
         return memoryview(content)
 
     def check(self, frame: int, stored: memoryview) -> None:
-        """Raises IntegrityError if these are not the bytes of that frame."""
+        """Raise IntegrityError if these are not the stored bytes of that frame."""
         if hashlib.sha256(stored).digest() != self.table["sha256"][frame].tobytes():
             raise IntegrityError(f"{self.name}, frame {frame}: its SHA-256 does not match")
 
     def unpack_frame(self, frame: int, stored: memoryview) -> bytes:
-        """The pages of a frame from its stored bytes. Raises IntegrityError unless they are what was stored."""
+        """Unpack a frame from its stored bytes. Raises IntegrityError if they are not what was stored."""
         self.check(frame, stored)
         raw = int(self.table["raw"][frame])
         self._check_size(frame, stored, raw)
@@ -79,9 +79,9 @@ class Pack(Struct, frozen=True):
         return content
 
     def unpack_frames(self, frames: list[int], into: Sequence[memoryview]) -> None:
-        """Unpack frames, in the order of the pack, each into memory of FRAME_SIZE bytes. Neighbours are read at once.
+        """Unpack frames, in the order of the pack, each into FRAME_SIZE bytes. Adjacent ones are read at once.
 
-        Raises IntegrityError unless they are what was stored.
+        Raises IntegrityError if they are not what was stored.
         """
         some = self.table[frames]
         offsets, sizes, raws = (some[column].tolist() for column in ("offset", "stored", "raw"))
@@ -98,7 +98,7 @@ class Pack(Struct, frozen=True):
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
 
     def _check_size(self, frame: int, stored: memoryview, raw: int) -> None:
-        """Raises IntegrityError if the frame says another size than its pages have: zstd takes as much memory."""
+        """Raise IntegrityError if the frame declares another size: zstd takes that much memory."""
         try:
             size = zstandard.frame_content_size(stored)
         except zstandard.ZstdError as error:
@@ -107,7 +107,7 @@ class Pack(Struct, frozen=True):
             raise IntegrityError(f"{self.name}, frame {frame}: it has {size} bytes, not {raw}")
 
     def read_ahead(self, frames: Sequence[int]) -> None:
-        """Have the disk read frames, in the order of the pack, into the kernel's memory. What fails will fail again."""
+        """Let the disk read frames, in order, into the page cache. A failure is ignored: the read will fail."""
         with suppress(IntegrityError, OSError), self._opened(self.name) as file:
             for first, last in _adjacent_frames(frames):
                 start = int(self.table["offset"][first])
@@ -115,7 +115,7 @@ class Pack(Struct, frozen=True):
                 file.read_ahead(start, end - start)
 
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
-        """The stored bytes of frames, one after the other; good until this thread reads others."""
+        """Read the stored bytes of frames, one after the other; valid until this thread reads others."""
         content = _reused_buffer(sum(sizes))
         with self._opened(f"{self.name}, frame {frames[0]} or one after it") as file:
             at = done = 0
@@ -135,12 +135,12 @@ class Pack(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in messages."""
         return f"pack {self.digest[:SHORT]}"
 
 
 def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
-    """Read the footer and table of a pack: the one of the store, or `file`.
+    """Read the footer and table of a pack of the store, or of `file`.
 
     Raises IntegrityError if it is missing, cut short, or not what `digest` names.
     """
@@ -183,7 +183,7 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
 
 @contextmanager
 def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
-    """A file to read from. Raises IntegrityError, which begins with `name`, if the disk has lost something."""
+    """Open a file. Raises IntegrityError, which begins with `name`, if the disk has lost something of it."""
     try:
         with ExitStack() as stack:
             try:
@@ -198,13 +198,13 @@ def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
 
 
 def _adjacent_frames(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of frames that follow each other, of frames in order."""
+    """Yield the first and the last of each run of frames that follow each other."""
     bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
     return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
 
 
 def _reused_buffer(size: int) -> memoryview:
-    """Memory of so many bytes, one for each thread: what is used again costs no page faults."""
+    """Return memory of this thread: reused memory costs no page faults."""
     if len(getattr(_local, "buffer", b"")) < size:
         _local.buffer = memoryview(bytearray(size))
     buffer: memoryview = _local.buffer
@@ -212,7 +212,7 @@ def _reused_buffer(size: int) -> memoryview:
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """One for each thread: they must not be shared."""
+    """Return the decompressor of this thread: they must not be shared."""
     if not hasattr(_local, "decompressor"):
         _local.decompressor = zstandard.ZstdDecompressor()
     found: zstandard.ZstdDecompressor = _local.decompressor

@@ -1,4 +1,4 @@
-"""Writing packs: frames, a table of them, a footer. The format is specified in this package's docstring."""
+"""Write packs: frames, their table, a footer. `crckpt.store` specifies the format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crckpt.store.format.pack import FOOTER, FRAME, MAGIC
 
 
 class Frame(Struct, frozen=True):
-    """The stored bytes of a frame, the SHA-256 of them, and how many bytes its pages have."""
+    """The stored bytes of a frame, their SHA-256, and how many bytes its pages have."""
 
     stored: bytes
     sha256: bytes
@@ -33,7 +33,7 @@ class FinishedPack(Struct, frozen=True):
 
 
 class PackWriter:
-    """A pack that is being written to `path`, a new file; `add` frames, then `finish`, and `close` in any case."""
+    """Writes a pack to `path`, a new file: `add` frames, then `finish`, and `close` in any case."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when the disk is full, as the other methods do."""

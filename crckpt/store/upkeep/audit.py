@@ -1,4 +1,4 @@
-"""Checking packs byte by byte, and checkpoints against their packs."""
+"""Check packs byte by byte, and checkpoints against their packs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FRAMES_AT_ONCE: Final = 16
 
 
 class PackAudit(Struct):
-    """What is known of packs: what is wrong with a whole pack, or with single frames; and whom it touches."""
+    """What is wrong with whole packs or single frames, and which checkpoints that affects."""
 
     count: int = 0
     bytes: int = 0
@@ -34,7 +34,7 @@ class PackAudit(Struct):
     affected: dict[tuple[str, int], list[CheckpointId]] = {}
 
     def note_damage(self, checkpoint: Checkpoint, extents: Extents) -> bool:
-        """Note which damage the extents of a checkpoint meet; whether there is any."""
+        """Note which damage affects the extents of a checkpoint; whether there is any."""
         is_damaged = False
         for number, use in enumerate(checkpoint.packs):
             for frame in self._damaged_frames(use.digest, number, extents):
@@ -54,7 +54,7 @@ class PackAudit(Struct):
                     yield frame
 
     def damages(self) -> Iterator[Damage]:
-        """All damage to packs, that which touches nothing too."""
+        """Yield all damage to packs, also what affects no checkpoint."""
         for digest, what in self.broken.items():
             yield Damage("pack", digest, what, tuple(self.affected.get((digest, -1), ())))
         for digest, frames in self.frames.items():
@@ -86,14 +86,14 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
 
 
 def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -> list[Damage]:
-    """Whether a checkpoint's index is whole and fits its packs, and every page map its pages."""
+    """Check that a checkpoint's index is intact and fits its packs, and that page maps fit their pages."""
     place = index_extents(checkpoint)
     try:
         _check_range(checkpoint, packs, place)
     except IntegrityError as error:
         return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
     if packs.note_damage(checkpoint, place):
-        # Without the index nobody knows what else it needs; the damage of the pack says what there is to say.
+        # Without the index the other needed pages are unknown; the damage of the pack is reported.
         return []
     contents = Contents(backend, checkpoint)
     try:
@@ -110,7 +110,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
 
 
 def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
-    """Bytes read, and the frames among these that are damaged."""
+    """Check some frames; return the bytes read, and the damaged frames."""
     count = min(_FRAMES_AT_ONCE, len(pack.table) - first)
     damaged, size = {}, 0
     for frame in range(first, first + count):
@@ -162,9 +162,9 @@ def _runs_of(extents: Extents) -> Numbers:
 
 
 def _runs(first: Numbers, count: Numbers) -> Numbers:
-    """The pages `first` and following, `count` of each, as (first, count) in as few rows as can be.
+    """Join ranges of pages to as few rows (first, count) as possible.
 
-    However many pages there are, that takes memory by the row.
+    It takes memory by the row, however many pages there are.
     """
     some = count > 0
     first, count = first[some], count[some]

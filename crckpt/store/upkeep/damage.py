@@ -10,7 +10,7 @@ from crckpt.model import CheckpointId
 
 
 class Damage(Struct, frozen=True):
-    """Something that is not what was stored: `name` is an id or digest, `checkpoints` are those that it takes away."""
+    """Something that is not what was stored: `name` is an id or digest; `checkpoints` cannot be restored now."""
 
     kind: Literal["manifest", "index", "pack"]
     name: str

@@ -1,4 +1,4 @@
-"""Remove what no checkpoint names any more."""
+"""Remove packs that no checkpoint names, and what dead processes have left."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class GarbageResult(Struct, frozen=True):
 
 
 def collect_garbage(repository: Repository, *, dry_run: bool = False) -> GarbageResult:
-    """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only tell.
+    """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only report them.
 
-    Raises IntegrityError, and removes nothing, if a manifest cannot be read: nobody knows which packs it needs.
+    Raises IntegrityError, and removes nothing, if a manifest cannot be read: the packs that it needs are unknown.
     """
     with repository.exclusive():
         found, unreadable = repository.read_all()
@@ -45,7 +45,7 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
 
 
 def find_packs(backend: Backend) -> list[str]:
-    """Find everything that is called as a pack is, in order. Other names are somebody else's."""
+    """Find the names of all packs, in order. Other names are not crckpt's."""
     directories = (f"{PACKS}/{name}" for name in backend.names_in(PACKS))
     files = (f"{directory}/{name}" for directory in directories for name in backend.names_in(directory))
     return [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
@@ -61,19 +61,19 @@ def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Garba
         # A removal that died before its sync could be undone by a power cut: then the packs would be needed again.
         backend.sync_names(CHECKPOINTS, "garbage")
         for path in in_flight:
-            with _passing_over_what_is_used():
+            with _ignoring_use():
                 remove_tree(path, "garbage")
         for name in (*leftovers, *packs):
-            with _passing_over_what_is_used():
+            with _ignoring_use():
                 backend.remove_tree(name, "garbage")
     shown = (*(str(path).removeprefix(f"{backend.location}/") for path in in_flight), *leftovers)
     return GarbageResult(tuple(map(_digest, packs)), shown, freed)
 
 
 def _find_in_flight(scratch: Path) -> list[Path]:
-    """Find what was in flight, and now has no owner that lives."""
+    """Find what is in flight and has no living owner."""
     dead = find_dead_transactions(scratch)
-    # Before the links that lead there.
+    # Staging directories come before the links that lead to them.
     staging = (path for transaction in dead for path in find_abandoned_staging(transaction))
     return [*staging, *dead]
 
@@ -81,7 +81,7 @@ def _find_in_flight(scratch: Path) -> list[Path]:
 def _find_leftovers(backend: Backend, packs: frozenset[str]) -> list[str]:
     return [
         *backend.find_leftovers(),
-        # Whoever stores a checkpoint holds the lock, too: these are lost.
+        # Storing a checkpoint holds the lock too: these checkpoints are lost.
         *(f"{PENDING}/{name}" for name in backend.names_in(PENDING)),
         *(f"{FINGERPRINTS}/{name}" for name in backend.names_in(FINGERPRINTS) if name not in packs),
     ]
@@ -92,8 +92,8 @@ def _digest(name: str) -> str:
 
 
 @contextmanager
-def _passing_over_what_is_used() -> Iterator[None]:
-    """A CRIU that outlives a killed crckpt still writes there: what it leaves is removed the next time."""
+def _ignoring_use() -> Iterator[None]:
+    """Ignore what a CRIU still uses that has outlived a killed crckpt: the next gc removes it."""
     try:
         yield
     except OSError as error:

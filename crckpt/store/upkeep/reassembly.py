@@ -1,4 +1,4 @@
-"""A pack from damaged copies: each frame from a copy that has it whole."""
+"""Make a pack from damaged copies: take each frame from a copy in which it is intact."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
 
 
 def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
-    """Write the pack to `into`, a new file, durable and read back.
+    """Write the pack to `into`, a new file, durably, and verify it.
 
-    Raises IntegrityError if no copy has its frame table, or one of the frames (then it says what is wrong with the
-    first copy), OSError if the disk is full. Then there is no file.
+    Raises IntegrityError if no copy has its frame table, or one of the frames (it says what is wrong with the first
+    copy), OSError if the disk is full. Then there is no file.
     """
     pack = _opened(digest, copies)
     table = pack.table.tobytes()
@@ -51,7 +51,7 @@ def _opened(digest: str, copies: Sequence[Backend]) -> Pack:
 
 
 def _whole_frame(pack: Pack, frame: int, copies: Sequence[Backend]) -> memoryview:
-    """The table is good for every copy: it is the one that the digest names."""
+    """Read a frame from the first copy that has it. The table holds for every copy: the digest names it."""
     errors: list[Exception] = []
     for backend in copies:
         try:

@@ -1,4 +1,4 @@
-"""Verify: whether everything that checkpoints need is there, and is what was stored."""
+"""Verify a store: check that everything that checkpoints need is there, and is what was stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crckpt.store.upkeep.damage import Damage
 
 
 class VerifyResult(Struct, frozen=True):
-    """What was looked at, `bytes` of packs among it, and what was found."""
+    """What was verified, `bytes` of packs among it, and the damages found."""
 
     checkpoints: tuple[CheckpointId, ...]
     packs: int
@@ -24,7 +24,7 @@ class VerifyResult(Struct, frozen=True):
 
     @property
     def lost(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints that cannot be restored any more."""
+        """The checkpoints that can no longer be restored."""
         return tuple(dict.fromkeys(found for damage in self.damages for found in damage.checkpoints))
 
 
@@ -36,7 +36,7 @@ def verify(
 ) -> VerifyResult:
     """Read and check everything that these checkpoints (None: all) need; a pack is read once however many use it.
 
-    `progress` is told (bytes done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
+    `progress` gets (bytes done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
     """
     from crckpt.store.upkeep.audit import audit_contents, audit_packs
 

@@ -1,4 +1,4 @@
-"""Take an image directory into the store: what is new becomes packs, and a manifest makes the checkpoint."""
+"""Store an image directory: new pages become packs, and a manifest makes the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class NewCheckpoint(Struct, frozen=True):
-    """What the caller knows of a checkpoint to be made; the fields are `Checkpoint`'s.
+    """What the caller knows of a checkpoint to be made; the fields are those of `Checkpoint`.
 
-    `details` are bytes (JSON) that may be secret: they lie in the pack. Without `parent` the newest of the job is it.
-    `base` is the directory that stood for `parent`, which must be named then, when the images were made: pages that
-    they, or sets before them, leave to that one lie in the parent. It may be gone.
+    `details` is JSON that may be secret: it is stored in a pack. Without `parent` the newest checkpoint of the job is
+    the parent. `base` is the directory with the parent's images that CRIU used, for which `parent` must be given: the
+    parent has the pages that the images leave to it. The directory may be gone.
     """
 
     job: JobName
@@ -45,8 +45,8 @@ class NewCheckpoint(Struct, frozen=True):
 
 
 def load() -> None:
-    """Import what `ingest` needs. It takes a tenth of a second, for which there is time while CRIU works."""
-    with suppress(ImportError):  # `ingest` raises it again, where it is heard
+    """Import what `ingest` needs, while CRIU works: that takes a tenth of a second."""
+    with suppress(ImportError):  # `ingest` raises it again, where it is reported
         import crckpt.store.write.packing  # noqa: F401
 
 
@@ -62,13 +62,13 @@ def ingest(
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
 
-    `compress` is a zstd level, or None for what suits the pages. `progress` is told (bytes done, bytes in all). Without
-    `dedup` every page that is not zero is stored, whatever the store has: to measure what dedup gives. `check` is
-    called before the manifest is written, and may raise. After a failure there is no checkpoint.
+    `compress` is a zstd level, or None to choose one that suits the pages. `progress` gets (bytes done, bytes in all).
+    Without `dedup` every page that is not zero is stored, to measure what dedup saves. `check` is called before the
+    manifest is written, and may raise. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
-    page, and some 300 bytes for each extent: some 450 MiB for 64 GiB that lie in few pieces. Beside that the
-    fingerprints of the parent's pages are mapped from files, 16 bytes a page: memory that the kernel can take back.
+    page, and some 300 bytes for each extent: some 450 MiB for 64 GiB in few pieces. The fingerprints of the parent's
+    pages are mapped from files, 16 bytes a page: the kernel can take that memory back.
 
     Raises IntegrityError if the images contradict each other, or leave pages to the parent that it lacks, UsageError
     for a bad job name, OSError if the disk is full.
