@@ -150,8 +150,8 @@ def criu_failure(
 ) -> Failure:
     """The error for a CRIU that failed: `what` failed, in words, and `state` is how things stand now.
 
-    `find_place` names where CRIU failed (`ops.resources`). `known` are the findings of the preflight, which are more
-    exact than the log for some causes.
+    `find_place` names where CRIU failed (`ops.failure_places`). `known` are the findings of the preflight: for some
+    causes they are more exact than the log.
     """
     # Rarely needed and slow to import: 34 ms for the patterns and the catalogue.
     from crckpt.criu.explain import explain

@@ -52,7 +52,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
     with interrupts_allowed():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
-        from crckpt.ops.resources import name_place_in_tree
+        from crckpt.ops.failure_places import name_place_in_tree
 
         find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
         state = "; TCP connections may be dead" if dead else ""

@@ -29,8 +29,8 @@ from crckpt.images.pipes import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
+from crckpt.ops.failure_places import name_place_in_images
 from crckpt.ops.failures import criu_failure
-from crckpt.ops.resources import name_place_in_images
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.memory_fill import fill_memory

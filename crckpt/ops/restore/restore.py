@@ -219,7 +219,7 @@ def _follow(
                 with interrupts_allowed():
                     criu.streamer.check()
                     # Only for failures, and slow to load.
-                    from crckpt.ops.resources import name_place_in_images
+                    from crckpt.ops.failure_places import name_place_in_images
 
                     raise criu_failure(
                         result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind"
