@@ -1,7 +1,7 @@
 /*
- * CRIU's action script of a hold. CRIU runs it at each of its steps; at those that CRCKPT_HOLD_STEPS names (between
- * commas) it waits in the directory of that name in CRCKPT_HOLDS, which may be relative: CRIU is in its work directory.
- * Status 0 lets CRIU go on, any other makes it undo what it did.
+ * CRIU's action script of a hold. CRIU runs it at each of its steps. At those that CRCKPT_HOLD_STEPS names (between
+ * commas) it waits, in the directory of that name in CRCKPT_HOLDS, which may be relative to CRIU's work directory.
+ * Status 0 lets CRIU go on; any other makes it undo its work.
  *
  * It is static, has no libc, and opens nothing else: CRIU may run it in the mount namespace of a tree, where every path
  * may lead to a file of another user.
@@ -69,7 +69,7 @@ static void say(const char *text)
     syscall(SYS_write, 2l, text, (long)(end - text));
 }
 
-/* What follows `name`, which ends in =, in the environment; NULL if it is not there. */
+/* The value of `name`, which ends in =, in the environment; NULL if it is not there. */
 static const char *variable(char **environment, const char *name)
 {
     for (; *environment; environment++) {

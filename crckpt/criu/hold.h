@@ -1,5 +1,5 @@
 /*
- * CRIU's end of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload/preload.c).
+ * CRIU's side of a hold (hold.py): for the action script (hold.c), and for the preload library (tracking/preload/gate.c).
  *
  * `alive` is a pipe. Each byte in it is a sign of life of crckpt, and says for how many seconds it is valid; end of file
  * means that crckpt has answered, or died. The answer is a name: either side renames `undecided`, crckpt to `commit` and
@@ -49,7 +49,7 @@ static int wait_for_end(int alive)
 /* The directory `hold` is -1 if there is none: that aborts. */
 static enum answer wait_for_answer(int hold)
 {
-    /* For writing too: then it is opened without waiting for a reader, who may have died. */
+    /* Opened for writing, too, so that it does not wait for a reader, which may have died. */
     long reached = syscall(SYS_openat, hold, "reached", O_RDWR | O_NONBLOCK | O_CLOEXEC, 0l);
     long alive = syscall(SYS_openat, hold, "alive", O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0l);
     int is_late = 0, is_decided = 0;

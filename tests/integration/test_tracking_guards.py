@@ -68,7 +68,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A preload library that lacks one guard."""
     old, new = {
         # The mark is taken for a page that was swapped out, and dropped pages come back.
-        "holes are marked": ("scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;", ""),
+        "holes are marked": ("scan.return_mask = wanted, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;", ""),
         "what is not registered is clean": ("->vec)[i].categories |= SOFT_DIRTY;", "->vec)[i].categories |= 0;"),
     }[request.param]
     return preload_library(tmp_path, old, new)

@@ -1,4 +1,4 @@
-/* Memory that grows, read from files and written to them, and text in it, without a libc. */
+/* A buffer that grows, filled from files and written to them, and text in it, without a libc. */
 #pragma once
 
 #include <errno.h>
@@ -15,7 +15,7 @@ struct bytes {
     size_t length, room;
 };
 
-static inline int has_room(struct bytes *bytes, size_t more)
+static inline int reserve(struct bytes *bytes, size_t more)
 {
     if (bytes->room - bytes->length >= more)
         return 1;
@@ -29,11 +29,11 @@ static inline int has_room(struct bytes *bytes, size_t more)
     return 1;
 }
 
-static inline int added(struct bytes *bytes, const char *from, const char *to)
+static inline int append(struct bytes *bytes, const char *from, const char *to)
 {
-    if (!has_room(bytes, to - from))
+    if (!reserve(bytes, to - from))
         return 0;
-    /* In variables of its own: what is written may be the length, as far as the compiler knows. */
+    /* In a variable: as far as the compiler knows, a write through a char pointer may change the length. */
     char *at = bytes->at + bytes->length;
     bytes->length += to - from;
     while (from < to)
@@ -41,18 +41,18 @@ static inline int added(struct bytes *bytes, const char *from, const char *to)
     return 1;
 }
 
-static inline void let_go(struct bytes *bytes)
+static inline void release(struct bytes *bytes)
 {
     if (bytes->at)
         syscall(SYS_munmap, bytes->at, bytes->room);
 }
 
-/* Whether all of the file could be read. */
-static inline int all_read(int number, struct bytes *into)
+/* Read a file to its end. Whether all of it could be read. */
+static inline int read_all(int number, struct bytes *into)
 {
     ssize_t found;
     do {
-        if (!has_room(into, 1 << 16))
+        if (!reserve(into, 1 << 16))
             return 0;
         found = syscall(SYS_read, number, into->at + into->length, into->room - into->length);
         into->length += found > 0 ? found : 0;
@@ -60,7 +60,7 @@ static inline int all_read(int number, struct bytes *into)
     return found == 0;
 }
 
-static inline int written(int number, const char *from, size_t length)
+static inline int write_all(int number, const char *from, size_t length)
 {
     ssize_t done = 0;
     for (; length && done >= 0; from += done, length -= done)
@@ -69,8 +69,8 @@ static inline int written(int number, const char *from, size_t length)
 }
 
 /*
- * Which of `count` records, in the order of their addresses, is the first that ends after this page. Each is of so many
- * `words`, of which the second is its end: what is below a page in that does not count.
+ * The index of the first of `count` records, in the order of their addresses, that ends after this page. Each record has
+ * so many `words`, of which the second is its end, without its bits below a page.
  */
 static inline size_t first_after(const void *records, size_t words, size_t count, uint64_t page)
 {
@@ -86,15 +86,15 @@ static inline size_t first_after(const void *records, size_t words, size_t count
     return low;
 }
 
-static inline const char *line_after(const char *line, const char *end)
+static inline const char *next_line(const char *line, const char *end)
 {
     while (line < end && *line++ != '\n')
         ;
     return line;
 }
 
-/* The hexadecimal number there, which something follows that is no digit. */
-static inline uint64_t address(const char **text)
+/* Read a hexadecimal number, and move past it. A character that is no digit must follow it. */
+static inline uint64_t parse_hex(const char **text)
 {
     uint64_t value = 0;
     for (;; (*text)++)

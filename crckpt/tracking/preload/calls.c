@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 /*
- * Calls that return EINTR when they are interrupted, having done nothing: they are made again. `only` are the low bits
- * of the first argument with which that is so, 0 for any; SOCKET: if that is a socket, which returns EINTR only if it
- * has a timeout (SO_RCVTIMEO, SO_SNDTIMEO) and nothing was read or sent. Not so of other files: close(2) and what a FUSE
- * server does may have been done.
+ * Calls that have done nothing when they return EINTR: they can be made again. `only` are the low bits of the first
+ * argument for which that is so, 0 for any. SOCKET: only if it is a socket, which returns EINTR if it has a timeout
+ * (SO_RCVTIMEO, SO_SNDTIMEO) and nothing was read or sent. Other files are left out: a FUSE server may have done its
+ * part, and so may close(2).
  */
 #define SOCKET -1
 static const struct again {
@@ -29,14 +29,14 @@ static const struct again {
     {220, 420, 0},      /* semtimedop */
     {-1, 117, 1},       /* ipc: semop */
     {-1, 117, 4},       /* ipc: semtimedop */
-    /* A signal that it took is what it returns. */
+    /* It returns a signal that it took. */
     {128, 177, 0},      /* rt_sigtimedwait */
     {-1, 421, 0},       /* rt_sigtimedwait_time64 */
-    /* Events that it took are counted in what it returns. */
+    /* It returns the count of events that it took. */
     {208, 247, 0},      /* io_getevents */
     {333, 385, 0},      /* io_pgetevents */
     {-1, 416, 0},       /* io_pgetevents_time64 */
-    /* What was read or sent is counted in what they return. */
+    /* They return the count of what was read or sent. */
     {0, 3, SOCKET},     /* read */
     {19, 145, SOCKET},  /* readv */
     {45, 371, SOCKET},  /* recvfrom */
@@ -52,7 +52,7 @@ static const struct again {
     {-1, 239, SOCKET},  /* sendfile64 */
     {43, -1, SOCKET},   /* accept */
     {288, 364, SOCKET}, /* accept4 */
-    /* It waits for the connection that it has begun to make. Over TCP it then times out with another errno. */
+    /* It waits for the connection that it began. Over TCP it then times out with another errno. */
     {42, 362, SOCKET},  /* connect */
     /* The same by socketcall. */
     {-1, 102, 3},       /* socketcall: connect */

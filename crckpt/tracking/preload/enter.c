@@ -1,13 +1,13 @@
 /*
- * CRIU dumps a tree that has mounts of its own (PrivateTmp= of systemd) if it is in the same mount namespace. But what
- * is mounted there may be the tree's to write: no program, library, configuration or cache in it may be used. So CRIU
- * starts outside, and looks at the kernel there. It enters the mount namespace when it first looks at the root of the
- * tree (to log its name, which CRIU does from 3.18 on), and keeps the root directory that it had: each path that it opens,
- * executes or loads is a path of the host, as before. Two files are the exception, which CRIU reads to find the files of
- * the tree: "/" is the root directory of the tree's mounts, and its own mountinfo lists these.
+ * CRIU can dump a tree that has its own mounts (PrivateTmp= of systemd) if it is in the same mount namespace. But the
+ * tree may be able to write what is mounted there: CRIU must use no program, library, configuration or cache from it. So
+ * CRIU starts outside, and examines the kernel there. It enters the mount namespace when it first looks at the root of
+ * the tree (to log its name, which CRIU does from 3.18 on), and keeps its root directory: each path that it opens,
+ * executes or loads is still a path of the host. The exception are two files that CRIU reads to find the tree's files:
+ * "/" is the root directory of the tree's mounts, and CRIU's own mountinfo lists these.
  *
- * The owner of the namespace is asked for through the same descriptor by which it is entered: the process may have
- * changed its namespaces since crckpt looked. Sources: setns(2), ioctl_nsfs(2); criu/mount.c, criu/proc_parse.c,
+ * The namespace is entered, and its owner is read, through one descriptor: the process may have changed its namespaces
+ * since crckpt looked. Sources: setns(2), ioctl_nsfs(2); criu/mount.c, criu/proc_parse.c,
  * criu/namespaces.c of CRIU 4.2.
  */
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@
 
 #define DIRECTORY (O_PATH | O_DIRECTORY | O_CLOEXEC)
 
-/* `outside` is the host's root directory, `inside` that of the tree's mounts; `home` keeps the mounts of the former. */
+/* `outside` is the host's root directory, `inside` that of the tree's mounts; `home` keeps the host's mounts alive. */
 static struct {
     const char *pid;
     int is_entered, outside, inside, home;
@@ -55,8 +55,8 @@ void prepare_to_enter(const char *pid)
     tree.pid = pid;
 }
 
-/* Of the process that is called so in this /proc. */
-static int opened_namespace(int proc, const char *process, const char *kind)
+/* Open a namespace of the process with this name in /proc. */
+static int open_namespace(int proc, const char *process, const char *kind)
 {
     char name[64], *at = name;
     while (*process && at < name + 32)
@@ -68,10 +68,10 @@ static int opened_namespace(int proc, const char *process, const char *kind)
     return syscall(SYS_openat, proc, name, O_RDONLY | O_CLOEXEC, 0);
 }
 
-static int is_ours(int proc, int namespace)
+static int has_our_users(int proc, int namespace)
 {
     struct stat owner, own;
-    int owners = syscall(SYS_ioctl, namespace, NS_GET_USERNS, 0), users = opened_namespace(proc, "self", "user");
+    int owners = syscall(SYS_ioctl, namespace, NS_GET_USERNS, 0), users = open_namespace(proc, "self", "user");
     int is_same = owners >= 0 && users >= 0 && !syscall(SYS_fstat, owners, &owner) && !syscall(SYS_fstat, users, &own) &&
                   owner.st_dev == own.st_dev && owner.st_ino == own.st_ino;
     syscall(SYS_close, owners);
@@ -79,32 +79,32 @@ static int is_ours(int proc, int namespace)
     return is_same;
 }
 
-static int opened_directory(const char *path)
+static int open_directory(const char *path)
 {
     return syscall(SYS_openat, AT_FDCWD, path, DIRECTORY, 0);
 }
 
-static int has_root(int directory)
+static int change_root(int directory)
 {
     return !syscall(SYS_fchdir, directory) && !syscall(SYS_chroot, ".");
 }
 
 static void enter(void)
 {
-    int proc = opened_directory("/proc"), namespace = opened_namespace(proc, tree.pid, "mnt"), here = opened_directory(".");
+    int proc = open_directory("/proc"), namespace = open_namespace(proc, tree.pid, "mnt"), here = open_directory(".");
     if (namespace < 0)
         give_up("the process is gone");
-    if (!is_ours(proc, namespace))
+    if (!has_our_users(proc, namespace))
         give_up("they belong to another user namespace");
-    /* These mounts may be a copy that nobody else is in, and would go with its last process. */
-    tree.home = opened_namespace(proc, "self", "mnt");
-    tree.outside = opened_directory("/");
+    /* CRIU may be the only process in these mounts, which end with their last process. */
+    tree.home = open_namespace(proc, "self", "mnt");
+    tree.outside = open_directory("/");
     if (here < 0 || tree.home < 0 || tree.outside < 0)
         give_up("the host's directories cannot be opened");
     if (syscall(SYS_setns, namespace, CLONE_NEWNS))
         give_up("the kernel refuses it");
-    tree.inside = opened_directory("/");
-    if (tree.inside < 0 || !has_root(tree.outside) || syscall(SYS_fchdir, here))
+    tree.inside = open_directory("/");
+    if (tree.inside < 0 || !change_root(tree.outside) || syscall(SYS_fchdir, here))
         give_up("there is no way back to the host's directories");
     syscall(SYS_close, here);
     syscall(SYS_close, namespace);
@@ -113,14 +113,14 @@ static void enter(void)
     say("crckpt's preload: entered the mounts of the tree\n");
 }
 
-/* The table shows what can be reached from the root directory of who opens it. */
-static int opened_mount_table(int directory, const char *path, int flags)
+/* mountinfo lists what can be reached from the root directory of the process that opens it. */
+static int open_mount_table(int directory, const char *path, int flags)
 {
-    int here = opened_directory("."), number = -1;
-    if (here >= 0 && has_root(tree.inside))
+    int here = open_directory("."), number = -1;
+    if (here >= 0 && change_root(tree.inside))
         number = syscall(SYS_openat, directory, path, flags, 0);
     int before = errno;
-    if (here < 0 || !has_root(tree.outside) || syscall(SYS_fchdir, here))
+    if (here < 0 || !change_root(tree.outside) || syscall(SYS_fchdir, here))
         give_up("there is no way back to the host's directories");
     syscall(SYS_close, here);
     errno = before;
@@ -129,15 +129,15 @@ static int opened_mount_table(int directory, const char *path, int flags)
 
 int is_mount_table(const char *path)
 {
-    return tree.is_entered && same(path, "mountinfo");
+    return tree.is_entered && is_equal(path, "mountinfo");
 }
 
-/* A file of the root in /proc. */
+/* Whether CRIU opens a file of the tree's root in /proc, which is the time to enter. */
 static int is_time(int directory, const char *path)
 {
     const char *proc = "/proc/", *pid = tree.pid;
     if (directory != AT_FDCWD)
-        return same(path, pid);
+        return is_equal(path, pid);
     while (*proc && *proc == *path)
         proc++, path++;
     while (!*proc && *pid && *pid == *path)
@@ -145,7 +145,7 @@ static int is_time(int directory, const char *path)
     return !*proc && !*pid && *path == '/';
 }
 
-int opened_inside(int directory, const char *path, int flags, int is_own, int *number)
+int open_inside(int directory, const char *path, int flags, int is_own, int *number)
 {
     if (!tree.pid)
         return 0;
@@ -154,18 +154,18 @@ int opened_inside(int directory, const char *path, int flags, int is_own, int *n
     if (!tree.is_entered)
         return 0;
     if (is_mount_table(path) && is_own && !(flags & O_CREAT)) {
-        *number = opened_mount_table(directory, path, flags);
+        *number = open_mount_table(directory, path, flags);
         return 1;
     }
-    /* CRIU opens it without O_DIRECTORY where it means its own (criu/sk-unix.c). */
-    if (same(path, "/") && flags & O_DIRECTORY) {
+    /* Where CRIU means its own root directory it opens it without O_DIRECTORY (criu/sk-unix.c). */
+    if (is_equal(path, "/") && flags & O_DIRECTORY) {
         *number = syscall(SYS_openat, tree.inside, ".", flags, 0);
         return 1;
     }
     return 0;
 }
 
-/* With it CRIU's root directory would become that of the mounts which it enters. */
+/* Refuse CRIU's own setns(2): its root directory would become that of the mounts that it enters. */
 __attribute__((visibility("default"))) int setns(int namespace, int kind)
 {
     if (tree.is_entered && (kind ? kind : syscall(SYS_ioctl, namespace, NS_GET_NSTYPE, 0)) & CLONE_NEWNS) {

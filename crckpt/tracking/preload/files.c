@@ -36,8 +36,8 @@ int watch_file(int number, int kind, int pid)
         return number;
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i].kind == NONE && read_identity(number, &status)) {
-            let_go(&files[i].unchanged);
-            let_go(&files[i].vdso);
+            release(&files[i].unchanged);
+            release(&files[i].vdso);
             files[i] = (struct file){number, kind, status.st_dev, status.st_ino, pid, {0}, {0}};
             return number;
         }

@@ -1,22 +1,23 @@
 /*
- * A page can come to hold something else, and have no soft-dirty bit. mremap hangs whole page tables elsewhere as they
- * are (mm/mremap.c, move_normal_pmd); the huge page of zeros has no bit, where somebody reads memory that was given
- * back; and pages lose theirs when the kernel merges them (mm/ksm.c, replace_page), or a probe replaces them
- * (uprobes). CRIU would take what the dump before has at that address. In all of that the page lies in another frame
- * than before. So a page counts as clean only if it has no bit, and is in the frame in which it was at the reset
- * before. A page that the kernel moved by itself, or swapped out or in, counts as written, which costs bytes.
+ * Find written pages that have no soft-dirty bit.
  *
- * And a page can be written where it is, and have no bit: new memory makes the map that it joins dirty as a whole;
- * mprotect makes pages of such a map writable without a fault that would set their bits (Linux 6.0, mm/mprotect.c,
- * can_change_pte_writable); and when that map joins another by mprotect, it is no longer dirty (until "mm: propagate
- * VM_SOFTDIRTY on merge"). So on a kernel that does so the page's map must also be as it was at the reset: a map that
- * has joined another, or was cut, counts as written. One that is again as it was does not: what came between cannot be
- * seen. CRIU itself makes maps readable before it opens a page map (criu/mem.c), which can join them: they are compared
- * as they were before, when it read smaps, and must still have the same borders then.
+ * A page's content can change without a bit: mremap moves whole page tables (mm/mremap.c, move_normal_pmd); reading
+ * memory that was given back maps the huge zero page, which has no bit; and pages lose their bit when the kernel merges
+ * them (mm/ksm.c, replace_page) or a probe replaces them (uprobes). CRIU would take the old page from the dump before.
+ * In each of these cases the page is in another frame. So a page counts as clean only if it has no bit, and is in the
+ * same frame as at the last reset. A page that the kernel moved, or swapped out or in, counts as written, too, which
+ * costs bytes.
  *
- * The frames and the maps of a tree are kept in a file as long as it is followed, 8 bytes a page and 16 a map: what
- * CRIU reads of its page maps in the freeze, before it resets the bits. After a dump that comes to nothing the next is
- * full, and asks for none.
+ * A page can also be written in place without a bit. New memory makes the map that it joins dirty as a whole; mprotect
+ * makes pages of such a map writable without the fault that would set their bits (Linux 6.0, mm/mprotect.c,
+ * can_change_pte_writable); and when mprotect joins that map with another, it is no longer dirty (until "mm: propagate
+ * VM_SOFTDIRTY on merge"). So on such a kernel the page's map must be unchanged, too: a map that has joined another, or
+ * was cut, counts as written. A change that was undone cannot be seen. CRIU itself makes maps readable before it opens a
+ * page map (criu/mem.c), which can join them: so they are compared as they were when it read smaps, and need only have
+ * the same borders later.
+ *
+ * The frames and maps of a tree are kept in a file while it is tracked, 8 bytes a page and 16 a map: what CRIU reads of
+ * page maps in the freeze, before it resets the bits. After a failed dump the next one is full, and needs none.
  */
 #define _GNU_SOURCE
 #include "frames.h"
@@ -27,13 +28,13 @@
 
 #define WHERE ((3ull << 62) | (ENTRY_SOFT_DIRTY - 1))
 
-/* What is before the entries of pages that follow each other, and before the maps of a process, as OF_MAPS. */
+/* The header of the entries of consecutive pages, and, with OF_MAPS, of the maps of a process. */
 struct run {
     uint64_t pid, first, count;
 };
 #define OF_MAPS (1ull << 63)
 
-/* Its permissions are in the low bits of its end. */
+/* The low bits of `end` are the permissions. */
 struct map {
     uint64_t start, end;
 };
@@ -42,7 +43,7 @@ static struct bytes before;
 static size_t looked_at;
 static int now = -1, is_wanted, are_maps_compared;
 
-/* Of the process of which smaps was read last. */
+/* The maps of the process whose smaps was read last. */
 static struct bytes maps_seen;
 static int seen_of;
 
@@ -51,7 +52,7 @@ void prepare_frames(const char *path, int compares_maps)
     is_wanted = *path != 0;
     are_maps_compared = compares_maps;
     now = is_wanted ? syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_APPEND | O_CLOEXEC, 0) : -1;
-    if (now >= 0 && !all_read(now, &before))
+    if (now >= 0 && !read_all(now, &before))
         before.length = 0;
 }
 
@@ -61,10 +62,10 @@ int are_frames_wanted(void)
 }
 
 /*
- * The run with this page. They are asked for in the order in which they are: it is looked for from the last one on, and
- * then from the first. `until` becomes the page that it is to be looked for again, after this run or at the next one.
+ * The run with this page. Pages are asked for mostly in order: search from the last run on, then from the first. `until`
+ * becomes the page at which to search again: after this run, or at the next one.
  */
-static const struct run *run_with(uint64_t pid, uint64_t page, uint64_t *until)
+static const struct run *find_run(uint64_t pid, uint64_t page, uint64_t *until)
 {
     size_t begin = looked_at, at = begin;
     *until = ~0ull;
@@ -90,38 +91,38 @@ static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t c
 {
     static int has_begun;
     const struct run run = {pid, first, count};
-    /* Not before: a shell that starts CRIU may have the library, too. */
+    /* Not earlier: a shell that starts CRIU may have loaded the library, too. */
     if (!has_begun++)
         syscall(SYS_ftruncate, now, 0l);
-    if (!written(now, (const char *)&run, sizeof run) ||
-        !written(now, (const char *)entries, count * sizeof *entries)) {
-        /* What is kept later would be taken for its rest. */
+    if (!write_all(now, (const char *)&run, sizeof run) ||
+        !write_all(now, (const char *)entries, count * sizeof *entries)) {
+        /* Later runs would be read as the rest of this one: keep none. */
         syscall(SYS_ftruncate, now, 0l);
         syscall(SYS_close, now);
         now = -1;
     }
 }
 
-static int added_map(struct bytes *maps, const struct map *map)
+static int append_map(struct bytes *maps, const struct map *map)
 {
-    return added(maps, (const char *)map, (const char *)(map + 1));
+    return append(maps, (const char *)map, (const char *)(map + 1));
 }
 
-/* The maps in a list of them, lines of START-END PERMISSIONS ..., if they are wanted and can be read. Closes it. */
+/* Read a list of maps, lines of START-END PERMISSIONS ..., if maps are compared. Closes it. */
 static void read_maps(int list, struct bytes *maps)
 {
     static struct bytes text;
     text.length = maps->length = 0;
-    if (list >= 0 && are_maps_compared && all_read(list, &text)) {
+    if (list >= 0 && are_maps_compared && read_all(list, &text)) {
         const char *end = text.at + text.length;
-        for (const char *line = text.at; line < end; line = line_after(line, end)) {
+        for (const char *line = text.at; line < end; line = next_line(line, end)) {
             struct map map;
-            map.start = address(&line);
+            map.start = parse_hex(&line);
             line++;
-            map.end = address(&line);
+            map.end = parse_hex(&line);
             for (int bit = 0; bit < 4; bit++)
                 map.end |= (uint64_t)(line[1 + bit] != '-' && line[1 + bit] != 'p') << bit;
-            if (!added_map(maps, &map))
+            if (!append_map(maps, &map))
                 break;
         }
     }
@@ -129,19 +130,19 @@ static void read_maps(int list, struct bytes *maps)
         syscall(SYS_close, list);
 }
 
-void see_maps(int pid, int list)
+void record_maps(int pid, int list)
 {
     read_maps(list, &maps_seen);
     seen_of = pid;
 }
 
-/* Adds those maps that are among `count` others, or of which these have at least the `borders`. */
+/* Append the maps that are among `count` others, with the same permissions or, with `borders`, any. */
 static void add_common(const struct bytes *maps, const struct map *other, size_t count, int borders, struct bytes *into)
 {
     const struct map *map = (const void *)maps->at, *end = map + maps->length / sizeof *map, *last = other + count;
     while (map < end && other < last)
         if (map->start == other->start && !((map->end ^ other->end) >> (borders ? PAGE_SHIFT : 0))) {
-            if (!added_map(into, map))
+            if (!append_map(into, map))
                 return;
             map++, other++;
         } else if (map->start < other->start)
@@ -158,11 +159,11 @@ void keep_maps(int pid, int list, struct bytes *unchanged)
     unchanged->length = same.length = 0;
     read_maps(list, &here);
     if (!are_maps_compared) {
-        added_map(unchanged, &all);
+        append_map(unchanged, &all);
         return;
     }
     const struct bytes *maps = seen_of == pid ? &maps_seen : &here;
-    const struct run *run = run_with(OF_MAPS | pid, 0, &until);
+    const struct run *run = find_run(OF_MAPS | pid, 0, &until);
     if (run)
         add_common(maps, (const void *)(run + 1), run->count * sizeof until / sizeof(struct map), 0, &same);
     add_common(&same, (const void *)here.at, here.length / sizeof(struct map), 1, unchanged);
@@ -170,7 +171,7 @@ void keep_maps(int pid, int list, struct bytes *unchanged)
         keep(OF_MAPS | pid, 0, (const uint64_t *)maps->at, maps->length / sizeof until);
 }
 
-size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count)
+size_t mark_moved(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count)
 {
     const struct map *map = (const void *)unchanged->at, *last = map + unchanged->length / sizeof *map;
     const struct run *run = NULL;
@@ -186,8 +187,8 @@ size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, u
         if (!(where >> 62) || entries[i] & ENTRY_SOFT_DIRTY)
             continue;
         if (page >= until)
-            run = run_with(pid, page, &until);
-        /* Who may not see frames sees none. */
+            run = find_run(pid, page, &until);
+        /* Without the right to see frames, all are 0: then every page counts as moved. */
         if (map == last || map->start >> PAGE_SHIFT > page || !run || !(where & (ENTRY_SOFT_DIRTY - 1)) ||
             (((const uint64_t *)(run + 1))[page - run->first] & WHERE) != where) {
             entries[i] |= ENTRY_SOFT_DIRTY;

@@ -1,4 +1,4 @@
-/* Which pages lie where they lay when the bits were reset last, in maps that are as they were (frames.c). */
+/* Find pages that are not where they were when the bits were last reset, or whose map has changed (frames.c). */
 #include "bytes.h"
 
 #include <stddef.h>
@@ -8,22 +8,22 @@
 #define ENTRY_SOFT_DIRTY (1ull << 55)
 
 /*
- * Before any process is frozen. `path` is the file of what was seen last, and of what is seen now; empty: none.
- * `compares_maps`: what lies in a map that is not as it was is dirty.
+ * Call it before any process is frozen. `path` is the file with the frames and maps of the last reset, which are
+ * replaced by those of this one; empty: none. `compares_maps`: every page of a map that has changed is dirty.
  */
 void prepare_frames(const char *path, int compares_maps);
 
 /* Whether a file was named. */
 int are_frames_wanted(void);
 
-/* A process is frozen, and nothing was done to it: `list` is its list of maps, which is open, and is closed. */
-void see_maps(int pid, int list);
+/* Record the maps of a process that is frozen and otherwise unchanged. `list` is its open list of maps, which is closed. */
+void record_maps(int pid, int list);
 
-/* Its page map is opened: those of its maps that are as they were. `list` as before; perhaps CRIU has changed some. */
+/* Find its maps that are unchanged since the last reset. `list` as before, but CRIU may have changed some maps. */
 void keep_maps(int pid, int list, struct bytes *unchanged);
 
 /*
- * Entries, of pages of this process from `first` on, become dirty unless the page is where it was, in one of the
- * `unchanged` maps. How many did.
+ * Mark entries as dirty, of pages of this process from `first` on, unless the page is where it was and in one of the
+ * `unchanged` maps. Returns how many were marked.
  */
-size_t moved_are_dirty(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count);
+size_t mark_moved(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count);

@@ -1,8 +1,8 @@
 /*
- * For a restore, with links.c, a library of its own: CRIU makes removed files again in the directory where they were,
- * by paths: it creates NAME.cr.N.ghost there, changes whose it is and then its mode, links it to the name that the file
- * had, opens that, and removes both (criu/files-reg.c). The file is the user's between two of these steps, who can put
- * another in its place: what is changed here is the file that CRIU made, in a directory that no symlink leads to.
+ * Part of the preload library for restores. CRIU makes removed files again in the directory where they were, by paths:
+ * it creates NAME.cr.N.ghost there, changes its owner and then its mode, links it to the name that the file had, opens
+ * that, and removes both (criu/files-reg.c). Between these steps the file belongs to the user, who can replace it: so
+ * change only the file that CRIU made, in a directory that is reached through no symlink.
  */
 #define _GNU_SOURCE
 #include "links.h"
@@ -21,21 +21,21 @@
 #undef open64
 #undef openat64
 
-/* Of the file that CRIU gave to its owner last: its mode comes next. */
+/* The file that CRIU gave to its owner last. CRIU changes its mode next. */
 static struct {
     dev_t device;
     ino_t inode;
 } given;
 
-static int opened(int directory, const char *path, int flags, mode_t mode)
+static int open_file(int directory, const char *path, int flags, mode_t mode)
 {
-    const char *last = begin_of_last(path);
+    const char *last = last_part(path);
     if (!(flags & O_CREAT) || !is_of_criu(last))
-        /* Files of the tree are below a root directory that CRIU has open. */
+        /* CRIU opens files of the tree relative to a root directory that it has open. */
         return directory == AT_FDCWD ? syscall(SYS_openat, directory, path, flags, mode)
-                                     : opened_by_trusted(directory, path, flags, mode);
-    int parent = opened_parent(directory, path, last);
-    return parent < 0 ? -1 : with_closed(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
+                                     : open_trusted(directory, path, flags, mode);
+    int parent = open_parent(directory, path, last);
+    return parent < 0 ? -1 : close_and_return(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
 }
 
 OPEN(open)
@@ -47,20 +47,20 @@ CHECKED_OPEN(__open64_2)
 CHECKED_OPENAT(__openat_2)
 CHECKED_OPENAT(__openat64_2)
 
-/* What has no other name, or is a directory, where hard links cannot be; of other names than CRIU's only a socket. */
-static int opened_own(int directory, const char *path, struct stat *status)
+/* Open a file that CRIU made: one without other names, or a directory. Under a name that is not CRIU's only a socket. */
+static int open_own(int directory, const char *path, struct stat *status)
 {
     struct place place;
-    if (!found_place(directory, path, 0, &place))
+    if (!find_place(directory, path, 0, &place))
         return -1;
     int number = syscall(SYS_openat, place.directory, place.last, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
-    if (with_closed(place.directory, number) < 0)
+    if (close_and_return(place.directory, number) < 0)
         return -1;
     if (!syscall(SYS_fstat, number, status) && (S_ISDIR(status->st_mode) || status->st_nlink == 1) &&
         (is_of_criu(place.last) || S_ISSOCK(status->st_mode)))
         return number;
     errno = EPERM;
-    return with_closed(number, -1);
+    return close_and_return(number, -1);
 }
 
 VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, int flags)
@@ -68,16 +68,16 @@ VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, i
     struct stat status;
     if (!*path)
         return syscall(SYS_fchownat, directory, path, user, group, flags);
-    int number = opened_own(directory, path, &status);
+    int number = open_own(directory, path, &status);
     if (number < 0)
         return -1;
     given.device = status.st_dev;
     given.inode = status.st_ino;
-    return with_closed(number, syscall(SYS_fchownat, number, "", user, group, AT_EMPTY_PATH));
+    return close_and_return(number, syscall(SYS_fchownat, number, "", user, group, AT_EMPTY_PATH));
 }
 
 /* chmod(2) and connect(2) take no descriptor that was opened with O_PATH. */
-const char *name_of(int number, char name[32])
+const char *descriptor_path(int number, char name[32])
 {
     char digits[16], *at = name;
     int count = 0;
@@ -98,27 +98,27 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
     char name[32];
     if (!*path || flags)
         return syscall(SYS_fchmodat, directory, path, mode);
-    int number = opened_own(directory, path, &status);
+    int number = open_own(directory, path, &status);
     if (number < 0)
         return -1;
     if (status.st_dev != given.device || status.st_ino != given.inode || S_ISLNK(status.st_mode)) {
         errno = EPERM;
-        return with_closed(number, -1);
+        return close_and_return(number, -1);
     }
-    return with_closed(number, syscall(SYS_fchmodat, AT_FDCWD, name_of(number, name), mode));
+    return close_and_return(number, syscall(SYS_fchmodat, AT_FDCWD, descriptor_path(number, name), mode));
 }
 
-/* Where the directory of a removed file is gone, too, CRIU makes it again, below a root directory that it has open. */
+/* If the directory of a removed file is gone, too, CRIU makes it again, relative to a root directory that it has open. */
 VISIBLE int mkdirat(int directory, const char *path, mode_t mode)
 {
     struct place place;
-    const char *last = begin_of_last(path);
-    if (directory == AT_FDCWD && !found_place(directory, path, 0, &place))
+    const char *last = last_part(path);
+    if (directory == AT_FDCWD && !find_place(directory, path, 0, &place))
         return -1;
     if (directory == AT_FDCWD)
-        return with_closed(place.directory, syscall(SYS_mkdirat, place.directory, place.last, mode));
+        return close_and_return(place.directory, syscall(SYS_mkdirat, place.directory, place.last, mode));
     if (last == path)
         return syscall(SYS_mkdirat, directory, path, mode);
-    int parent = opened_parent(directory, path, last);
-    return parent < 0 ? -1 : with_closed(parent, syscall(SYS_mkdirat, parent, last, mode));
+    int parent = open_parent(directory, path, last);
+    return parent < 0 ? -1 : close_and_return(parent, syscall(SYS_mkdirat, parent, last, mode));
 }

@@ -1,4 +1,4 @@
-/* The names by which files are opened: each calls `opened(directory, path, flags, mode)` of who includes this. */
+/* All names of open(2) and openat(2): each calls `open_file(directory, path, flags, mode)` of the file that includes this. */
 #pragma once
 
 #include <fcntl.h>
@@ -17,20 +17,20 @@
 #define OPEN(name)                                              \
     VISIBLE int name(const char *path, int flags, ...)          \
     {                                                           \
-        MODE return opened(AT_FDCWD, path, flags, mode);        \
+        MODE return open_file(AT_FDCWD, path, flags, mode);        \
     }
 #define OPENAT(name)                                            \
     VISIBLE int name(int at, const char *path, int flags, ...)  \
     {                                                           \
-        MODE return opened(at, path, flags, mode);              \
+        MODE return open_file(at, path, flags, mode);              \
     }
 #define CHECKED_OPEN(name)                                      \
     VISIBLE int name(const char *path, int flags)               \
     {                                                           \
-        return opened(AT_FDCWD, path, flags, 0);                \
+        return open_file(AT_FDCWD, path, flags, 0);                \
     }
 #define CHECKED_OPENAT(name)                                    \
     VISIBLE int name(int at, const char *path, int flags)       \
     {                                                           \
-        return opened(at, path, flags, 0);                      \
+        return open_file(at, path, flags, 0);                      \
     }

@@ -37,9 +37,9 @@ VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, siz
         ahead.to = to;
         ahead.length = moved;
     }
-    size_t told = length < ahead.length ? length : ahead.length;
-    ahead.length -= told;
-    return told;
+    size_t answered = length < ahead.length ? length : ahead.length;
+    ahead.length -= answered;
+    return answered;
 }
 
 void forget_moved(int number)

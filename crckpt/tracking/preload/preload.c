@@ -78,8 +78,8 @@ static int open_smaps(int directory)
         return number;
     int pid = pid_in(directory, "stat");
     if (are_frames_wanted())
-        see_maps(pid, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0));
-    return as_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
+        record_maps(pid, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0));
+    return open_short_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
 }
 
 /* Open the page map of a process. CRIU gets its bits unchanged only where nothing is known of it, as in a self-test. */
@@ -108,7 +108,7 @@ static void prepare_once(void)
         return;
     is_done = 1;
     for (char **one = environ; *one; one++)
-        if (!begins(*one, "LD_PRELOAD="))
+        if (!starts_with(*one, "LD_PRELOAD="))
             *kept++ = *one;
     *kept = NULL;
     prepare_to_enter(variable("CRCKPT_ENTER="));
@@ -116,27 +116,27 @@ static void prepare_once(void)
     prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "", !*variable("CRCKPT_JOINED_ARE_DIRTY="));
 }
 
-static int opened(int directory, const char *path, int flags, mode_t mode)
+static int open_file(int directory, const char *path, int flags, mode_t mode)
 {
-    const char *last = begin_of_last(path);
+    const char *last = last_part(path);
     int inside;
     prepare_once();
-    if (opened_inside(directory, path, flags, is_mount_table(path) && !pid_beside(directory, path, last), &inside))
+    if (open_inside(directory, path, flags, is_mount_table(path) && !pid_beside(directory, path, last), &inside))
         return inside;
     if (!is_tracking())
         return syscall(SYS_openat, directory, path, flags, mode);
-    if (begins(last, "criu.kdat") && !tracker_is("soft-dirty")) {
+    if (starts_with(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
     }
-    if (same(last, "clear_refs"))
+    if (is_equal(last, "clear_refs"))
         return open_clear_refs(directory, path, last, flags);
-    if (same(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
+    if (is_equal(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
         return open_smaps(directory);
     int number = syscall(SYS_openat, directory, path, flags, mode);
-    if (begins(last, "pages-") && flags & O_CREAT)
+    if (starts_with(last, "pages-") && flags & O_CREAT)
         return watch_file(number, PAGES, 0);
-    return same(last, "pagemap") ? open_pagemap(number, directory, path, last) : number;
+    return is_equal(last, "pagemap") ? open_pagemap(number, directory, path, last) : number;
 }
 
 /* Mark entries that were read of a page map at this place. */
@@ -150,7 +150,7 @@ static ssize_t mark_dirty(int number, uint64_t *entries, ssize_t length, off_t p
     if ((is_passed ? length | place : length) % sizeof *entries)
         return refuse("part of a page map's entry");
     if (is_passed)
-        moved_are_dirty(file->pid, &file->unchanged, place / sizeof *entries, entries, count);
+        mark_moved(file->pid, &file->unchanged, place / sizeof *entries, entries, count);
     for (ssize_t i = 0; i < count && !is_passed; i++)
         entries[i] |= ENTRY_SOFT_DIRTY;
     return length;
@@ -217,7 +217,7 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     return tracker_is("soft-dirty") ? scan_soft_dirty(number, argument) : scan_by_protection(number, argument);
 }
 
-int unlinked_by_name(const char *path, int flags)
+int unlink_by_name(const char *path, int flags)
 {
     return syscall(SYS_unlinkat, AT_FDCWD, path, flags);
 }

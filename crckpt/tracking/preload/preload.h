@@ -32,7 +32,7 @@ struct region {
 
 struct scan {
     uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-    uint64_t inverted, mask, anyof, told;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 
 /*
@@ -55,7 +55,7 @@ extern char **environ;
 static inline const char *variable(const char *name)
 {
     for (char **one = environ; one && *one; one++)
-        if (begins(*one, name)) {
+        if (starts_with(*one, name)) {
             const char *value = *one;
             while (*name++)
                 value++;
@@ -66,7 +66,7 @@ static inline const char *variable(const char *name)
 
 static inline int tracker_is(const char *name)
 {
-    return same(variable("CRCKPT_TRACKER="), name);
+    return is_equal(variable("CRCKPT_TRACKER="), name);
 }
 
 static inline int is_tracking(void)

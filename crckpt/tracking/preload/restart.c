@@ -1,27 +1,27 @@
 /*
- * Keeps a dump from interrupting system calls. To freeze a thread interrupts the call that it waits in; the kernel then
- * says in the thread's registers how that call ends (kernel/signal.c, arch/x86/kernel/signal.c):
+ * Keep a dump from interrupting system calls. Freezing a thread interrupts the call that it waits in. The kernel then
+ * has in the thread's registers how the call ends (kernel/signal.c, arch/x86/kernel/signal.c):
  *
- *   ERESTARTSYS, ERESTARTNOINTR   it is made again, unless a handler without SA_RESTART runs (the former)
+ *   ERESTARTSYS, ERESTARTNOINTR   it is made again; the former not if a handler without SA_RESTART runs
  *   ERESTARTNOHAND                it is made again, unless a handler runs
  *   ERESTART_RESTARTBLOCK         the same, by restart_syscall(2), which knows how much of a timeout is left
- *   EINTR                         the call returns that: signal(7), "Interruption of system calls by stop signals"
+ *   EINTR                         it returns that: signal(7), "Interruption of system calls by stop signals"
  *
- * CRIU's image holds no restart block, and its own code in a process ends with rt_sigreturn(2), which takes that away:
- * it makes EINTR of ERESTART_RESTARTBLOCK (compel/arch/x86/src/lib/infect.c). So here
+ * CRIU's image has no restart block, and its own code in a process ends with rt_sigreturn(2), which removes it: CRIU
+ * turns ERESTART_RESTARTBLOCK into EINTR (compel/arch/x86/src/lib/infect.c). So here
  *
- *   PTRACE_SEIZE       looks which call it is that restart_syscall(2) goes on with, after an earlier interruption;
- *   PTRACE_GETREGSET   the first time for a thread, says ERESTARTNOHAND of a call that can be made again, or EINTR of
- *                      one that a handler interrupts which is about to run: this is what CRIU saves;
- *   PTRACE_SETREGSET   of what CRIU saved puts back what the kernel said, with ERESTARTNOHAND for the last two: as the
- *                      tree runs on, it is the kernel that decides, with all signals that came in the freeze;
- *   PTRACE_DETACH      does so for threads whose registers CRIU did not set, as in a pre-dump.
+ *   PTRACE_SEIZE       finds the call that restart_syscall(2) continues after an earlier interruption;
+ *   PTRACE_GETREGSET   returns, the first time for a thread, ERESTARTNOHAND for a call that can be made again, or EINTR
+ *                      if a handler is about to run that interrupts it: this is what CRIU saves;
+ *   PTRACE_SETREGSET   restores what the kernel had, with ERESTARTNOHAND for the last two: when the tree runs on, the
+ *                      kernel decides, with all signals that came in the freeze;
+ *   PTRACE_DETACH      does the same for threads whose registers CRIU did not set, as in a pre-dump.
  *
- * A call that is made again waits for all of a relative timeout, unless the kernel wrote what was left of it where the
- * program has it (select, ppoll, sleep of glibc).
+ * A call that is made again waits for all of a relative timeout, unless the kernel wrote the rest of it to the program's
+ * memory (select, ppoll, sleep of glibc).
  *
- * On arm64 the kernel undoes such calls before a tracer looks (arch/arm64/kernel/signal.c), and CRIU need not; what
- * returns EINTR has lost its first argument there, and is left as it is.
+ * On arm64 the kernel rewinds such calls before a tracer looks (arch/arm64/kernel/signal.c), so CRIU need not. A call
+ * that returns EINTR has lost its first argument there, and is left as it is.
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE
@@ -43,13 +43,13 @@
 #define NANOSLEEP 35
 #define CLOCK_NANOSLEEP 230
 #define FUTEX 202
-/* Clocks have small numbers, or negative ones of 32 bits; what else comes first in such a call is an address. */
+/* Clocks are small numbers, or negative ones of 32 bits. Any other first argument of such a call is an address. */
 #define MOST_CLOCKS 4096
-/* Both `syscall` and `int $0x80`. */
+/* Bytes of both `syscall` and `int $0x80`. */
 #define INSTRUCTION 2
 #define MOST_TASKS (1 << 22)
 
-/* A thread in a call that ends otherwise than CRIU is told, or than CRIU would have it; the next with the same hash. */
+/* A thread whose call ends otherwise than CRIU is told, or would have it; `next` has the same hash. */
 struct kept {
     int tid, next;
     struct call found;
@@ -57,7 +57,7 @@ struct kept {
 };
 static struct bytes all_kept;
 
-/* A thread in restart_syscall(2), and the call that this goes on with. */
+/* A thread in restart_syscall(2), and the call that this continues. */
 struct restarted {
     int tid, number;
 };
@@ -70,7 +70,7 @@ static long ask(long request, int tid, const void *address, void *data)
     return syscall(SYS_ptrace, request, (long)tid, address, data);
 }
 
-static int is_seen(int tid)
+static int was_looked_at(int tid)
 {
     return tid < 0 || tid >= MOST_TASKS || is_looked_at[tid / 8] >> tid % 8 & 1;
 }
@@ -90,23 +90,23 @@ static void keep(int tid, const struct call *found, long told, long put_back)
 {
     int *first = &first_kept[tid % (sizeof first_kept / sizeof *first_kept)];
     struct kept kept = {tid, *first, *found, told, put_back};
-    if (added(&all_kept, (const char *)&kept, (const char *)(&kept + 1)))
+    if (append(&all_kept, (const char *)&kept, (const char *)(&kept + 1)))
         *first = all_kept.length / sizeof kept;
 }
 
-/* What a thread's file in /proc says, with a zero behind it; empty if it cannot be read. */
+/* The text of a thread's file in /proc, ended with a zero; empty if it cannot be read. */
 static const char *text_of(int tid, const char *name)
 {
     static struct bytes text;
     char path[64];
     int before = errno, file = syscall(SYS_openat, AT_FDCWD, proc_path(path, tid, name, -1), O_RDONLY | O_CLOEXEC, 0);
     text.length = 0;
-    if (file >= 0 && !all_read(file, &text))
+    if (file >= 0 && !read_all(file, &text))
         text.length = 0;
     if (file >= 0)
         syscall(SYS_close, file);
     errno = before;
-    return added(&text, "", "" + 1) ? text.at : "";
+    return append(&text, "", "" + 1) ? text.at : "";
 }
 
 static int has(const char *text, const char *wanted)
@@ -122,9 +122,9 @@ static int has(const char *text, const char *wanted)
 }
 
 /*
- * Nothing was done to this thread yet, and it may wait in restart_syscall(2), with the arguments of the call that was
- * interrupted. Where it waits in the kernel says which that is: there are no others, and of those that sleep the kernel
- * names no function. Of a 32-bit program it is not known which of two layouts a time has, but for poll.
+ * Note which call restart_syscall(2) continues in a thread that is still untouched. It has the arguments of the call that
+ * was interrupted, and its kernel stack shows which that is: no other calls restart, and a stack without a known
+ * function is of one that sleeps. In a 32-bit program only poll is certain: a time can have two layouts there.
  */
 static void note_restarted(int tid)
 {
@@ -134,7 +134,7 @@ static void note_restarted(int tid)
     if (!is_compat && !(text[0] == '2' && text[1] == '1' && text[2] == '9' && text[3] == ' '))
         return;
     text += is_compat ? 4 : 6;
-    uint64_t first = address(&text);
+    uint64_t first = parse_hex(&text);
     const char *stack = text_of(tid, "/stack");
     if (has(stack, "poll"))
         found.number = is_compat ? POLL_32 : POLL;
@@ -145,10 +145,10 @@ static void note_restarted(int tid)
     else if (!is_compat && *stack && first >> 31 != 1 && first >> 31 != ~0ull >> 31)
         found.number = NANOSLEEP;
     if (found.number >= 0)
-        added(&all_restarted, (const char *)&found, (const char *)(&found + 1));
+        append(&all_restarted, (const char *)&found, (const char *)(&found + 1));
 }
 
-/* In place of restart_syscall(2) the call that it goes on with, if that is known. */
+/* Replace restart_syscall(2) by the call that it continues, if that is known. */
 static void recognise(int tid, struct call *call)
 {
     if (call->result != -ERESTART_RESTARTBLOCK || call->number != (call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL))
@@ -162,7 +162,7 @@ static void recognise(int tid, struct call *call)
     }
 }
 
-/* What follows the `name` at the start of a line, as a set of signals; all of them if it is not there. */
+/* The set of signals after `name` at the start of a line; all signals if it is not there. */
 static uint64_t signals(const char *status, const char *name)
 {
     for (const char *line = status; *line; line++) {
@@ -172,15 +172,15 @@ static uint64_t signals(const char *status, const char *name)
         if (!*wanted && (line == status || line[-1] == '\n')) {
             while (*at == ' ' || *at == '\t')
                 at++;
-            return address(&at);
+            return parse_hex(&at);
         }
     }
     return ~0ull;
 }
 
 /*
- * Whether a handler runs as soon as the thread does. A signal that is for any thread of its process counts for each of
- * them. It is the mask of the program that matters: one that a call has set for as long as it waits (ppoll) is set again.
+ * Whether a handler runs as soon as the thread does. A signal to the whole process counts for each of its threads. The
+ * program's own mask counts: a mask that a call sets while it waits (ppoll) is set again.
  */
 static int is_handler_due(int tid)
 {
@@ -194,7 +194,7 @@ static int is_handler_due(int tid)
     return ((signals(status, "SigPnd:") | signals(status, "ShdPnd:")) & ~blocked & signals(status, "SigCgt:")) != 0;
 }
 
-/* How the call is to end as the tree runs on; `result` if that is what the kernel says. */
+/* How the call must end when the tree runs on; unchanged if the kernel's result is right. */
 static long end_of(int tid, const struct call *call)
 {
     long restarts = call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL;
@@ -205,7 +205,7 @@ static long end_of(int tid, const struct call *call)
     return call->result;
 }
 
-/* These are the registers of a thread to which nothing was done yet. */
+/* Record the call of a thread that is still untouched, and set what CRIU is to save. */
 static void look(int tid, struct iovec *where)
 {
     struct call call;
@@ -224,7 +224,7 @@ static void look(int tid, struct iovec *where)
     write_call(where, &call, call.ip, told);
 }
 
-/* What CRIU found, or what it has made of that: it moves a thread back before a call that is to be made again. */
+/* Whether this is what CRIU was told, or what it made of that: it moves a thread back before a call to be made again. */
 static int is_as_kept(const struct kept *kept, const struct call *call)
 {
     if (call->number != kept->found.number || call->sp != kept->found.sp || call->is_compat != kept->found.is_compat)
@@ -247,7 +247,7 @@ static long put_back(int tid, const struct kept *kept, const struct iovec *where
     return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &ours);
 }
 
-/* Of a thread that has its registers as they were found. One that is not stopped has none to look at. */
+/* Set how the call ends in a thread whose registers CRIU did not set. A thread that runs has none to read. */
 static void let_call_go_on(int tid)
 {
     struct registers registers;
@@ -288,7 +288,7 @@ VISIBLE long ptrace(int request, ...)
     case PTRACE_PEEKTEXT:
     case PTRACE_PEEKDATA:
     case PTRACE_PEEKUSR:
-        /* As the function of a libc, which returns what the system call writes. */
+        /* Like libc's function, return what the system call writes. */
         result = ask(request, tid, address, &peeked);
         if (result >= 0)
             errno = 0;
@@ -298,7 +298,7 @@ VISIBLE long ptrace(int request, ...)
         return ask(request, tid, address, data);
     case PTRACE_GETREGSET:
         result = ask(request, tid, address, data);
-        if (result == 0 && is_of_registers && !is_seen(tid))
+        if (result == 0 && is_of_registers && !was_looked_at(tid))
             look(tid, data);
         return result;
     case PTRACE_SETREGSET:

@@ -30,7 +30,7 @@ static uint64_t end_of(const struct scan *scan, const struct region *regions, lo
 }
 
 /*
- * Scan all registered memory into `into`, and report what is `told` of it. With WP_MATCHING in `flags`, protect again
+ * Scan all registered memory into `into`, with the categories that are `wanted`. With WP_MATCHING in `flags`, protect again
  * what was written.
  *
  * One scan covers every map. The kernel skips unregistered ones, hugetlb among them, before it reads their page tables.
@@ -38,25 +38,25 @@ static uint64_t end_of(const struct scan *scan, const struct region *regions, lo
  * Pages that hold nothing must not be marked: CRIU would take the mark for a page that was swapped out. The kernel leaves
  * them out only if it reports regions: without a vector it marks all (pagemap_scan_pmd_entry).
  */
-static int walk_registered(int number, uint64_t flags, uint64_t told, struct bytes *into)
+static int walk_registered(int number, uint64_t flags, uint64_t wanted, struct bytes *into)
 {
     struct scan scan = {
         .size = sizeof scan,
         .flags = flags,
-        .inverted = PFNZERO,
-        .mask = PFNZERO | WPALLOWED,
-        .anyof = PRESENT | SWAPPED,
+        .category_inverted = PFNZERO,
+        .category_mask = PFNZERO | WPALLOWED,
+        .category_anyof_mask = PRESENT | SWAPPED,
     };
     int bits = 56;
     long found;
     into->length = 0;
     /* How many bits an address has differs between kernels: what is too high is refused as a whole. */
     do {
-        if (!has_room(into, AT_ONCE * sizeof(struct region)))
+        if (!reserve(into, AT_ONCE * sizeof(struct region)))
             return 0;
         struct region *regions = (void *)(into->at + into->length);
         scan.end = (1ull << bits) - sysconf(_SC_PAGESIZE);
-        scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;
+        scan.return_mask = wanted, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;
         found = syscall(SYS_ioctl, number, SCAN, &scan);
         if (found < 0 && (scan.start || bits-- == 36 || (errno != EFAULT && errno != EINVAL)))
             return 0;
@@ -91,19 +91,19 @@ static struct snapshot *find_snapshot(int pid)
  * same step what was written, and is kept for all answers: later writes belong to the next dump. CRIU's own memory, as
  * in its self-test, is scanned each time.
  */
-static const struct bytes *registered_regions(int number, uint64_t told)
+static const struct bytes *registered_regions(int number, uint64_t wanted)
 {
     static struct bytes now;
     struct file *file = find_file(number);
     struct snapshot one = {0}, *before;
     if (!file || file->kind != PAGEMAP || file->pid <= 0)
-        return walk_registered(number, 0, told, &now) ? &now : NULL;
+        return walk_registered(number, 0, wanted, &now) ? &now : NULL;
     before = find_snapshot(file->pid);
     if (before)
         return &before->regions;
     one.pid = file->pid;
-    if (!pass_gate() || !walk_registered(number, WP_MATCHING, told, &one.regions) || !lay_over(&one.regions, &file->vdso) ||
-        !added(&snapshots, (const char *)&one, (const char *)(&one + 1)))
+    if (!pass_gate() || !walk_registered(number, WP_MATCHING, wanted, &one.regions) || !lay_over(&one.regions, &file->vdso) ||
+        !append(&snapshots, (const char *)&one, (const char *)(&one + 1)))
         return NULL;
     return &find_snapshot(one.pid)->regions;
 }
@@ -118,7 +118,7 @@ static long report_regions(struct scan *asked, uint64_t end, long others, const 
     static struct bytes copy;
     struct region *into = (struct region *)(uintptr_t)asked->vec, *full = into + asked->vec_len;
     copy.length = 0;
-    if (!added(&copy, (const char *)into, (const char *)(into + others)))
+    if (!append(&copy, (const char *)into, (const char *)(into + others)))
         return -1;
     const struct region *other = (const void *)copy.at, *last_other = other + others;
     const struct region *one = (const void *)kept->at, *last = one + kept->length / sizeof *one;
@@ -151,20 +151,20 @@ long scan_by_protection(int number, struct scan *asked)
 {
     if (asked->size != sizeof *asked || asked->flags)
         return refuse("PAGEMAP_SCAN of another size, or with flags");
-    if ((asked->inverted | asked->mask | asked->anyof) & OURS || asked->told & (WPALLOWED | WRITTEN))
+    if ((asked->category_inverted | asked->category_mask | asked->category_anyof_mask) & OURS || asked->return_mask & (WPALLOWED | WRITTEN))
         return refuse("PAGEMAP_SCAN with WPALLOWED or WRITTEN, or choosing by SOFT_DIRTY");
-    if (!(asked->told & SOFT_DIRTY))
+    if (!(asked->return_mask & SOFT_DIRTY))
         return syscall(SYS_ioctl, number, SCAN, asked);
-    if (asked->inverted != asked->mask || (asked->mask | FILES) != (PFNZERO | FILES) ||
-        asked->anyof != (PRESENT | SWAPPED))
+    if (asked->category_inverted != asked->category_mask || (asked->category_mask | FILES) != (PFNZERO | FILES) ||
+        asked->category_anyof_mask != (PRESENT | SWAPPED))
         return refuse("PAGEMAP_SCAN for SOFT_DIRTY of other pages than those that hold something");
     struct scan other = *asked;
-    const struct bytes *kept = registered_regions(number, (asked->told & ~SOFT_DIRTY) | WRITTEN);
+    const struct bytes *kept = registered_regions(number, (asked->return_mask & ~SOFT_DIRTY) | WRITTEN);
     if (!kept)
         return -1;
-    other.told &= ~SOFT_DIRTY;
-    other.inverted |= WPALLOWED;
-    other.mask |= WPALLOWED;
+    other.return_mask &= ~SOFT_DIRTY;
+    other.category_inverted |= WPALLOWED;
+    other.category_mask |= WPALLOWED;
     long others = syscall(SYS_ioctl, number, SCAN, &other);
     for (long i = 0; i < others; i++)
         ((struct region *)(uintptr_t)asked->vec)[i].categories |= SOFT_DIRTY;
@@ -178,14 +178,14 @@ long scan_soft_dirty(int number, struct scan *asked)
     struct file *file = find_file(number);
     struct region *region = (struct region *)(uintptr_t)asked->vec;
     long found = syscall(SYS_ioctl, number, SCAN, asked), size = sysconf(_SC_PAGESIZE);
-    if (found < 0 || !file || !(asked->told & SOFT_DIRTY))
+    if (found < 0 || !file || !(asked->return_mask & SOFT_DIRTY))
         return found;
     for (long i = 0; i < found; i++, region++)
         for (uint64_t page = region->start / size, end = region->end / size, count; page < end; page += count) {
             count = end - page < sizeof entries / sizeof *entries ? end - page : sizeof entries / sizeof *entries;
             long length = count * sizeof *entries;
             if (syscall(SYS_pread64, number, entries, length, page * sizeof *entries) != length ||
-                moved_are_dirty(file->pid, &file->unchanged, page, entries, count))
+                mark_moved(file->pid, &file->unchanged, page, entries, count))
                 region->categories |= SOFT_DIRTY;
         }
     return file->vdso.length ? report_regions(asked, asked->walk_end, found, &file->vdso) : found;

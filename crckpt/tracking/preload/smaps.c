@@ -1,10 +1,10 @@
 /*
- * CRIU reads smaps of each frozen process, for the flags of its maps alone (criu/proc_parse.c, parse_smaps). The kernel
- * looks at every page of a process for it: 10 ms a GB. It is the only file that tells flags. But a BPF iterator tells
- * them as the kernel keeps them, as bits (vm_flags), which differ between kernels; and what smaps says of a map's flags
- * follows from these bits. So what each set of bits is called is learnt where smaps was read once, with the process
- * frozen, and kept in a table of its tree alone, as long as that is followed; from then on smaps is made of maps, the
- * iterator, and the table. Wherever these do not tell all, or there is no such iterator (Linux 6.1, root), it is read.
+ * CRIU reads smaps of each frozen process only for the flags of its maps (criu/proc_parse.c, parse_smaps). For that the
+ * kernel looks at every page of the process: 10 ms a GB. No other file has the flags. But a BPF iterator reads them as
+ * the kernel keeps them: as bits (vm_flags), which differ between kernels, and which determine the words in smaps. So
+ * the words of each set of bits are learnt from one smaps of the frozen process, and kept in a table of its tree while
+ * that is tracked. From then on smaps is made from maps, the iterator and the table. If these do not suffice, or there
+ * is no such iterator (it needs Linux 6.1 and root), smaps is read.
  *
  * Sources: linux/bpf.h, linux/btf.h; fs/proc/task_mmu.c, kernel/bpf/task_iter.c of Linux 6.18.
  */
@@ -35,11 +35,11 @@ enum { DECL_TAG = 17, ENUM64 = 19 };
 
 #define VMFLAGS "VmFlags: "
 #define OF_THE_KERNEL (1ull << 63)
-/* Entries of a table: a tree has some dozens. */
+/* Entries of a table. A tree has some dozens. */
 #define MOST 1024
 #define NONE_TOLD (~0ull)
 
-/* What the iterator says of a map. */
+/* What the iterator writes for each map. */
 struct vma {
     uint64_t start, end, flags;
 };
@@ -112,7 +112,7 @@ static const struct btf_type *type_of(const struct btf *btf, uint32_t number)
     return (const void *)(btf->types + ((uint32_t *)btf->places.at)[number]);
 }
 
-/* Where in this type the member of this name lies, in bytes; -1 if it has none. */
+/* The offset of this member in the type, in bytes; -1 if there is none. */
 static int place_of(const struct btf *btf, uint32_t number, const char *name)
 {
     const struct btf_type *type = type_of(btf, number);
@@ -137,8 +137,8 @@ static uint64_t instruction(uint8_t code, uint8_t to, uint8_t from, int16_t offs
     return code | to << 8 | from << 12 | (uint64_t)(uint16_t)offset << 16 | (uint64_t)(uint32_t)value << 32;
 }
 
-/* The iterator's program: of each map it writes a struct vma. */
-static int loaded(uint32_t function, int start, int end, int flags)
+/* Load the iterator's program, which writes a struct vma for each map. */
+static int load_program(uint32_t function, int start, int end, int flags)
 {
     enum { ADD = 0x07, EQUAL = 0x15, LOAD = 0x79, STORE = 0x7b, CALL = 0x85, EXIT = 0x95, SET = 0xb7, COPY = 0xbf };
     const uint64_t instructions[] = {
@@ -183,8 +183,8 @@ static int loaded(uint32_t function, int start, int end, int flags)
     return syscall(SYS_bpf, PROG_LOAD, &asked, sizeof asked);
 }
 
-/* The kernel says of itself what it is called and where it lies. */
-static int loaded_by(struct btf *btf, const struct bytes *kernel)
+/* Find the iterator's function and the offsets in the kernel's description of itself, and load the program. */
+static int load_iterator(struct btf *btf, const struct bytes *kernel)
 {
     const struct btf_header *header = (const void *)kernel->at;
     if (kernel->length < sizeof *header || header->magic != BTF_MAGIC || header->version != 1)
@@ -197,7 +197,7 @@ static int loaded_by(struct btf *btf, const struct bytes *kernel)
         const char *name = btf->names + type->name;
         if (!number++) /* what is of no type */
             btf->places.length = sizeof place;
-        if (!added(&btf->places, (const char *)&place, (const char *)(&place + 1)) || kind_of(type) > ENUM64)
+        if (!append(&btf->places, (const char *)&place, (const char *)(&place + 1)) || kind_of(type) > ENUM64)
             return -1;
         if (kind_of(type) == FUNC && is_named(name, "bpf_iter_task_vma"))
             function = number;
@@ -206,12 +206,12 @@ static int loaded_by(struct btf *btf, const struct bytes *kernel)
         if (kind_of(type) == UNION && is_named(name, "bpf_iter_link_info"))
             chosen = number;
     }
-    /* Without the choice of one process it would tell the maps of all. */
+    /* A kernel that cannot limit it to one process would list the maps of all. */
     if (!function || !vma || !chosen || place_of(btf, chosen, "task") < 0)
         return -1;
     int start = place_of(btf, vma, "vm_start"), end = place_of(btf, vma, "vm_end");
     int flags = place_of(btf, vma, "vm_flags");
-    return start < 0 || end < 0 || flags < 0 ? -1 : loaded(function, start, end, flags);
+    return start < 0 || end < 0 || flags < 0 ? -1 : load_program(function, start, end, flags);
 }
 
 void prepare_for_smaps(const char *table)
@@ -222,21 +222,21 @@ void prepare_for_smaps(const char *table)
     if (number < 0)
         return;
     table_path = table;
-    if (has_room(&btf.places, 1 << 20) && all_read(number, &kernel))
-        program = loaded_by(&btf, &kernel);
-    let_go(&btf.places);
-    let_go(&kernel);
+    if (reserve(&btf.places, 1 << 20) && read_all(number, &kernel))
+        program = load_iterator(&btf, &kernel);
+    release(&btf.places);
+    release(&kernel);
     syscall(SYS_close, number);
 }
 
 /*
- * Whether the iterator could be read to its end. It has none, where a process has more maps than it tells at once (32
- * KiB): it tells the last ones again, for ever (task_vma_seq_get_next). It tells them in the order of their addresses.
+ * Read the iterator to its end. Whether that was possible: if a process has more maps than fit into 32 KiB, it repeats
+ * the last ones for ever (task_vma_seq_get_next). Maps come in the order of their addresses.
  */
-static int all_told(int number, struct bytes *vmas)
+static int read_iterator(int number, struct bytes *vmas)
 {
     for (;;) {
-        if (!has_room(vmas, 1 << 16))
+        if (!reserve(vmas, 1 << 16))
             return 0;
         const struct vma *next = (const void *)(vmas->at + vmas->length);
         ssize_t found = syscall(SYS_read, number, next, vmas->room - vmas->length);
@@ -250,8 +250,8 @@ static int all_told(int number, struct bytes *vmas)
     }
 }
 
-/* Whether the iterator has told the maps of the process. */
-static int told_by_kernel(int pid, struct bytes *vmas)
+/* List the maps of a process by the iterator. Whether that worked. */
+static int list_maps(int pid, struct bytes *vmas)
 {
     const uint32_t chosen[3] = {pid};
     const struct {
@@ -262,7 +262,7 @@ static int told_by_kernel(int pid, struct bytes *vmas)
     int link = syscall(SYS_bpf, LINK_CREATE, &asked, sizeof asked);
     const uint32_t of[2] = {link};
     int number = link < 0 ? -1 : syscall(SYS_bpf, ITER_CREATE, of, sizeof of);
-    int is_told = number >= 0 && all_told(number, vmas);
+    int is_told = number >= 0 && read_iterator(number, vmas);
     if (number >= 0)
         syscall(SYS_close, number);
     if (link >= 0)
@@ -275,14 +275,14 @@ static int is_map(const char *line)
     return (*line >= '0' && *line <= '9') || (*line >= 'a' && *line <= 'f');
 }
 
-/* The flags of the map in this line, which comes after those of the lines before; 0 if they do not tell of the same. */
+/* The flags of the map in this line of maps, after those of the lines before; 0 if the two lists differ. */
 static uint64_t flags_of(const char *line, const struct bytes *vmas, size_t *next)
 {
-    uint64_t start = address(&line);
+    uint64_t start = parse_hex(&line);
     if (*line++ != '-' || start & OF_THE_KERNEL)
         return start & OF_THE_KERNEL ? NONE_TOLD : 0;
     const struct vma *vma = (const void *)(vmas->at + *next);
-    if (*next == vmas->length || vma->start != start || vma->end != address(&line))
+    if (*next == vmas->length || vma->start != start || vma->end != parse_hex(&line))
         return 0;
     *next += sizeof *vma;
     return vma->flags;
@@ -297,26 +297,26 @@ static const char *words_of(uint64_t flags, const struct bytes *table)
     return NULL;
 }
 
-/* Whether the table has words for all of them. */
-static int made(const struct bytes *maps, const struct bytes *vmas, const struct bytes *table, struct bytes *smaps)
+/* Make smaps. Whether the table has words for all flags. */
+static int make_smaps(const struct bytes *maps, const struct bytes *vmas, const struct bytes *table, struct bytes *smaps)
 {
     static const char begins[] = VMFLAGS;
     const char *end = maps->at + maps->length, *words = NULL;
     uint64_t flags, before = 0;
     size_t next = 0;
     for (const char *line = maps->at, *after; line < end; line = after) {
-        after = line_after(line, end);
+        after = next_line(line, end);
         flags = flags_of(line, vmas, &next);
         words = flags && flags == before ? words : words_of(flags, table);
         before = flags;
-        if (!flags || !words || !added(smaps, line, after) || !added(smaps, begins, begins + sizeof begins - 1) ||
-            !added(smaps, words, line_after(words, words + sizeof(((struct meaning *)0)->words))))
+        if (!flags || !words || !append(smaps, line, after) || !append(smaps, begins, begins + sizeof begins - 1) ||
+            !append(smaps, words, next_line(words, words + sizeof(((struct meaning *)0)->words))))
             return 0;
     }
     return next == vmas->length;
 }
 
-/* Adds to the table what this smaps calls what is not in it; alone, so that an entry is there as a whole and once. */
+/* Append to the table the words of flags that it lacks, under a lock, so that each entry is complete and unique. */
 static void learn(const struct bytes *smaps, const struct bytes *vmas, struct bytes *table, int known)
 {
     static const char begins[] = VMFLAGS;
@@ -327,7 +327,7 @@ static void learn(const struct bytes *smaps, const struct bytes *vmas, struct by
         syscall(SYS_lseek, known, 0l, SEEK_END) != (long)before)
         return;
     for (const char *line = smaps->at, *after; line < end; line = after) {
-        after = line_after(line, end);
+        after = next_line(line, end);
         if (is_map(line) && !(flags = flags_of(line, vmas, &next)))
             return;
         size_t same = 0;
@@ -339,46 +339,46 @@ static void learn(const struct bytes *smaps, const struct bytes *vmas, struct by
             continue;
         for (long i = 0; i < after - words; i++)
             found.words[i] = words[i];
-        if (!added(table, (const char *)&found, (const char *)(&found + 1)))
+        if (!append(table, (const char *)&found, (const char *)(&found + 1)))
             return;
     }
-    if (next == vmas->length && !written(known, table->at + before, table->length - before))
+    if (next == vmas->length && !write_all(known, table->at + before, table->length - before))
         syscall(SYS_ftruncate, known, before);
 }
 
-static int as_file(const struct bytes *text)
+static int make_file(const struct bytes *text)
 {
     int number = syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC);
-    if (number >= 0 && (!written(number, text->at, text->length) || syscall(SYS_lseek, number, 0l, SEEK_SET) != 0)) {
+    if (number >= 0 && (!write_all(number, text->at, text->length) || syscall(SYS_lseek, number, 0l, SEEK_SET) != 0)) {
         syscall(SYS_close, number);
         return -1;
     }
     return number;
 }
 
-int as_smaps(int smaps, int maps, int pid)
+int open_short_smaps(int smaps, int maps, int pid)
 {
     struct bytes vmas = {0}, listed = {0}, table = {0}, text = {0};
     int number = -1;
     int known = program < 0 ? -1 : syscall(SYS_openat, AT_FDCWD, table_path, O_RDWR | O_APPEND | O_CLOEXEC, 0);
-    if (pid > 0 && maps >= 0 && known >= 0 && all_read(known, &table) && all_read(maps, &listed) &&
-        table.length % sizeof(struct meaning) == 0 && told_by_kernel(pid, &vmas)) {
-        if (made(&listed, &vmas, &table, &text))
-            number = as_file(&text);
+    if (pid > 0 && maps >= 0 && known >= 0 && read_all(known, &table) && read_all(maps, &listed) &&
+        table.length % sizeof(struct meaning) == 0 && list_maps(pid, &vmas)) {
+        if (make_smaps(&listed, &vmas, &table, &text))
+            number = make_file(&text);
         else {
             text.length = 0;
-            if (all_read(smaps, &text)) {
+            if (read_all(smaps, &text)) {
                 learn(&text, &vmas, &table, known);
-                number = as_file(&text);
+                number = make_file(&text);
             }
             if (number < 0)
                 syscall(SYS_lseek, smaps, 0l, SEEK_SET);
         }
     }
-    let_go(&text);
-    let_go(&table);
-    let_go(&listed);
-    let_go(&vmas);
+    release(&text);
+    release(&table);
+    release(&listed);
+    release(&vmas);
     if (known >= 0)
         syscall(SYS_close, known);
     if (maps >= 0)

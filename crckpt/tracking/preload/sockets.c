@@ -1,8 +1,8 @@
 /*
- * Sockets with a path, at a restore. CRIU removes what has the name, binds, changes owner and mode, and for one whose
- * name was removed moves away what has it and back, all by that path (criu/sk-unix.c): here nobody but root leads these
- * paths elsewhere (trusted.c). bind(2) and connect(2) take no directory, and the name must be the program's: they are
- * made with the rights of the user who could exchange a part of the path meanwhile.
+ * Sockets with a path, at a restore. CRIU removes the file of that name, binds, and changes owner and mode; if the
+ * socket's name had been removed, it moves the file that has the name now away and back. All that is done by path
+ * (criu/sk-unix.c): here only root can redirect these paths (trusted.c). bind(2) and connect(2) take no directory, and the
+ * socket must get the program's name: they are made with the rights of the user who could replace a part of the path.
  */
 #define _GNU_SOURCE
 #include "links.h"
@@ -22,7 +22,7 @@
 
 #define VISIBLE __attribute__((visibility("default")))
 
-/* The path of a socket, ended by a zero; whether it has one. */
+/* Copy the path of a socket, and end it with a zero. Whether it has one. */
 static int has_path(const struct sockaddr *address, socklen_t length, char path[sizeof(struct sockaddr_un)])
 {
     const struct sockaddr_un *named = (const void *)address;
@@ -38,8 +38,8 @@ static int has_path(const struct sockaddr *address, socklen_t length, char path[
     return 1;
 }
 
-/* The kernel looks a path up, and makes a file, with the rights of this user. */
-static int called_as(uid_t user, long call, int socket, const struct sockaddr *address, socklen_t length)
+/* Make a call for which the kernel looks up a path, or makes a file, with the rights of this user. */
+static int call_as(uid_t user, long call, int socket, const struct sockaddr *address, socklen_t length)
 {
     long before = user ? syscall(SYS_setfsuid, user) : 0;
     int result = syscall(call, socket, address, length), why = errno;
@@ -55,12 +55,12 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
     struct place place;
     if (!has_path(address, length, path))
         return syscall(SYS_bind, socket, address, length);
-    if (!found_place(AT_FDCWD, path, 0, &place))
+    if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    return with_closed(place.directory, called_as(place.user, SYS_bind, socket, address, length));
+    return close_and_return(place.directory, call_as(place.user, SYS_bind, socket, address, length));
 }
 
-/* CRIU finds in /proc who gives it the images, before it looks at any, and the ghosts of sockets. */
+/* CRIU's own sockets: in /proc, the server of images, which comes first, and sockets that were removed. */
 static int is_of_criu_itself(const char *path)
 {
     static int is_begun;
@@ -74,8 +74,8 @@ static int is_of_criu_itself(const char *path)
 }
 
 /*
- * With the rights of the owner of the socket: root has put its own where it is. To the one that was found, and not to
- * what the path leads to by now: whoever listens there would take the program for one of root's (SO_PEERCRED).
+ * Connect to the socket that was found, with the rights of its owner, and not to what the path leads to by now: another
+ * user who listens there would take the program for one of root's (SO_PEERCRED).
  */
 VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length)
 {
@@ -84,78 +84,78 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
     struct stat found;
     if (!has_path(address, length, path) || is_of_criu_itself(path))
         return syscall(SYS_connect, socket, address, length);
-    if (!found_place(AT_FDCWD, path, 1, &place))
+    if (!find_place(AT_FDCWD, path, 1, &place))
         return -1;
     int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
-    int number = with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    int number = close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
     if (number < 0)
         return -1;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    name_of(number, at.sun_path);
+    descriptor_path(number, at.sun_path);
     if (syscall(SYS_fstat, number, &found))
-        return with_closed(number, -1);
-    return with_closed(number, called_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
+        return close_and_return(number, -1);
+    return close_and_return(number, call_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
 }
 
 VISIBLE int chdir(const char *path)
 {
     struct place place;
-    if (!found_place(AT_FDCWD, path, 1, &place))
+    if (!find_place(AT_FDCWD, path, 1, &place))
         return -1;
     int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-    int number = with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
-    return number < 0 ? -1 : with_closed(number, syscall(SYS_fchdir, number));
+    int number = close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    return number < 0 ? -1 : close_and_return(number, syscall(SYS_fchdir, number));
 }
 
-int unlinked_by_name(const char *path, int flags)
+int unlink_by_name(const char *path, int flags)
 {
     struct place place;
-    if (!found_place(AT_FDCWD, path, 0, &place))
+    if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    return with_closed(place.directory, syscall(SYS_unlinkat, place.directory, place.last, flags));
+    return close_and_return(place.directory, syscall(SYS_unlinkat, place.directory, place.last, flags));
 }
 
 VISIBLE int rmdir(const char *path)
 {
-    return unlinked_by_name(path, AT_REMOVEDIR);
+    return unlink_by_name(path, AT_REMOVEDIR);
 }
 
 VISIBLE int rename(const char *path, const char *name)
 {
     struct place from, to;
-    if (!found_place(AT_FDCWD, path, 0, &from))
+    if (!find_place(AT_FDCWD, path, 0, &from))
         return -1;
-    if (!found_place(AT_FDCWD, name, 0, &to))
-        return with_closed(from.directory, -1);
-    int result = with_closed(to.directory, syscall(SYS_renameat, from.directory, from.last, to.directory, to.last));
-    return with_closed(from.directory, result);
+    if (!find_place(AT_FDCWD, name, 0, &to))
+        return close_and_return(from.directory, -1);
+    int result = close_and_return(to.directory, syscall(SYS_renameat, from.directory, from.last, to.directory, to.last));
+    return close_and_return(from.directory, result);
 }
 
-/* Removed files that are none: pipes, devices, symlinks (criu/files-reg.c, create_ghost_dentry). */
+/* Removed files that are pipes, devices or symlinks (criu/files-reg.c, create_ghost_dentry). */
 VISIBLE int mknod(const char *path, mode_t mode, dev_t device)
 {
     struct place place;
-    if (!found_place(AT_FDCWD, path, 0, &place))
+    if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    return with_closed(place.directory, syscall(SYS_mknodat, place.directory, place.last, mode, device));
+    return close_and_return(place.directory, syscall(SYS_mknodat, place.directory, place.last, mode, device));
 }
 
 VISIBLE int symlink(const char *text, const char *path)
 {
     struct place place;
-    if (!found_place(AT_FDCWD, path, 0, &place))
+    if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    return with_closed(place.directory, syscall(SYS_symlinkat, text, place.directory, place.last));
+    return close_and_return(place.directory, syscall(SYS_symlinkat, text, place.directory, place.last));
 }
 
 VISIBLE int lutimes(const char *path, const struct timeval times[2])
 {
     struct place place;
-    if (!found_place(AT_FDCWD, path, 0, &place))
+    if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
     struct timespec exact[2];
     for (int i = 0; i < 2; i++)
         exact[i] = (struct timespec){times[i].tv_sec, times[i].tv_usec * 1000};
     int result = syscall(SYS_utimensat, place.directory, place.last, exact, AT_SYMLINK_NOFOLLOW);
-    return with_closed(place.directory, result);
+    return close_and_return(place.directory, result);
 }

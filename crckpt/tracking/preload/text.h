@@ -1,4 +1,4 @@
-/* What a library without libc needs of text. */
+/* Functions on text for a library without libc. */
 #pragma once
 
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@ static inline void say(const char *text)
     syscall(SYS_write, 2, text, end - text);
 }
 
-static inline int begins(const char *text, const char *with)
+static inline int starts_with(const char *text, const char *with)
 {
     while (*with)
         if (*text++ != *with++)
@@ -21,15 +21,15 @@ static inline int begins(const char *text, const char *with)
     return 1;
 }
 
-static inline int same(const char *one, const char *other)
+static inline int is_equal(const char *one, const char *other)
 {
     while (*one && *one == *other)
         one++, other++;
     return *one == *other;
 }
 
-/* Where the last part of a path begins. */
-static inline const char *begin_of_last(const char *path)
+/* The last part of a path. */
+static inline const char *last_part(const char *path)
 {
     const char *last = path;
     for (; *path; path++)

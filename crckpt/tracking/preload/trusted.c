@@ -1,10 +1,10 @@
 /*
- * A restore opens by its path what a tree had open, with root's rights. Whose directories those are can have put a
- * symlink in the place of a file or directory since the dump, and the tree would get a file of root's, to read and to
- * write. The path of a file comes from the kernel, so that no symlink was in it; but root may have moved a directory
- * since, and a program may have given its socket a name with a symlink in it (/var/run). So a symlink is followed if it
- * is root's and so are all directories before it: what nobody but root can have put there. In a directory like /tmp
- * what counts is whose the symlink is.
+ * A restore opens by path, with root's rights, what the tree had open. A user who owns a directory of the path can have
+ * replaced a file or directory by a symlink since the dump, and the tree would get a file of root's, to read and to
+ * write. The path of a file comes from the kernel, so it had no symlink. But root may have moved a directory since, and
+ * a program may have given its socket a name with a symlink in it (/var/run). So follow a symlink only if root owns it
+ * and all directories before it: only root can have put it there. In a directory like /tmp the owner of the symlink
+ * counts.
  */
 #define _GNU_SOURCE
 #include "trusted.h"
@@ -31,7 +31,7 @@ struct walk {
     char rest[2 * LONGEST_PATH];
 };
 
-static int failed(struct walk *walk, int why)
+static int fail_walk(struct walk *walk, int why)
 {
     if (walk->place->directory >= 0)
         syscall(SYS_close, walk->place->directory);
@@ -45,8 +45,8 @@ static int is_roots(uid_t user)
     return user == 0 || user == (uid_t)syscall(SYS_geteuid);
 }
 
-/* Go on from this directory, which is opened. */
-static int entered(struct walk *walk, int number)
+/* Go on from this open directory. */
+static int enter_directory(struct walk *walk, int number)
 {
     struct stat status;
     int why = errno;
@@ -54,7 +54,7 @@ static int entered(struct walk *walk, int number)
         syscall(SYS_close, walk->place->directory);
     walk->place->directory = number;
     if (number < 0 || syscall(SYS_fstat, number, &status))
-        return failed(walk, number < 0 ? why : errno);
+        return fail_walk(walk, number < 0 ? why : errno);
     if (!walk->is_trusted)
         return 1;
     if (!is_roots(status.st_uid))
@@ -64,11 +64,11 @@ static int entered(struct walk *walk, int number)
     return 1;
 }
 
-static int entered_root(struct walk *walk)
+static int enter_root(struct walk *walk)
 {
     walk->is_trusted = 1;
     walk->place->user = 0;
-    return entered(walk, syscall(SYS_openat, AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+    return enter_directory(walk, syscall(SYS_openat, AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
 }
 
 static size_t length_of(const char *text)
@@ -79,7 +79,7 @@ static size_t length_of(const char *text)
     return length;
 }
 
-/* The next part of the path, into `last`; whether others follow. -1: it is too long. */
+/* Move the next part of the path into `last`. Whether more parts follow; -1 if it is too long. */
 static int next_part(struct walk *walk)
 {
     char *from = walk->rest, *into = walk->rest;
@@ -96,18 +96,18 @@ static int next_part(struct walk *walk)
     return *walk->rest != 0;
 }
 
-/* The text of a symlink, which is opened, comes before the rest. */
-static int followed(struct walk *walk, int symlink)
+/* Put the text of this open symlink before the rest of the path. */
+static int follow_symlink(struct walk *walk, int symlink)
 {
     char text[LONGEST_PATH];
     long length = syscall(SYS_readlinkat, symlink, "", text, sizeof text - 1);
     size_t rest = length_of(walk->rest), skipped = 0;
     syscall(SYS_close, symlink);
     if (length <= 0)
-        return failed(walk, ENOENT);
+        return fail_walk(walk, ENOENT);
     if (++walk->links > MOST_LINKS || length + rest + 2 > sizeof walk->rest)
-        return failed(walk, ELOOP);
-    if (*text == '/' && !entered_root(walk))
+        return fail_walk(walk, ELOOP);
+    if (*text == '/' && !enter_root(walk))
         return 0;
     while (skipped < (size_t)length && text[skipped] == '/')
         skipped++;
@@ -122,20 +122,20 @@ static int followed(struct walk *walk, int symlink)
     return 1;
 }
 
-/* A symlink of /proc that is none leads wherever a process has gone to. */
-static int is_followed(struct walk *walk, int symlink, const struct stat *status)
+/* Never a magic link of /proc: it leads wherever a process has gone. */
+static int may_follow(struct walk *walk, int symlink, const struct stat *status)
 {
     struct statfs there;
     return walk->is_trusted && is_roots(status->st_uid) && !syscall(SYS_fstatfs, symlink, &there) &&
            there.f_type != PROC_SUPER_MAGIC;
 }
 
-static int begun(struct walk *walk, int directory, const char *path)
+static int begin_walk(struct walk *walk, int directory, const char *path)
 {
     size_t length = length_of(path);
     if (!length || length >= LONGEST_PATH)
-        return failed(walk, length ? ENAMETOOLONG : ENOENT);
-    int is_begun = *path == '/' ? entered_root(walk) : entered(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
+        return fail_walk(walk, length ? ENAMETOOLONG : ENOENT);
+    int is_begun = *path == '/' ? enter_root(walk) : enter_directory(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
     while (*path == '/')
         path++;
     char *into = walk->rest;
@@ -149,7 +149,7 @@ static int is_own(const char *name)
     return !*name || (name[0] == '.' && !name[1]);
 }
 
-int found_place(int directory, const char *path, int is_last_followed, struct place *place)
+int find_place(int directory, const char *path, int is_last_followed, struct place *place)
 {
     struct walk walk;
     struct stat status;
@@ -158,12 +158,12 @@ int found_place(int directory, const char *path, int is_last_followed, struct pl
     walk.links = 0;
     place->directory = -1;
     place->user = 0;
-    if (!begun(&walk, directory, path))
+    if (!begin_walk(&walk, directory, path))
         return 0;
     for (;;) {
         int is_more = next_part(&walk);
         if (is_more < 0)
-            return failed(&walk, ENAMETOOLONG);
+            return fail_walk(&walk, ENAMETOOLONG);
         if (is_own(place->last) && is_more)
             continue;
         if (!is_more && (is_own(place->last) || !is_last_followed))
@@ -172,16 +172,16 @@ int found_place(int directory, const char *path, int is_last_followed, struct pl
         if (number < 0 && !is_more && errno == ENOENT)
             break;
         if (number < 0 || syscall(SYS_fstat, number, &status))
-            return failed(&walk, errno);
+            return fail_walk(&walk, errno);
         if (S_ISLNK(status.st_mode)) {
-            if (!is_followed(&walk, number, &status))
-                return with_closed(number, failed(&walk, ELOOP));
-            if (!followed(&walk, number))
+            if (!may_follow(&walk, number, &status))
+                return close_and_return(number, fail_walk(&walk, ELOOP));
+            if (!follow_symlink(&walk, number))
                 return 0;
         } else if (!is_more) {
             syscall(SYS_close, number);
             break;
-        } else if (!entered(&walk, number))
+        } else if (!enter_directory(&walk, number))
             return 0;
     }
     if (!*place->last) {
@@ -197,8 +197,8 @@ static int is_of_proc(int directory)
     return !syscall(SYS_fstatfs, directory, &there) && there.f_type == PROC_SUPER_MAGIC;
 }
 
-/* Mostly there is no symlink at all. What CRIU opens in a directory of /proc is its own affair. */
-int opened_by_trusted(int directory, const char *path, int flags, mode_t mode)
+/* Mostly there is no symlink at all. Directories of /proc are CRIU's own, and not checked. */
+int open_trusted(int directory, const char *path, int flags, mode_t mode)
 {
     struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
     struct place place;
@@ -209,7 +209,7 @@ int opened_by_trusted(int directory, const char *path, int flags, mode_t mode)
         return number;
     if (is_of_proc(directory))
         return syscall(SYS_openat, directory, path, flags, mode);
-    if (!found_place(directory, path, !(flags & O_NOFOLLOW), &place))
+    if (!find_place(directory, path, !(flags & O_NOFOLLOW), &place))
         return -1;
-    return with_closed(place.directory, syscall(SYS_openat, place.directory, place.last, flags | O_NOFOLLOW, mode));
+    return close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags | O_NOFOLLOW, mode));
 }

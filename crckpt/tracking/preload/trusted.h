@@ -1,18 +1,18 @@
-/* Paths that lead where root, or nobody else than the user of a directory, has them lead (trusted.c). */
+/* Open paths that only root, or the user who owns the directory, can redirect (trusted.c). */
 #pragma once
 
 #include <sys/types.h>
 
 struct place {
-    /* The directory, opened, and the name in it. */
+    /* The open directory, and the name in it. */
     int directory;
     char last[256];
-    /* Who could have put another directory in the place of this one: root only, or this user. */
+    /* The user, besides root, who could have replaced the directory; 0: none. */
     uid_t user;
 };
 
-/* Whether the place could be found; if not, errno says why. ELOOP: by a symlink of somebody who is not to be followed. */
-int found_place(int directory, const char *path, int is_last_followed, struct place *place);
+/* Find the place of a path. Whether that worked; else errno says why. ELOOP: there is a symlink of another user. */
+int find_place(int directory, const char *path, int is_last_followed, struct place *place);
 
 /* As openat(2). */
-int opened_by_trusted(int directory, const char *path, int flags, mode_t mode);
+int open_trusted(int directory, const char *path, int flags, mode_t mode);

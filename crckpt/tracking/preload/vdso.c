@@ -26,15 +26,15 @@ void find_vdso(int list, struct bytes *regions)
 {
     static struct bytes text;
     text.length = 0;
-    if (list >= 0 && all_read(list, &text)) {
+    if (list >= 0 && read_all(list, &text)) {
         const char *end = text.at + text.length;
-        for (const char *line = text.at; line < end; line = line_after(line, end)) {
+        for (const char *line = text.at; line < end; line = next_line(line, end)) {
             struct region one = {.categories = PRESENT | WRITTEN};
-            one.start = address(&line);
+            one.start = parse_hex(&line);
             line++;
-            one.end = address(&line);
+            one.end = parse_hex(&line);
             if (is_of_vdso(++line, end))
-                added(regions, (const char *)&one, (const char *)(&one + 1));
+                append(regions, (const char *)&one, (const char *)(&one + 1));
         }
     }
     syscall(SYS_close, list);
@@ -43,7 +43,7 @@ void find_vdso(int list, struct bytes *regions)
 static int add_part(struct bytes *into, const struct region *of, uint64_t start, uint64_t end)
 {
     const struct region part = {MAX(start, of->start), MIN(end, of->end), of->categories};
-    return part.start >= part.end || added(into, (const char *)&part, (const char *)(&part + 1));
+    return part.start >= part.end || append(into, (const char *)&part, (const char *)(&part + 1));
 }
 
 /*
@@ -63,7 +63,7 @@ int lay_over(struct bytes *regions, const struct bytes *over)
         for (const struct region *region = first; region < last; region++)
             is_done = is_done && add_part(&all, region, one->end, ~0ull);
         *regions = all;
-        let_go(&before);
+        release(&before);
         if (!is_done)
             return 0;
     }

@@ -30,7 +30,7 @@ REFUSED = ("ENOTSUP", "EOPNOTSUPP")
 
 PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
     "criu.kdat is remembered": (
-        'if (begins(last, "criu.kdat") && !tracker_is("soft-dirty"))',
+        'if (starts_with(last, "criu.kdat") && !tracker_is("soft-dirty"))',
         "if (0)",
         "kdat open64",
         ("ENOENT",),
@@ -42,7 +42,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         (True,),
     ),
     "holes are marked": (
-        "scan.told = told, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;",
+        "scan.return_mask = wanted, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;",
         "",
         "after reset",
         ([8] * 6,),
@@ -84,7 +84,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         (OF_ANOTHER,),
     ),
     "programs that CRIU starts inherit it": (
-        'if (!begins(*one, "LD_PRELOAD="))',
+        'if (!starts_with(*one, "LD_PRELOAD="))',
         "",
         "inherited",
         (["PATH"],),
