@@ -1,1 +1,1 @@
-"""Read what preflight needs to know of a live tree, one file for each subject. Nothing is stopped or changed."""
+"""Read what preflight needs to know about a live tree, one file for each topic. Nothing is stopped or changed."""

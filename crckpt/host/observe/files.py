@@ -1,4 +1,4 @@
-"""Whether the files of a live tree can be found by their names, as a restore must: from our own mount namespace."""
+"""Find files of a live tree that a restore would not find by their names in our own mount namespace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from crckpt.host.proc.maps import mapped_files
 from crckpt.host.proc.mountinfo import read_mounts
 
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
-"""What lies on no disk, or is found another way (/proc/PID of a process that has ended)."""
+"""Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended)."""
 
 
 class UnreachableFile(Struct, frozen=True):
-    """A file in use that its name does not lead to: it lies on a mount that is not there (`mount`), or under another.
+    """A file in use that its name does not lead to: its mount is missing (`mount`), or another one hides it (`hidden`).
 
-    `fd` is -1 for a mapped file and a directory that a process is in.
+    `fd` is -1 for a mapped file, and for the current or root directory of a process.
     """
 
     pid: int
@@ -31,7 +31,7 @@ class UnreachableFile(Struct, frozen=True):
 
 
 def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[UnreachableFile, ...]:
-    """Of these processes, all of our mount namespace. What changes while it is looked at is left out."""
+    """Find unreachable files of processes in our mount namespace. Skip files that change at the same time."""
     mounts = _mounts()
     known: dict[str, tuple[int, int] | None] = {}
     reached: set[tuple[str, str, str]] = set()
@@ -50,7 +50,7 @@ def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor
 def _find_in_process(
     pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
 ) -> Iterator[UnreachableFile]:
-    """A mapped file that is `reached` by its name in one process is so in all."""
+    """Find them in one process. `reached` are mapped files that another process has reached by their names."""
     for name in ("cwd", "root"):
         yield from _find_hidden(pid, f"/proc/{pid}/{name}", known)
     for file, link in mapped_files(pid).items():
@@ -69,7 +69,7 @@ def _find_hidden(pid: int, link: str, known: dict[str, tuple[int, int] | None]) 
 
 
 def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
-    """Whether the name leads to another file than the link, or to none, and did so before and after a look."""
+    """Whether the name leads to another file than the link, or to none, before and after we read the link."""
     if target.endswith(" (deleted)"):
         return False
     try:
@@ -86,7 +86,7 @@ def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None])
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """None where nothing is. Raises OSError where the file system does not answer."""
+    """File system and inode of a file; None if there is none. Raises OSError if its file system does not answer."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

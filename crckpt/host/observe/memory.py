@@ -1,4 +1,4 @@
-"""The memory of a live process, looked at without stopping it and without bringing in a page.
+"""Read samples of a live process's memory, without stopping it or loading pages.
 
 Source: proc_pid_maps(5), proc_pid_pagemap(5), proc_pid_mem(5).
 """
@@ -15,13 +15,13 @@ from crckpt.host.proc.maps import Map, read_maps
 from crckpt.model import PAGE_SIZE
 
 _CHUNK: Final = 16
-"""Pages that are taken together at most: alone they would compress worse than they do among their neighbours."""
+"""Most pages in a run. Single pages would compress worse than they do among their neighbours."""
 
 _RUNS: Final = 16
-"""Of each process at least so many are wanted, though they be shorter."""
+"""Runs of each process, at least; they are shorter if necessary."""
 
 _MOST_CHUNKS: Final = 1 << 14
-"""Places that are looked at of one map, which may be reserved address space of terabytes with next to nothing in it."""
+"""Most places of one map that are read: it may be terabytes of reserved, almost empty address space."""
 
 _SPREAD: Final = 0x9E3779B1
 _PRESENT: Final = 1 << 63
@@ -30,10 +30,9 @@ _IN_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV")
 
 
 def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
-    """About `most` of the `memory` bytes that these processes have, in runs of whole pages; all if it is not more.
+    """Read about `most` of the `memory` bytes of these processes, in runs of whole pages.
 
-    The same places are taken of the same maps of each process, so that what processes have in common is common in the
-    sample, too.
+    The places are the same in each process, so that pages that processes have in common are so in the sample, too.
     """
     every = max(1, -(-memory // most))
     chunk = max(1, min(_CHUNK, most // (len(pids) * _RUNS * PAGE_SIZE)))
@@ -71,7 +70,7 @@ def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
 
 
 def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) -> Iterator[tuple[int, int]]:
-    """(address, pages) of what is in memory, in one chunk of every so many of a map: not always the same of them."""
+    """(address, pages) of resident runs, in one of every `every` chunks of a map: a different one of each group."""
     chunks = -(-(found.end - found.start) // (PAGE_SIZE * chunk))
     step = max(every, chunks // _MOST_CHUNKS)
     for group in range(0, chunks, step):
@@ -90,7 +89,7 @@ def _is_own(entry: int, *, shared: bool) -> bool:
 
 
 def _together(there: list[bool]) -> Iterator[tuple[int, int]]:
-    """(first, how many) of those that are next to each other."""
+    """(index of the first, number) of each run of true values."""
     first = 0
     for at in range(len(there) + 1):
         if at == len(there) or not there[at]:

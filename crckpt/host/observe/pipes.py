@@ -1,7 +1,7 @@
-"""The ends of the pipes that a tree holds, and whether any process has the other end.
+"""Read the ends of pipes that a tree has open, and find pipes whose other end no process has.
 
-The kernel does not say which process that is. poll(2) says whether there is one, also for a descriptor in the queue of
-a socket: POLLHUP at the end for reading, POLLERR at the end for writing. Source: fs/pipe.c, pipe_poll.
+The kernel does not report which process has the other end. poll(2) reports whether one has, even in the queue of a
+socket: POLLHUP at the read end, POLLERR at the write end. Source: fs/pipe.c, pipe_poll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_write_end(end: Descriptor) -> bool:
 
 
 def group_by_pipe(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
-    """Inode of each pipe -> the descriptors that lead to it, in the order given. Named pipes are not among them."""
+    """Group descriptors by the inode of their pipe, in the order given. Skip named pipes."""
     found: dict[int, tuple[Descriptor, ...]] = {}
     for each in descriptors:
         inode = each.target.removeprefix("pipe:[").removesuffix("]")
@@ -38,9 +38,9 @@ def group_by_pipe(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descript
 
 
 def make_filled_pipe(size: int, content: bytes) -> tuple[int, int]:
-    """Both ends of a new pipe that takes `size` bytes (0: as many as usual) and has `content` in it.
+    """Make a pipe that holds `size` bytes (0: the default) and has `content` in it; return both ends.
 
-    Closing them is the caller's. Raises OSError if we may not make it so large.
+    The caller closes them. Raises OSError if we may not make it so large.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -53,9 +53,9 @@ def make_filled_pipe(size: int, content: bytes) -> tuple[int, int]:
 
 
 def find_closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
-    """Inodes of the pipes with one end: no process, in the tree or elsewhere, has the other.
+    """Find the inodes of pipes whose other end no process has, in the tree or elsewhere.
 
-    Skips a process that closed its end meanwhile, or that we may not inspect.
+    Skip a process that has just closed its end, or that we may not inspect.
     """
     return frozenset(inode for inode, ends in group_by_pipe(descriptors).items() if _is_closed(inode, ends))
 
@@ -63,13 +63,13 @@ def find_closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
 def _fill(writer: int, size: int, content: bytes) -> None:
     if size:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
-    # What does not fit now never will: no process reads.
+    # No process reads: what does not fit now never will.
     if content and os.write(writer, content) < len(content):
         raise OSError(errno.ENOSPC, "a pipe holds less than it did")
 
 
 def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
-    # Where the tree writes, it is to be known whether anybody reads: the tree itself may have done so until now.
+    # Write ends first: if the tree writes, the question is whether anybody reads.
     for end in sorted(ends, key=is_read_end):
         with suppress(OSError):
             borrowed = borrow(end.pid, end.fd)

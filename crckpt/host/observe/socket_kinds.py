@@ -40,12 +40,12 @@ _GROUPS_BYTES: Final = 8192
 
 
 class SocketKind(Struct, frozen=True):
-    """A socket's numbers for family, type and protocol, and what CRIU minds of it.
+    """A socket's family, type and protocol as numbers, and properties that CRIU refuses or loses.
 
-    `corked` holds data back (UDP), `has_bpf_filter`: an extended BPF program filters it, `layer` names what the
-    kernel runs above TCP (tls), `unsavable_groups` are of netlink, `namespace` is the network namespace in which it
-    was opened, 0 if unknown. `uses_option_memory` if it has memory for options, as for keys of TCP. `peer_user` is the
-    user of the peer of a unix socket that is connected, 0 if there is none.
+    `corked`: it holds data back (UDP). `has_bpf_filter`: an extended BPF program filters it. `layer` names what the
+    kernel runs above TCP (tls). `unsavable_groups`: it is in netlink groups that CRIU cannot save. `namespace` is the
+    network namespace in which it was opened, 0 if unknown. `uses_option_memory`: it has memory for options, such as
+    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none.
     """
 
     pid: int
@@ -63,19 +63,19 @@ class SocketKind(Struct, frozen=True):
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it may have a connection over TCP."""
+        """Whether it is a TCP socket."""
         return self.family in (socket.AF_INET, socket.AF_INET6) and self.kind == socket.SOCK_STREAM
 
 
 def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
-    """Of these sockets; those that the process closes meanwhile, or that we may not see, are left out."""
+    """Read the kinds of these sockets. Skip those that the process closes at the same time, or that we may not see."""
     for descriptor, borrowed in borrow_each(pid, descriptors):
         with suppress(OSError):  # by now it is no socket
             yield _kind(pid, descriptor, borrowed)
 
 
 def unread_bytes(pid: int, descriptor: int) -> int:
-    """How much waits to be read there: of a UDP socket the next datagram, of an inotify all events; 0 if unknown."""
+    """Bytes that wait to be read: the next datagram of a UDP socket, all events of an inotify; 0 if unknown."""
     for _, borrowed in borrow_each(pid, (descriptor,)):
         with suppress(OSError):
             (count,) = struct.unpack("i", fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)))
@@ -84,7 +84,7 @@ def unread_bytes(pid: int, descriptor: int) -> int:
 
 
 def is_readable(pid: int, descriptor: int) -> bool:
-    """Whether something waits to be read there; False if unknown."""
+    """Whether data waits to be read; False if unknown."""
     waiting = select.poll()
     for _, borrowed in borrow_each(pid, (descriptor,)):
         waiting.register(borrowed, select.POLLIN)
@@ -93,7 +93,7 @@ def is_readable(pid: int, descriptor: int) -> bool:
 
 
 def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
-    # Named a family, Python asks for none: not every socket can tell its address.
+    # Given a family, Python does not ask the socket for it: not every socket has an address.
     found = socket.socket(socket.AF_UNIX, fileno=borrowed)
     try:
         options = (_SO_DOMAIN, socket.SO_TYPE, _SO_PROTOCOL)
@@ -145,7 +145,7 @@ def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
 
 
 def _has_bpf_filter(borrowed: int) -> bool:
-    """The kernel tells the length of a classic filter; of a program it tells nothing (EACCES)."""
+    """The kernel reports the length of a classic filter, but nothing of a BPF program (EACCES)."""
     try:
         getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
     except OSError as error:
@@ -170,7 +170,7 @@ def _has_unsavable_groups(borrowed: int) -> bool:
     groups = buffer.raw[:size]
     if not size:
         return False
-    # It says the groups in words of 8 bytes, of which CRIU leaves out the last 4 where they are empty.
+    # The kernel reports groups in words of 8 bytes; CRIU saves the first 4 bytes if the other 4 are empty.
     return size > _TWO_WORDS or any(groups[_WORD:]) or not _port(borrowed)
 
 

@@ -37,7 +37,7 @@ class Connection(Struct, frozen=True):
 
 
 def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
-    """Every TCP socket with a peer that these processes hold, each in its own network namespace."""
+    """The TCP sockets with a peer of these processes, each in its own network namespace."""
     return tuple(
         Connection(pid, fd, row.local, row.remote, row.state) for pid, fd, row in _tcp_sockets(pids) if row.has_peer
     )
@@ -49,9 +49,9 @@ def find_waiting_listeners(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def socket_titles(pid: int) -> dict[int, str]:
-    """What each socket in a process's network namespace is called, by inode: `tcp 127.0.0.1:80 (listen)`.
+    """A title for each internet and unix socket in a process's network namespace, by inode.
 
-    As the images have it. Of sockets of other families than internet and unix nothing is said.
+    Like `tcp 127.0.0.1:80 (listen)`, as for the sockets of images.
     """
     titles = {row.inode: LiveUnixSocket(row.inode, row.kind, 0, row.path).title for row in read_unix(pid)}
     for table in _INET:
@@ -59,19 +59,19 @@ def socket_titles(pid: int) -> dict[int, str]:
             to = f" -> {row.remote}" if row.has_peer else ""
             state = row.state.lower().replace("_", "-")
             titles[row.inode] = f"{table.rstrip('6')} {row.local}{to} ({state})"
-    titles.pop(0, None)  # connections that nobody has open any more
+    titles.pop(0, None)  # connections that no process has open any more
     return titles
 
 
 Binding = Literal["listen", "datagram", "connection"]
-"""What a socket does with its address: a TCP socket that listens or is connected, or a UDP socket."""
+"""How a socket uses its address: a TCP socket that listens or is connected, or a UDP socket."""
 
 
 def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
-    """Whether a restore could not bind a socket there: it is taken, or the host does not have that address.
+    """Find out why a restore could not bind a socket: the address is taken, or this host does not have it. None if it
+    could.
 
-    A connection shares its port with whoever listens: it only needs the address. What else may be wrong, only a
-    restore can tell.
+    A connection shares its port with the listener: it only needs the address. Only a restore detects other reasons.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
@@ -98,7 +98,7 @@ def unix_datagram_sockets(pid: int) -> frozenset[int]:
 
 
 def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, InetRow]]:
-    """(PID, descriptor, row of the kernel's table). The kernel takes its time for a table: each is read once."""
+    """(PID, descriptor, row of the kernel's table). Each table is read once: the kernel takes milliseconds for it."""
     tables: dict[int, dict[int, InetRow]] = {}
     for pid in pids:
         with suppress(OSError):

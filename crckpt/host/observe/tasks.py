@@ -1,4 +1,4 @@
-"""System calls in which threads wait, and that a freeze interrupts.
+"""Find threads that wait in a system call which a freeze interrupts.
 
 Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. crckpt's preload library
 restarts them: crckpt/tracking/preload/restart.c.
@@ -16,7 +16,7 @@ from msgspec import Struct
 from crckpt.host.proc import procfs
 
 RESTARTED: Final = "restart_syscall"
-"""The name of a call that was interrupted before, for example by a stop signal or a debugger, and is not known."""
+"""The name of a call that a stop signal or a debugger has interrupted before, if it is not known."""
 
 _X86_64: Final = {
     7: "poll",
@@ -61,12 +61,12 @@ _AARCH64: Final = {
     292: "io_pgetevents",
     441: "epoll_pwait2",
 }
-"""CRIU itself restarts all others there."""
+"""CRIU itself restarts all other calls on this machine."""
 
 _TIMEOUT: Final = {"futex": 3}
-"""Which argument is a timeout without which the call is made again as it is."""
+"""Index of the timeout: the kernel restarts the call if there is none."""
 _FLAGS: Final = {"clock_nanosleep": 1}
-"""Which argument says that a time is absolute: then, too."""
+"""Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set."""
 
 
 class WaitingThread(Struct, frozen=True):
@@ -80,7 +80,7 @@ class WaitingThread(Struct, frozen=True):
 def find_waiting_threads(pid: int, threads: Iterable[int]) -> Iterator[WaitingThread]:
     """The threads of a process whose call returns EINTR after a dump by CRIU alone."""
     for tid in threads:
-        # It has ended, or is not ours to look at; or the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK).
+        # The thread has ended, we may not look, or the kernel has no such file (CONFIG_HAVE_ARCH_TRACEHOOK).
         with suppress(OSError):
             call, is_compat = parse_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
             if call == RESTARTED:
@@ -90,7 +90,7 @@ def find_waiting_threads(pid: int, threads: Iterable[int]) -> Iterator[WaitingTh
 
 
 def parse_restarted_call(stack: str, *, is_compat: bool) -> str:
-    """What restart_syscall(2) goes on with, as the preload library finds it (restart.c)."""
+    """The call that restart_syscall(2) continues, as the preload library finds it (restart.c)."""
     if "poll" in stack:
         return "poll"
     if is_compat or not stack:
@@ -99,7 +99,7 @@ def parse_restarted_call(stack: str, *, is_compat: bool) -> str:
 
 
 def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
-    """The name of such a call of a thread of which /proc says this, empty if it is in none; whether it is 32-bit."""
+    """The name of such a call in a line of /proc/PID/task/TID/syscall, empty if it is another; whether it is 32-bit."""
     number, *words = said.split()
     # "running", or blocked outside of a call: "-1", stack and place.
     if len(words) != 8:

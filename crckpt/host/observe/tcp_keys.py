@@ -1,4 +1,4 @@
-"""TCP sockets that check segments with a key (TCP_MD5SIG), as the kernel tells by sock_diag(7)."""
+"""Find TCP sockets that check segments with a key (TCP_MD5SIG). Source: sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ATTRIBUTE: Final = struct.Struct("=HH")
 
 
 def find_sockets_with_keys() -> frozenset[int]:
-    """Inodes of those in our network namespace; none where the kernel does not tell, as without CAP_NET_ADMIN."""
+    """Find their inodes in our network namespace; none if the kernel does not list keys, as without CAP_NET_ADMIN."""
     found: set[int] = set()
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
-            # The kernel tells of keys only where it is asked for the state of the connection.
+            # The kernel lists keys only with the state of the connection.
             for message in ask_for_sockets(_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)):
                 if _MD5SIG in _attributes(message[_MESSAGE_BYTES:]):
                     found.add(struct.unpack_from("=I", message, _INODE_AT)[0])

@@ -1,4 +1,4 @@
-"""One look at a live tree, as a value that the preflight judges."""
+"""Observe a live tree: read its state into one value that preflight checks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
 class OutsideEnd(Struct, frozen=True):
-    """A descriptor that is one end of a unix connection; the other, bound to `name` if to any, is not in the tree."""
+    """One end of a unix connection whose other end is outside the tree. That is bound to `name`, if not empty."""
 
     pid: int
     fd: int
@@ -53,7 +53,7 @@ class OutsideEnd(Struct, frozen=True):
 
 
 class Unread(Struct, frozen=True):
-    """A descriptor in which data waits that no image holds: `what` is a socket or a watch."""
+    """A descriptor with unread data that CRIU does not save."""
 
     pid: int
     fd: int
@@ -61,7 +61,7 @@ class Unread(Struct, frozen=True):
 
 
 class SharedLock(Struct, frozen=True):
-    """A descriptor with a lock that process `other`, outside the tree, holds too."""
+    """A descriptor with a lock that process `other`, outside the tree, shares."""
 
     pid: int
     fd: int
@@ -70,7 +70,7 @@ class SharedLock(Struct, frozen=True):
 
 
 class TracedThread(Struct, frozen=True):
-    """A thread, not the first of its process, that somebody traces."""
+    """A traced thread that is not the first of its process."""
 
     pid: int
     tid: int
@@ -78,11 +78,11 @@ class TracedThread(Struct, frozen=True):
 
 
 class Transient(Struct, frozen=True):
-    """What a running tree may be over with in a moment: it counts if it was so at two looks.
+    """States of a running tree that may pass in a moment: they count if two observations have them.
 
-    `queues` are (PID, fd) of listening TCP sockets where somebody waits, `messages` of netlink sockets with something
-    to read; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that do nothing
-    meanwhile (vfork).
+    `queues` are (PID, fd) of listening TCP sockets with a waiting connection, `messages` of netlink sockets with unread
+    messages; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that wait for
+    them (vfork).
     """
 
     queues: frozenset[tuple[int, int]] = frozenset()
@@ -91,7 +91,7 @@ class Transient(Struct, frozen=True):
     waiting: frozenset[int] = frozenset()
 
     def unchanged(self, later: Transient) -> Transient:
-        """What was the same at another look."""
+        """The states that another observation has, too."""
         return Transient(
             self.queues & later.queues,
             self.messages & later.messages,
@@ -137,15 +137,15 @@ class Observed(Struct, frozen=True):
 
     @property
     def tracers(self) -> frozenset[int]:
-        """PIDs of all who trace something of the tree."""
+        """PIDs of all tracers of the tree's threads."""
         threads = (thread.tracer for thread in self.traced_threads)
         return frozenset((*threads, *(process.tracer for process in self.tree.processes if process.tracer)))
 
 
 def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
-    """Look at the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if not known.
+    """Observe the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if None.
 
-    What was read by the PID of a process that has ended since is left out: another process may have got that PID.
+    Leave out what was read by the PID of a process that has ended since: another process may have got that PID.
     """
     return without_ended(_observe(root, own, memory))
 
@@ -153,7 +153,7 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
 def without_ended(seen: Observed) -> Observed:
     """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
 
-    Whoever works on the tree holds its root by a pidfd. `foreign_namespaces` stay: they only refuse.
+    The caller pins the root by a pidfd. `foreign_namespaces` stay: they only make preflight refuse.
     """
     tree = seen.tree
     ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
@@ -173,12 +173,12 @@ def without_ended(seen: Observed) -> Observed:
 def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Observed:
     tree = proc.read_tree(root)
     descriptors = _descriptors(tree)
-    # The kernel walks through all of the memory for it: a millisecond for each 128 MiB.
+    # Takes the kernel a millisecond for each 128 MiB.
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
     sockets = tuple(_read_socket_kinds(descriptors))
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
-    # The kernel takes milliseconds for its table of TCP, and each time anew. Sockets that we may not see may be of it.
+    # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
     may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     reached = tuple(found for found in descriptors if found.pid in here)
@@ -220,7 +220,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
 
 
 def _start_measuring(work: Callable[[], int]) -> Callable[[], int]:
-    """Have a thread do it; what is returned waits for the result."""
+    """Start `work` in a thread; return a function that waits for its result."""
     found: list[int] = []
     thread = start_thread(lambda: found.append(work()))
 
@@ -257,7 +257,7 @@ def _find_weak_sockets(
 
 
 def _find_shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
-    """A lock of a process (POSIX) goes with it, all others with their open file."""
+    """Find shared locks: a POSIX lock belongs to a process, all others to an open file, which may be shared."""
     inside = frozenset(tree.pids)
     for found in descriptors:
         if _LOCKED.search(found.info):
@@ -270,7 +270,7 @@ def _waits(pid: int) -> bool:
 
 
 def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
-    """The kernel says 0 of a process that we cannot see, and -1 of one that has ended."""
+    """Find processes outside the tree to which it has a pidfd: its fdinfo has 0 if we cannot see it, -1 if it ended."""
     for found in descriptors:
         if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
             pid = int(named[1])
@@ -297,17 +297,17 @@ def _read_socket_kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[Soc
 
 
 def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descriptor]:
-    """Each socket once, however many descriptors it has: the first of them."""
+    """Inode of each socket -> its first descriptor."""
     return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
 
 
 def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:
-    """Of another network namespace the kernel tells us nothing, and in another mount namespace paths mean others."""
+    """Whether two processes are in the same namespace of a kind."""
     return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
 
 
 def _find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
-    """The tree runs on and makes connections: one is outside that was there before and after a look for its ends."""
+    """Find connections to the outside that existed before and after we read the descriptors: the tree still runs."""
     try:
         before = read_unix_sockets()
         if not any(_ends(before, descriptors)):
@@ -316,12 +316,12 @@ def _find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, .
         stayed = dict(before.items() & read_unix_sockets().items())
     except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
         return ()
-    # What waits in a socket of the tree to be received, CRIU saves: the other end may be there.
+    # CRIU saves descriptors that wait in a socket of the tree: the other end may be there.
     return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
 
 
 def _ends(known: dict[int, LiveUnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
-    """Of connections, and of datagram sockets whose peer has no name: any other is found again by it."""
+    """Find ends of connections, and of datagram sockets whose peer has no name: CRIU finds a named peer again."""
     inside = _by_inode(descriptors)
     for inode, found in reversed(inside.items()):
         end = known.get(inode)

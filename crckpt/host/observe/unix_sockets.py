@@ -1,4 +1,4 @@
-"""Unix sockets and who is at their other end, as the kernel tells by sock_diag(7)."""
+"""Read unix sockets and their peers. Source: sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LiveUnixSocket(Struct, frozen=True):
 
 
 def read_unix_sockets() -> dict[int, LiveUnixSocket]:
-    """All in our network namespace, by inode. Raises OSError where the kernel has no unix_diag."""
+    """Read all unix sockets in our network namespace, by inode. Raises OSError if the kernel has no unix_diag."""
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME_AND_PEER, 0, 0)
     return {found.inode: found for found in map(_socket, ask_for_sockets(request))}
 
@@ -55,7 +55,7 @@ def read_unix_sockets() -> dict[int, LiveUnixSocket]:
 def _socket(message: memoryview) -> LiveUnixSocket:
     _, kind, _, inode, *_ = _MESSAGE.unpack_from(message)
     attributes = dict(_attributes(message[_MESSAGE.size :]))
-    # The name of a file ends with a zero byte, an abstract one begins with it.
+    # A path ends with a zero byte, an abstract name begins with one.
     name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
     peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
     return LiveUnixSocket(inode, kind, peer, os.fsdecode(name))

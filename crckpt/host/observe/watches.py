@@ -1,4 +1,4 @@
-"""Whether what a live process watches (inotify) can be found again, as CRIU does it: by its file handle."""
+"""Find inotify watches whose file CRIU would not find again by its file handle."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WATCH: Final = re.compile(
     r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
 )
 _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
-"""Where CRIU looks for what has no handle. Source: criu/irmap.c."""
+"""Directories in which CRIU searches files without a handle. Source: criu/irmap.c."""
 
 
 def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Those of which a watch lies on a file system of our mounts that opens no handle. Source: open_by_handle_at(2).
+    """Find descriptors with a watch on a file system that opens no file handles. Source: open_by_handle_at(2).
 
-    One watch stands for all of its kind on a file system: there may be many thousands.
+    Test one watch of each kind of handle on a file system: there may be many thousands.
     """
     found: list[Descriptor] = []
     opens: dict[tuple[int, int], bool] = {}
@@ -44,7 +44,7 @@ def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ..
 
 
 def _can_open_by_handle(device: int, kind: int, handle: bytes) -> bool:
-    """Whether any of our mounts of that file system leads to it; True where none can be asked."""
+    """Whether one of our mounts of that file system opens the handle; True if there is no mount to try."""
     answers = [_can_open(point, kind, handle) for point in _mount_points(device)]
     return not answers or any(answers)
 
@@ -66,7 +66,7 @@ def _mount_points(device: int) -> list[str]:
 
 
 def _kernel_device(number: int) -> int:
-    """As it is in fdinfo: 12 bits for the major number, 20 for the minor one (linux/kdev_t.h)."""
+    """The device of a number in fdinfo: 12 bits for the major number, 20 for the minor one (linux/kdev_t.h)."""
     return os.makedev(number >> 20, number & 0xFFFFF)
 
 

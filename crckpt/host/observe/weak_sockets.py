@@ -1,7 +1,7 @@
-"""Find sockets of a live tree that protect the program, and that a restore can only bring back without that.
+"""Find sockets of a live tree that are less secure after a restore.
 
-CRIU loses the keys of TCP (TCP_MD5SIG). It makes all sockets as root, so that a program would take the peer of a
-connected unix socket for root.
+CRIU loses the keys of TCP (TCP_MD5SIG). It makes all sockets as root, so that the peer of a connected unix socket seems
+to be root.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from crckpt.host.observe.unix_sockets import read_unix_sockets
 
 
 class WeakSocket(Struct, frozen=True):
-    """A socket with keys, or with a peer that is process of `user` and in the tree, too."""
+    """A socket with keys, or with a peer of `user` that is in the tree, too."""
 
     pid: int
     fd: int
@@ -29,10 +29,10 @@ class WeakSocket(Struct, frozen=True):
 def find_weak_sockets(
     kinds: Iterable[SocketKind], inodes: Mapping[tuple[int, int], int], users: Mapping[int, int]
 ) -> Iterator[WeakSocket]:
-    """Those among `kinds`. `inodes` are all sockets of the tree by PID and descriptor, `users` its users by PID.
-
-    The kernel's tables are read only if a socket may be one.
+    """Find weak sockets among `kinds`. `inodes` are all sockets of the tree by PID and descriptor, `users` its users by
+    PID.
     """
+    # Read the kernel's tables only if there may be such a socket.
     found = tuple(kinds)
     signed = [held for held in found if held.is_tcp and held.uses_option_memory]
     with_keys = find_sockets_with_keys() if signed else frozenset()

@@ -1,1 +1,1 @@
-"""Probes of this host: each fact is tried out, never guessed from a version. `probe` runs them all."""
+"""Probes of this host: each fact is tried out, never guessed from a version. `host` runs them all."""

@@ -1,4 +1,4 @@
-"""A probe in a child of its own: whatever it breaks, opens, enters or hangs in ends with the child."""
+"""Run a probe in a child, so that all it breaks, opens, enters or hangs in ends with the child."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from crckpt.host.probes.outcome import Outcome, limited
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 
 WITHIN_S = 10
-"""A probe that takes longer is ended. Programs that probes start get less, so that they are ended before."""
+"""Time limit of a probe. Programs that probes start have a shorter one, so that they end before."""
 
 _UNKNOWN = "whether this works is not known"
 _ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RAISED = 255
 _MOST = 65536
-"""Bytes that a pipe takes without a reader."""
+"""Bytes that a pipe holds without a reader."""
 
 
 def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
-    """Run a probe in a child. One that raises, dies or takes more than `within` seconds is a fact by itself."""
+    """Run a probe in a child. If it raises, dies or takes more than `within` seconds, the outcome says so."""
     with interrupts_deferred():
         reading, writing = os.pipe()
         child = os.fork()
@@ -35,7 +35,7 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
             with interrupts_allowed():
                 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         finally:
-            # While the child is not reaped, nobody else's group has its number.
+            # No other process group has the child's number until the child is reaped.
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
             with suppress(ProcessLookupError):
@@ -51,7 +51,7 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
 
 
 def fork(action: Callable[[], int]) -> int:
-    """The PID of a child that does this and ends with what comes of it, with 255 if it raises."""
+    """Fork a child that exits with the result of `action`, or with 255 if it raises; return its PID."""
     child = os.fork()
     if child == 0:
         try:
@@ -62,7 +62,7 @@ def fork(action: Callable[[], int]) -> int:
 
 
 def wait_for_status(child: int) -> int:
-    """Wait for a child; its exit status, or minus the signal that ended it."""
+    """Wait for a child; return its exit status, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -73,7 +73,7 @@ def kill_child(child: int) -> None:
 
 
 def _read_now(reading: int) -> bytes:
-    """What lies in the pipe. It may still be open: programs that the probe started are ended by their own limits."""
+    """Read what is in the pipe now. Programs that the probe started may still have it open."""
     os.set_blocking(reading, False)
     with suppress(BlockingIOError):
         return os.read(reading, _MOST)

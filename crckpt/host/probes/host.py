@@ -18,7 +18,7 @@ from crckpt.host.probes.outcome import Fact, Outcome, fact
 
 
 class ProbeRequest(Struct, frozen=True):
-    """What is looked at beside the kernel. `locks_by_nftables`: what CRIU says of itself; None: not asked."""
+    """What to probe besides the kernel. `locks_by_nftables` is what `criu check` reports; None if it was not asked."""
 
     store: Path
     staging: Path | None = None
@@ -27,7 +27,7 @@ class ProbeRequest(Struct, frozen=True):
 
 
 def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
-    """Every fact about this host, one after the other. Nothing is left behind; no root is needed to run."""
+    """Run all probes, one after the other. They leave nothing behind, and also run without root."""
     for key, trial in _probes(subject).items():
         yield fact(key, probe_in_child(trial))
 

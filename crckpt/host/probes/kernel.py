@@ -1,4 +1,4 @@
-"""What this kernel and its CPU can, looked up in a moment: nothing is started or changed, and no right is needed."""
+"""Features of this kernel and CPU that are quick to read, without privileges and without changing anything."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
 _ONE_CPU = 16384
-"""Bytes that are enough for the kernel's words on a CPU."""
+"""Enough bytes for the kernel's description of one CPU."""
 
 _MADV_GUARD_INSTALL = 102  # linux/mman.h, Linux 6.13
 
 
 def has_family(family: int) -> bool:
-    """Whether there are sockets of an address family, by making one."""
+    """Whether the kernel has sockets of an address family: make one."""
     try:
         socket.socket(family, socket.SOCK_DGRAM).close()
     except OSError as error:
@@ -34,7 +34,7 @@ def has_seccomp_filters() -> bool:
 
 
 def has_guard_pages() -> bool:
-    """Whether pages can be guarded, by guarding one of ours."""
+    """Whether the kernel has guard pages: guard a page of ours."""
     import mmap  # for few trees
 
     with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
@@ -51,14 +51,14 @@ def has_clocks() -> bool:
 
 
 def has_security_module(name: str) -> bool:
-    """Whether `apparmor` or `selinux` is in force."""
+    """Whether `apparmor` or `selinux` is active."""
     if name == "apparmor":
         return _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y"
     return _SELINUX.exists()
 
 
 def cpu_features() -> tuple[str, ...]:
-    """What the first CPU can do, in the kernel's words, sorted. Source: /proc/cpuinfo."""
+    """Features of the first CPU, in the kernel's words, sorted. Source: /proc/cpuinfo."""
     # Its first part has the first CPU whole: a machine with hundreds of them takes its time to describe all.
     with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
         first = file.read(_ONE_CPU).decode(errors="replace")
@@ -70,10 +70,10 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def arch() -> str:
-    """What kind of machine this is, in the kernel's word."""
+    """The architecture, as the kernel names it."""
     return os.uname().machine
 
 
 def pid_limit() -> int:
-    """PIDs are below it."""
+    """The limit below which all PIDs are."""
     return int(_PID_MAX.read_text())

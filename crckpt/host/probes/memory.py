@@ -1,4 +1,4 @@
-"""Which pages were written, and pages that come later: each by doing it to a page of ours."""
+"""Can the kernel track writes, and load pages later? Each probe tries it on a page of ours."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def pagemap_scan() -> Outcome:
 
 
 def lazy_pages() -> Outcome:
-    """Touch a page that is not there; a second process of ours brings it, as `criu lazy-pages` does."""
-    # Where this is 0 the kernel has the call, and refuses it to those who are not root.
+    """Touch a missing page, which another process of ours fills, as `criu lazy-pages` does."""
+    # If this is 0 the kernel has the call, but only for root.
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
     return _tried(
         memory_trials.brings_pages_later,

@@ -1,4 +1,4 @@
-"""TCP connections and the locks that hold their packets back meanwhile."""
+"""Can TCP connections be saved, and their packets be held back meanwhile?"""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tcp_repair() -> Outcome:
 
 
 def lock_by_nftables(of_criu: bool | None) -> Outcome:
-    """Make CRIU's kind of lock in a network of our own. `of_criu`: what `criu check` says; None: not asked."""
+    """Make CRIU's kind of lock in a new network namespace. `of_criu` is what `criu check` reports; None: not asked."""
     lost = "--tcp keep cannot hold packets back while a tree is frozen"
     tool = network_locks.find_nft()
     if tool is None:
@@ -78,7 +78,7 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
 
 
 def lock_by_iptables() -> Outcome:
-    """Make CRIU's kind of rule in a network of our own."""
+    """Make CRIU's kind of rule in a new network namespace."""
     lost = "CRIU by itself cannot lock this way; crckpt uses nftables"
     tool = shutil.which("iptables", path=run.ENVIRONMENT["PATH"])
     if tool is None:
@@ -92,12 +92,12 @@ def lock_by_iptables() -> Outcome:
 
 
 def no_lock() -> Outcome:
-    """The third way needs nothing."""
+    """Locking nothing needs nothing."""
     return ok("needs nothing", "CRIU by itself can leave the lock out: peers may then reset kept connections")
 
 
 def socket_diagnostics() -> Outcome:
-    """Ask the kernel for sockets of each kind in no state: an empty answer, or none."""
+    """Ask the kernel for sockets of each kind in no state: the answer is empty, or there is none."""
     silent = [module for module, request in _DIAGNOSTICS.items() if not _answers(request)]
     if not silent:
         return ok(f"the kernel lists sockets: {', '.join(_DIAGNOSTICS)}")
@@ -107,7 +107,7 @@ def socket_diagnostics() -> Outcome:
 
 
 def tun() -> Outcome:
-    """Open the device from which programs get their own network interfaces."""
+    """Open the device by which programs make network interfaces."""
     lost = "programs with tun or tap interfaces (VPNs, virtual machines) cannot be checkpointed"
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
@@ -117,9 +117,9 @@ def tun() -> Outcome:
 
 
 def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
-    """What a program says that fails in a new network namespace; empty if it does not, None if there is none."""
+    """Run a program in a new network namespace; return its error, empty if it succeeds, None if we cannot make one."""
     try:
-        # The namespace ends with us: nothing that is made in it is left.
+        # The namespace ends with us, and all that is made in it.
         clone.unshare(clone.CLONE_NEWNET)
     except PermissionError:
         return None

@@ -1,4 +1,4 @@
-"""What a probe says."""
+"""The result of a probe."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from msgspec.structs import astuple
 
 
 class Outcome(Struct, frozen=True):
-    """What was found. `state` is ok, limited (it does its work in part, or was not tried) or missing.
+    """What a probe found. `state` is ok, limited (works in part, or was not tried) or missing.
 
-    `consequence` is what follows for the user, `fix` the command that mends it, where there is one. `safe`: the
-    command takes nothing away, so that `doctor --fix` may run it, word by word, without a shell.
+    `consequence` is what it means for the user, `fix` the command that repairs it, if there is one. `safe`: the command
+    removes nothing, so that `doctor --fix` may run it, word by word, without a shell.
     """
 
     state: str
@@ -21,7 +21,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Fact(Struct, frozen=True):
-    """One thing that was looked at: an outcome, and the `key` that names it, for scripts too."""
+    """An outcome with the `key` of its probe, which scripts may use."""
 
     key: str
     state: str
@@ -32,7 +32,7 @@ class Fact(Struct, frozen=True):
 
 
 def fact(key: str, outcome: Outcome) -> Fact:
-    """What was found about `key`."""
+    """Make a fact of an outcome."""
     return Fact(key, *astuple(outcome))
 
 

@@ -1,4 +1,4 @@
-"""Where things lie: the store, the images of a dump, CRIU's memory, and control groups."""
+"""Are the directories usable: the store, staging, CRIU's cache in /run, and control groups?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANOTHER = "--store DIR, or CRCKPT_STORE=DIR"
 
 
 def run_directory() -> Outcome:
-    """Where CRIU remembers from run to run what the kernel can."""
+    """Check /run, where CRIU caches kernel features."""
     kind = _file_system(_RUN)
     if kind == "tmpfs":
         return ok("/run is a tmpfs: CRIU remembers there what the kernel can")
@@ -32,7 +32,7 @@ def run_directory() -> Outcome:
 
 
 def store(path: Path) -> Outcome:
-    """The store's owner and mode, its file system and its room; of one that is not made yet, whether it can be."""
+    """Check the store's owner, mode, file system and free space; or whether a missing store can be made."""
     there = _nearest(path)
     if there != path:
         prefix = f"{path} is not there yet, the first dump makes it: "
@@ -51,7 +51,7 @@ def store(path: Path) -> Outcome:
 
 
 def staging(path: Path | None, in_store: Path) -> Outcome:
-    """Where the images of a dump lie until they are stored."""
+    """Check the directory for the images of a dump until they are stored."""
     if path is None:
         return _spacious(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
     if not path.is_dir():
@@ -60,7 +60,7 @@ def staging(path: Path | None, in_store: Path) -> Outcome:
 
 
 def cgroups() -> Outcome:
-    """Which control groups are mounted."""
+    """Check which versions of control groups are mounted."""
     kinds = {found.kind for found in mount_points()} & {"cgroup", "cgroup2"}
     if not kinds:
         lost = "limits of memory are not seen when it is decided where images lie"
@@ -70,7 +70,7 @@ def cgroups() -> Outcome:
 
 
 def _unmakable(path: Path, above: Path) -> Outcome | None:
-    """Why no directory can be made there."""
+    """Why no directory can be made there; None if one can."""
     try:
         Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
     except OSError as error:
@@ -80,7 +80,7 @@ def _unmakable(path: Path, above: Path) -> Outcome | None:
 
 
 def _refused(path: Path) -> Outcome | None:
-    """Why crckpt would not use what lies there as a store."""
+    """Why crckpt would refuse this directory as a store; None if it would not."""
     lost = "nothing can be stored"
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -88,7 +88,7 @@ def _refused(path: Path) -> Outcome | None:
     if not path.is_dir():
         return missing(f"{path} is no directory", lost, _ANOTHER)
     if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
-        # Safe because it is a store: on another directory it would lock people out.
+        # Safe only for a store: other users may need another directory.
         return missing(f"{path} lets other users in", lost, run.quote(["chmod", "700", str(path)]), safe=True)
     return None
 
@@ -107,7 +107,7 @@ def _room(path: Path) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the first above it that we can get at."""
+    """The path, or the nearest directory above it that we can reach."""
     return next(above for above in (path, *path.parents) if os.access(above, os.F_OK, effective_ids=True))
 
 

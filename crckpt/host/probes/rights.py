@@ -1,4 +1,4 @@
-"""What we may do: capabilities, those of CRIU without root, and security modules."""
+"""Are we allowed to: our capabilities, those of CRIU without root, and security modules."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from crckpt.host import proc
 from crckpt.host.probes.outcome import Outcome, limited, missing, ok
 from crckpt.host.process import run
 
-# Numbers of linux/capability.h, and what goes without them.
+# Numbers of linux/capability.h, and what fails without them.
 _NEEDED = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}
 _HELPFUL = {24: "SYS_RESOURCE", 40: "CHECKPOINT_RESTORE"}
 
 _OF_FILES = {40: "checkpoint_restore", 8: "setpcap"}
-"""What CRIU needs to dump processes of the user who runs it, and the second also to restore them."""
+"""Capabilities that CRIU needs to dump processes of the user who runs it; the second also to restore them."""
 
 _SELINUX = Path("/sys/fs/selinux/enforce")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 
 
 def capabilities() -> Outcome:
-    """Ours, held against those that a checkpoint needs."""
+    """Compare our capabilities with those that a checkpoint needs."""
     if os.geteuid() != 0:
         return missing(
             f"user {os.geteuid()}",
@@ -45,7 +45,7 @@ def capabilities() -> Outcome:
 
 
 def rootless(criu: Path | None) -> Outcome:
-    """What the file of this CRIU may do when an ordinary user runs it."""
+    """Check the capabilities that CRIU's file gives an ordinary user who runs it."""
     lost = "criu --unprivileged works for no ordinary user; crckpt itself needs root anyway"
     if criu is None:
         return limited("there is no CRIU", lost, "scripts/install-criu")
@@ -67,14 +67,14 @@ def rootless(criu: Path | None) -> Outcome:
 
 
 def _given_to_run(program: Path) -> str:
-    """A command that runs a program as an ordinary user who keeps the capabilities."""
+    """The command that lets an ordinary user run a program with these capabilities."""
     kept = ",".join(f"+{name}" for name in _OF_FILES.values())
     words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
     return run.quote(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
 
 
 def security_modules() -> Outcome:
-    """What AppArmor and SELinux say of us."""
+    """Check whether AppArmor or SELinux confine us."""
     label = _label()
     if _SELINUX.exists() and _SELINUX.read_text().strip() == "1":
         return limited(
@@ -117,7 +117,7 @@ def _add(names: list[str]) -> str:
 
 
 def _of_file(program: Path) -> frozenset[int]:
-    """Capabilities that are permitted and effective to who runs it. Source: struct vfs_cap_data."""
+    """Capabilities that the file gives as permitted and effective. Source: struct vfs_cap_data."""
     try:
         words = struct.unpack_from("<IIIII", os.getxattr(program, "security.capability"))
     except OSError:

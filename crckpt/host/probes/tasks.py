@@ -1,4 +1,4 @@
-"""What is done to processes: seizing them, describing them, giving them their PIDs and clocks back."""
+"""Can processes be seized, described, and get their PIDs and clocks back?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SURVIVED = 7
 
 
 def checkpoint_restore() -> Outcome:
-    """The call by which a restore describes a process's memory is there only with CONFIG_CHECKPOINT_RESTORE."""
+    """Try the call by which a restore describes a process's memory: it needs CONFIG_CHECKPOINT_RESTORE."""
     try:
         size = prctl.memory_map_size()
     except OSError as error:
@@ -32,12 +32,12 @@ def checkpoint_restore() -> Outcome:
 
 
 def pid_selection() -> Outcome:
-    """Make a child under a PID that was just given back."""
+    """Make a child with a PID that has just become free."""
     for _ in range(_TRIES):
         try:
             wanted = _free_pid()
             child = clone.fork_with_pid(wanted)
-        except FileExistsError:  # somebody else was quicker
+        except FileExistsError:  # another process has got it
             continue
         except OSError as error:
             return _no_pid_selection(error)
@@ -49,7 +49,7 @@ def pid_selection() -> Outcome:
 
 
 def time_namespaces() -> Outcome:
-    """Set the clock forward for a child, and let it look."""
+    """Set the clock forward for a child, which reads it."""
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     try:
         clone.unshare(clone.CLONE_NEWTIME | (0 if os.geteuid() == 0 else clone.CLONE_NEWUSER))
@@ -81,7 +81,7 @@ def ptrace_scope() -> Outcome:
 
 
 def seccomp_suspension() -> Outcome:
-    """Seize a child with its filter suspended; then it forbids itself to end, and ends all the same."""
+    """Seize a child with its filter suspended: it forbids itself to exit, and must be able to."""
     reading, writing = os.pipe()
 
     def forbid_itself_to_end() -> int:
@@ -108,7 +108,7 @@ def seccomp_suspension() -> Outcome:
 
 
 def _free_pid() -> int:
-    """One that was just given back: the kernel goes round all others before it takes it again."""
+    """A PID that has just become free: the kernel uses all others before it uses it again."""
     child = fork(int)
     wait_for_status(child)
     return child

@@ -1,4 +1,4 @@
-"""Programs and services beside us."""
+"""Are the programs and services here that crckpt needs?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
 
 
 def kernel() -> Outcome:
-    """Which one runs; what it can do, the other facts say."""
+    """Name the kernel. The other facts say what it can do."""
     return ok(f"{platform.release()} on {platform.machine()}")
 
 
 def criu_plugins(criu: Path | None) -> Outcome:
-    """Where this CRIU says that it looks for them, and which lie there."""
+    """Find the directory of this CRIU's plugins, and list them."""
     lost = "programs that use a GPU cannot be checkpointed"
     if criu is None:
         return missing("there is no CRIU", lost, "scripts/install-criu")
@@ -36,7 +36,7 @@ def criu_plugins(criu: Path | None) -> Outcome:
 
 
 def util_linux() -> Outcome:
-    """The programs by which trees are held and namespaces entered."""
+    """Find the programs of util-linux that crckpt needs."""
     lacking = [tool for tool in _NEEDED if shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is None]
     if lacking:
         lost = "trees cannot be held, restored into a new pid namespace, or dumped from one"
@@ -45,7 +45,7 @@ def util_linux() -> Outcome:
 
 
 def systemd() -> Outcome:
-    """Whether it runs this host. Source: sd_booted(3)."""
+    """Check whether systemd runs this host. Source: sd_booted(3)."""
     if Path("/run/systemd/system").is_dir():
         return ok("it runs this host")
     return missing("it does not run this host", "services cannot be checkpointed and restored as units")
