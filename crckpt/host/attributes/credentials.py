@@ -1,4 +1,4 @@
-"""With which rights each thread of a tree runs, as the kernel says: for a tree that is frozen."""
+"""Read the rights of each thread of a frozen tree from the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.images.creds import CAPABILITIES, Rights
 
 
 def read_thread_rights(root: int) -> dict[int, Rights]:
-    """Thread id, in the thread's own pid namespace -> its rights, of process `root` and all its descendants."""
+    """Read the rights of all threads of `root` and its descendants, by thread id in the thread's own pid namespace."""
     found: dict[int, Rights] = {}
     waiting = [root]
     while waiting:

@@ -2,11 +2,11 @@
 
 The kernel does not report it. But a process in a Landlock domain may not inspect one outside of it, even one of the
 same user with fewer rights. So crckpt starts such a process, and makes the program compare its memory with it
-(kcmp(2)): only a domain forbids that. Where something else may forbid it (another security module with a label,
-another user or PID namespace), the answer is unknown.
+(kcmp(2)): only a domain forbids that. If something else may forbid it (another security module with a label, another
+user or PID namespace), the answer is unknown.
 
-That other process belongs to the user of the program, who may inspect it, stop it, and change its code. So it is a
-program of its own, without any memory, descriptor, terminal or keyring of crckpt.
+The user of the program may inspect that other process, stop it, and change its code. So it is a separate program,
+without any memory, descriptor, terminal or keyring of crckpt.
 
 Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kernel/kcmp.c.
 """
@@ -41,16 +41,16 @@ def kernel_has_landlock() -> bool:
 
 
 def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
-    """`compares_with` has the process compare its memory with that of a PID: its answer, or minus the errno.
+    """Whether process `pid` has a Landlock domain. `compares_with(other)` makes it call kcmp(2) for its memory and that
+    of process `other`, and returns the result, or minus the errno.
 
-    For a process that has nothing else to do: its session keyring becomes another. Raises HostCannot if the user of the
-    program, or its system, did not let it be tried.
+    Our session keyring is replaced: call this only in a helper process. Raises HostCannot if it could not be tried.
     """
     if not kernel_has_landlock() or not _may_be_known(pid):
         return False
     with _other_process(pid) as other:
         answer = compares_with(other)
-    # That of a kernel without kcmp.
+    # ENOSYS: a kernel without kcmp.
     if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
         raise HostCannot(f"crckpt cannot compare PID {pid} with another process: {os.strerror(-answer)}")
     return answer == -errno.EPERM
@@ -66,10 +66,10 @@ def _may_be_known(pid: int) -> bool:
 
 @contextmanager
 def _other_process(pid: int) -> Iterator[int]:
-    """One of the same user and group, without any right that the process may lack: it has said that it runs."""
+    """Start a process of the same user and group, without capabilities, and wait until it runs."""
     status = read_status(pid)
     uid, gid = (int(status[name].split()[0]) for name in ("Uid", "Gid"))
-    # Root gets all that it is not denied when it executes a program.
+    # When root executes a program it gets all capabilities of the bounding set.
     denied = () if uid else ("--bounding-set=-all",)
     ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)
     _leave_session_keyring()
@@ -86,7 +86,7 @@ def _other_process(pid: int) -> Iterator[int]:
             yield child.pid
         finally:
             child.kill()
-            # Whoever traces it decides when its end is told: we are not to wait for that.
+            # Do not wait for its end: a tracer could delay that.
             child.let_go()
     finally:
         for descriptor in (listened, asks, hears, answers):
@@ -95,7 +95,7 @@ def _other_process(pid: int) -> Iterator[int]:
 
 
 def _leave_session_keyring() -> None:
-    """What we start from now on gets a new one: whoever has ours may read the keys in it."""
+    """Give us, and our children from now on, a new one: a process with our keyring may read its keys."""
     try:
         keyctl.join_new()
     except OSError as error:

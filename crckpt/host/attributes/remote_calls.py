@@ -1,9 +1,9 @@
 """Make system calls in threads of other processes, to read and set attributes that only they can read and set.
 
-A helper process makes the calls. It is run as `python -m crckpt.host.attributes.remote_calls ORDERS ANSWERS`, both
-descriptors: a tracer must do nothing else (`crckpt.host.syscalls.ptrace`). In a restore's hold CRIU traces the root of
-a tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that thread, and seize
-it again afterwards.
+A helper process makes the calls, because a tracer must do nothing else (`crckpt.host.syscalls.ptrace`). It is run as
+`python -m crckpt.host.attributes.remote_calls ORDERS ANSWERS`, both descriptors. In a restore's hold CRIU traces the
+root of a tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that thread, and
+seize it again afterwards.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _PATIENCE_S: Final = 15.0
 _KEPT_WAITING: Final = f"it kept waiting crckpt's helper process for {_PATIENCE_S:g} s"
 
 LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
-"""What becomes of new maps of a process: mlockall(2)."""
+"""Whether new maps of a process are locked in memory: mlockall(2)."""
 
 
 class Order(Struct, frozen=True):
     """What the thread `tid` of the process `pid` must do: `ask`, or set attributes by name, in this order.
 
     With `start` the process must be the one that was started then, in clock ticks after boot.
-    With `is_lent` the thread's tracer must detach from it first: a CRIU that waits in a restore's hold.
+    With `is_lent` the thread's tracer, a CRIU that waits in a restore's hold, must detach from it first.
     """
 
     pid: int
@@ -61,9 +61,9 @@ class Order(Struct, frozen=True):
 
 
 class OrderResult(Struct, frozen=True):
-    """What became of an order: `values` that were asked for; `failed` is (name, why) of what could not be set.
+    """The result of an order: the `values` that were read; `failed` are (name, why) of those that could not be set.
 
-    With `why` nothing could be done in that thread.
+    With `why` no call could be made in that thread.
     """
 
     values: dict[str, tuple[int, ...]] = {}
@@ -72,10 +72,9 @@ class OrderResult(Struct, frozen=True):
 
 
 def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
-    """Carry out the orders in a helper process; return one answer for each. Takes about 0.1 s, and 1 ms for each.
+    """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each.
 
-    Leave a helper alone that a process blocks: to kill it during a call would kill that process, and it cannot be
-    killed while it waits for a file system of the program.
+    A helper that a process blocks is not killed: during a call that would kill the process, too.
     """
     if not orders:
         return ()
@@ -116,7 +115,7 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def main(words: list[str]) -> int:
-    """Follow the orders, and write down what became of each."""
+    """Carry out the orders, and write a line with the result of each."""
     said, answers = (int(word) for word in words)
     for order in msgspec.json.decode(_read_all(said), type=tuple[Order, ...]):
         os.write(answers, msgspec.json.encode(_carry_out_one(order)) + b"\n")
@@ -143,7 +142,7 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
         yield "no_written_code", (refuses,)
     if locked := _locks_new_maps(thread, pid):
         yield "lock_future", (locked,)
-    # The number of the keyring, of the user if the process has none, and how many keys are in it.
+    # The serial number of the keyring (the user's if the process has none), and the number of its keys.
     keyctl = _KEYCTL_32 if thread.is_compat else _KEYCTL
     keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
     if keyring > 0:
@@ -158,9 +157,9 @@ def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, .
 
 
 def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
-    """Found with a new page, for no call tells it. One that may not be locked is refused with EAGAIN.
+    """Find out by mapping a page whether new maps are locked: no call reports it.
 
-    A page that is locked cannot be given up (MADV_DONTNEED). How much is locked tells nothing: other threads go on.
+    The kernel refuses a page that may not be locked with EAGAIN, and does not discard a locked one (MADV_DONTNEED).
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     made = thread.system_call(
@@ -183,7 +182,7 @@ def _is_present(pid: int, address: int) -> bool:
 
 
 def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]]:
-    """What could not be set, and why."""
+    """Set the values of an order; yield (name, why) of those that could not be set."""
     for name, value in order.values:
         answer = _set_one(thread, name, value)
         if answer < 0:
@@ -219,7 +218,7 @@ def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) ->
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
     """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
 
-    In a restore's hold all tasks are root's, and become what they were later. The kernel remembers who listened last.
+    In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
     """
     keep = -1
     own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
@@ -235,14 +234,14 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
 
 @contextmanager
 def _without_tracer(order: Order) -> Iterator[None]:
-    """The thread without its tracer, which is stopped meanwhile, if it is to lend it."""
+    """If the order says so, detach the thread's tracer from it, and stop the tracer, during the block."""
     tracer = status.tracer(order.pid, order.tid)
     if not tracer or not order.is_lent:
         yield
         return
     with ptrace.stopped(tracer) as holder:
         _checked(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
-        # It has been told to stop, and does so at once: no signal reaches it that would stop it otherwise.
+        # It stops at once: no signal can stop it otherwise.
         _checked(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
         _checked(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
         try:

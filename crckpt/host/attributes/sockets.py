@@ -40,9 +40,9 @@ _SOCKET, _IP, _TCP, _UDP, _IPV6, _PACKET, _NETLINK = 1, 0, 6, 17, 41, 263, 270
 class Option(Struct, frozen=True):
     """An option by its level and number.
 
-    `size` is in bytes, 0 for a number. `interface`: the number of a network interface, in the byte order of the host or
-    of the network. `when`: a socket in another state has a value that the program did not choose, or cannot get one.
-    `protects`: without it the program, or the host, is less safe.
+    `size` is in bytes, 0 for a number. `interface`: it is the number of a network interface, in the byte order of the
+    host or of the network. `when`: in other states the value is not the program's choice, or cannot be set.
+    `protects`: without it the program or the host is less secure.
     """
 
     level: int
@@ -58,7 +58,7 @@ def _numbers(level: int, **options: int) -> dict[str, Option]:
 
 
 OPTIONS: Final = {
-    # asm-generic/socket.h. Of the kinds of timestamps a later one in this order takes an earlier one's place.
+    # asm-generic/socket.h. A later kind of timestamps in this order replaces an earlier one.
     **_numbers(_SOCKET, SO_DEBUG=1, SO_RXQ_OVFL=40, SO_WIFI_STATUS=41, SO_PEEK_OFF=42, SO_NOFCS=43),
     **_numbers(_SOCKET, SO_SELECT_ERR_QUEUE=45, SO_BUSY_POLL=46, SO_ZEROCOPY=60, SO_PREFER_BUSY_POLL=69),
     **_numbers(_SOCKET, SO_BUSY_POLL_BUDGET=70, SO_TXREHASH=74, SO_RCVMARK=75, SO_PASSPIDFD=76, SO_RCVPRIORITY=82),
@@ -105,7 +105,7 @@ OPTIONS: Final = {
     **_numbers(_PACKET, PACKET_TX_HAS_OFF=19, PACKET_QDISC_BYPASS=20, PACKET_IGNORE_OUTGOING=23),
     **_numbers(_NETLINK, NETLINK_PKTINFO=3, NETLINK_BROADCAST_ERROR=4, NETLINK_NO_ENOBUFS=5, NETLINK_LISTEN_ALL_NSID=8),
     **_numbers(_NETLINK, NETLINK_CAP_ACK=10, NETLINK_EXT_ACK=11, NETLINK_GET_STRICT_CHK=12),
-    # Last: a socket with it takes no other filter.
+    # Last: a locked socket takes no other filter.
     "SO_LOCK_FILTER": Option(_SOCKET, 44, protects=True),
 }
 _LEVELS: Final[dict[int, tuple[int, ...]]] = {
@@ -137,7 +137,7 @@ _BY_KERNEL: Final = ("224.0.0.1", "ff01::1", "ff02::1")
 class Membership(Struct, frozen=True):
     """A multicast group that a socket is a member of on `interface`.
 
-    It takes what comes from `sources`, or if `excludes` what comes from all others.
+    It receives packets from `sources` only, or with `excludes` from all others.
     """
 
     interface: Name
@@ -147,14 +147,14 @@ class Membership(Struct, frozen=True):
 
 
 class SocketRecord(Struct, frozen=True):
-    """What a dump found of a socket, besides what CRIU saves.
+    """Properties of a socket that CRIU does not save.
 
     `pid` and `fd` name one of its descriptors. `options` differ from those of a new socket; `interfaces` are options
     that name a network interface.
 
-    `owner` is the user and the group that SO_PEERCRED tells: of a unix socket that `is_listening` its own, as clients
-    see them, of one that is connected those of its peer. CRIU makes all of them root's. It is empty where that is no
-    loss: for root, and for a peer of the same user. One that `has_keys` takes TCP segments only if they are signed.
+    `owner` is the user and group that SO_PEERCRED reports: of a unix socket that `is_listening` its own, as clients see
+    them, of a connected one those of its peer. CRIU makes all of them root's. It is empty if nothing is lost: for root,
+    and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments.
     """
 
     pid: int
@@ -173,12 +173,12 @@ class SocketRecord(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to put back."""
+        """Whether there is nothing to restore."""
         return not (self.options or self.interfaces or self.memberships or self.owner or self.has_keys)
 
 
 class SocketFailure(Struct, frozen=True):
-    """What could not be put back, and why."""
+    """A property that could not be restored, and why."""
 
     title: str
     protects: bool
@@ -186,9 +186,10 @@ class SocketFailure(Struct, frozen=True):
 
 
 def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[SocketRecord]:
-    """Those of a process that have anything to put back. It runs as `user`; its own PID namespace calls it `inside`.
+    """Read the sockets of a process that have properties to restore. Raises OSError if the process has ended.
 
-    Leaves out the inodes in `skip`, and adds all it meets to them. Raises OSError if the process has ended.
+    It runs as `user`; `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were
+    read.
     """
     inodes: dict[int, int] = {}
     for fd, target in read_targets(pid):
@@ -227,15 +228,15 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
 
 
 def owner(ours: int) -> tuple[int, ...]:
-    """User and group that a unix socket tells of whoever made it, or its peer. Raises OSError."""
+    """User and group that a unix socket reports of its maker or its peer. Raises OSError."""
     with _as_socket(ours) as held:
         return _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))[1:]
 
 
 def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
-    """Give the socket behind our descriptor what the record says; what could not be set.
+    """Restore the properties of a record to the socket of our descriptor; yield those that could not be set.
 
-    Does nothing to a socket of another kind. A connection that is one no longer says nothing.
+    Do nothing to a socket of another kind. Ignore errors of a connection that is closed by now.
     """
     with _as_socket(ours) as held:
         if _kind(held) != (record.family, record.kind, record.protocol):
@@ -248,7 +249,7 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
 
 @contextmanager
 def _as_socket(ours: int) -> Iterator[socket.socket]:
-    # Named a family, Python asks for none: not every socket can tell its address.
+    # Given a family, Python does not ask the socket for it: not every socket has an address.
     held = socket.socket(socket.AF_UNIX, fileno=ours)
     try:
         yield held
@@ -282,11 +283,11 @@ def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
 
 @cache
 def _usual(kind: tuple[int, int, int]) -> tuple[tuple[str, int, int, int, int | bytes], ...]:
-    """Of each option that such a socket has: name, level, number, size and the value of a new one."""
+    """Name, level, number, size and default of each option that such a socket has."""
     family, form, protocol = kind
     levels = _LEVELS.get(family, (_SOCKET,))
     found = []
-    # A packet socket with a protocol would receive at once.
+    # A packet socket with a protocol would receive packets at once.
     with socket.socket(family, form, 0 if family == socket.AF_PACKET else protocol) as fresh:
         for name, option in OPTIONS.items():
             if option.level not in levels or (option.when == "datagram" and form == socket.SOCK_STREAM):
@@ -350,7 +351,7 @@ def _interface_value(option: Option, number: int) -> bytes:
 
 
 def _interface_name(held: socket.socket, number: int) -> str:
-    """In the socket's network namespace."""
+    """The name of an interface in the socket's network namespace."""
     said = fcntl.ioctl(held, _SIOCGIFNAME, _INTERFACE.pack(b"", number))
     return os.fsdecode(_INTERFACE.unpack(said)[0].rstrip(b"\0"))
 
@@ -361,20 +362,20 @@ def _interface_index(held: socket.socket, name: str) -> int:
 
 
 def _uses_option_memory(held: socket.socket) -> bool:
-    """Memberships take of the memory that a socket may have for its options, and so do keys of TCP."""
+    """Whether the socket uses memory for options: memberships and keys of TCP do."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])
 
 
 def _groups(pid: int) -> Iterator[tuple[int, int, str]]:
-    """Level, interface and address of the groups that sockets of the process may be members of."""
+    """Level, interface and address of the groups of which sockets of the process may be members."""
     for group, index, users in read_multicast_groups(pid):
         if users > (group in _BY_KERNEL):
             yield _IPV6 if ":" in group else _IP, index, group
 
 
 def _memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) -> Iterator[Membership]:
-    """The kernel lists no memberships of a socket, but answers for each group and interface."""
+    """Find memberships by trying each group and interface: the kernel does not list them."""
     for level, index, group in groups:
         with suppress(OSError):
             excludes, sources = _filter(held, level, index, group)
@@ -382,7 +383,7 @@ def _memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) ->
 
 
 def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bool, tuple[str, ...]]:
-    """Raises OSError if the socket is no member."""
+    """Read whether a membership excludes sources, and which. Raises OSError if the socket is no member."""
     sources = 16
     while True:
         head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)
@@ -410,7 +411,7 @@ def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[
 
 
 def _address(host: str) -> bytes:
-    """As struct sockaddr_storage. Raises OSError if it is no address."""
+    """An address as struct sockaddr_storage. Raises OSError if it is none."""
     if ":" in host:
         packed = struct.pack("=HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, host), 0)
     else:

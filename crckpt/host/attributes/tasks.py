@@ -27,7 +27,7 @@ Reader = Callable[[int], Value]
 _IOPRIO_WHO_PROCESS: Final = 1
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 _SLICED: Final = (0, 3)
-"""SCHED_OTHER and SCHED_BATCH: a thread may ask for another slice than the kernel's (Linux 6.12)."""
+"""SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12)."""
 DEADLINE: Final = 6
 _MOST_UTILIZATION: Final = 1024
 _UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_MAX
@@ -56,7 +56,7 @@ def set_affinity(tid: int, value: Value) -> None:
 
 
 def io_priority(tid: int) -> Value:
-    """Class and level in one number."""
+    """The I/O priority: class and level in one number."""
     return (syscall("ioprio_get", _IOPRIO_WHO_PROCESS, tid),)
 
 
@@ -66,7 +66,7 @@ def set_io_priority(tid: int, value: Value) -> None:
 
 
 def timer_slack(tid: int) -> Value:
-    """Nanoseconds. The kernel shows it in /proc/TID, and not in /proc/PID/task/TID."""
+    """The timer slack in nanoseconds. The kernel has it in /proc/TID, not in /proc/PID/task/TID."""
     return (int(procfs.text(f"/proc/{tid}/timerslack_ns")),)
 
 
@@ -88,33 +88,33 @@ def set_deadline(tid: int, value: Value) -> None:
 
 
 def time_slice(tid: int) -> Value:
-    """Nanoseconds that a thread asked for; nothing if it has the kernel's default slice."""
+    """The time slice in nanoseconds that a thread requested; nothing if it has the default slice."""
     found = _scheduling(tid)
     own = found[5] if found[1] in _SLICED else 0
     return () if own in (0, _usual_slice()) else (own,)
 
 
 def set_time_slice(tid: int, value: Value) -> None:
-    """Its policy stays. Raises OSError."""
+    """Set the time slice without changing the policy. Raises OSError."""
     _, policy, flags, nice, priority, *_ = _scheduling(tid)
     _set_scheduling(tid, policy, flags & ~_UTILIZATION, nice, priority, *(value or (0,)), 0, 0)
 
 
 def utilization(tid: int) -> Value:
-    """The least and the most CPU performance that the scheduler assumes for it; nothing if that is not limited."""
+    """The least and the most CPU performance that the scheduler assumes for a thread; nothing if it is not limited."""
     found = _scheduling(tid)
     return () if found[8:10] in ((0, 0), (0, _MOST_UTILIZATION)) else (found[8], found[9])
 
 
 def set_utilization(tid: int, value: Value) -> None:
-    """Its policy stays. Raises OSError."""
+    """Limit the assumed CPU performance without changing the policy. Raises OSError."""
     _, policy, flags, nice, priority, *times = _scheduling(tid)
     least, most = value or (0, _MOST_UTILIZATION)
     _set_scheduling(tid, policy, flags | _UTILIZATION, nice, priority, *times[:3], least, most)
 
 
 def personality(tid: int) -> Value:
-    """As of personality(2)."""
+    """The execution domain, as in personality(2)."""
     return (int(procfs.text(f"/proc/{tid}/personality"), 16),)
 
 
@@ -132,10 +132,9 @@ def io_flusher(tid: int) -> Value:
 
 
 def memory_policy(tid: int) -> Value:
-    """Mode, with its flags, and nodes, as of set_mempolicy(2). Nothing where there is one node only.
+    """Mode with flags, and nodes, as in set_mempolicy(2). Nothing if the host has only one node.
 
-    The kernel shows it for each map without its own policy. Read only the first map: a map takes longer the more pages
-    it has.
+    The kernel lists it for each map without its own policy. Read only the first map: large maps take long.
     """
     if not _has_nodes():
         return ()
@@ -182,7 +181,7 @@ def set_autogroup_nice(pid: int, value: Value) -> None:
 
 
 def memory_merge(pid: int) -> Value:
-    """Whether all of its memory may be merged with what is equal (PR_SET_MEMORY_MERGE); nothing if that is not told."""
+    """Whether equal pages of its memory may be merged (PR_SET_MEMORY_MERGE); nothing on a kernel without ksm_stat."""
     with suppress(FileNotFoundError):
         said = procfs.text(f"/proc/{pid}/ksm_stat")
         if "ksm_merge_any:" in said:
@@ -226,7 +225,7 @@ def online_cpus() -> frozenset[int]:
 
 
 def _numbers(listed: str) -> tuple[int, ...]:
-    """`0-2,5` as 0, 1, 2, 5."""
+    """Parse a list like `0-2,5`: 0, 1, 2, 5."""
     found: list[int] = []
     for part in listed.split(",") if listed else ():
         first, _, last = part.partition("-")
@@ -239,7 +238,7 @@ def _task_flags(tid: int) -> int:
 
 
 def _scheduling(tid: int) -> Value:
-    """As of sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period, least and most use."""
+    """sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period, least and most utilization."""
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
     syscall("sched_getattr", tid, buffer, _ATTRIBUTES.size, 0)
     return _ATTRIBUTES.unpack(buffer.raw)

@@ -1,4 +1,4 @@
-"""File locks that programs hold now. Source: proc_locks(5), proc_pid_fdinfo(5)."""
+"""Read the file locks that programs hold. Source: proc_locks(5), proc_pid_fdinfo(5)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLC
 _LINE: Final = re.compile(
     r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
 )
-"""Of a lock that is held: who waits for one stands behind an arrow."""
+"""A line of a held lock. A waiting program's line has an arrow."""
 
 
 class HeldLock(Struct, frozen=True):
-    """A lock that process `pid` (`comm`) holds, on bytes from `start` to `end` with it, None for the file's end.
+    """A lock that process `pid` (`comm`) holds on the bytes from `start` to `end`, inclusive; None is the file's end.
 
-    `pid` is 0 where nobody is found: somebody in a PID namespace that we do not see.
+    `pid` is 0 if the process is in a PID namespace that we do not see.
     """
 
     kind: LockKind
@@ -39,10 +39,10 @@ class HeldLock(Struct, frozen=True):
 
 
 def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
-    """By path, for those that have any. Missing files have none."""
+    """Read the locks on these files, by path. Files without locks, and missing ones, are left out."""
     wanted = tuple(paths)
     if not wanted:
-        # The kernel takes its time over that list: it waits for every CPU.
+        # Reading /proc/locks is slow: the kernel waits for every CPU.
         return {}
     lines = [line for line in map(_LINE.match, Path("/proc/locks").read_text().splitlines()) if line]
     found = {path: _file(path) for path in wanted} if lines else {}
@@ -55,7 +55,7 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
 
 
 def _file(path: str) -> str:
-    """What names it in /proc/locks. The device is that of its file system, which stat(2) does not always tell."""
+    """The name of a file in /proc/locks. Its device is the file system's, which stat(2) does not always report."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -82,7 +82,7 @@ def _parse_lock(line: re.Match[str], holders: _Holders) -> HeldLock:
 
 
 class _Holders:
-    """Who has locked files open. Each process is looked at once: one may hold any number of locks."""
+    """Finds the processes that hold locks. Reads each process once: one may hold any number of locks."""
 
     def __init__(self) -> None:
         self._found: dict[str, int] = {}
@@ -91,7 +91,7 @@ class _Holders:
         self._is_all_seen = False
 
     def of(self, line: re.Match[str]) -> tuple[int, str]:
-        """A PID and what it is called. Who locked it may have ended, or handed it over; of OFD locks nobody is told."""
+        """PID and title of the holder. The PID in the line may be of a process that has ended; OFD locks have none."""
         what = line[0].partition(": ")[2]
         self._look_at(int(line["pid"]))
         if what not in self._found and not self._is_all_seen:

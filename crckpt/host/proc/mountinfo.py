@@ -1,4 +1,4 @@
-"""Read the mounts of our own mount namespace from /proc/self/mountinfo. Source: proc_pid_mountinfo(5)."""
+"""/proc/PID/mountinfo: the mounts of a mount namespace. Source: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLAGS: Final = {"nosuid": 2, "nodev": 4, "noexec": 8}
 
 
 class Mount(Struct, frozen=True):
-    """A mount: `options` are those of the mount itself, `of_all` those of its file system, of which is `device`."""
+    """A mount. `options` are its own, `of_all` those of its file system on `device`."""
 
     id: int
     device: int
@@ -25,17 +25,17 @@ class Mount(Struct, frozen=True):
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be written there."""
+        """Whether its files cannot be written."""
         return "ro" in self.options or "ro" in self.of_all
 
     @property
     def flags(self) -> int:
-        """What it does not allow, as mount(2) wants it."""
+        """The restrictions of its options, as flags of mount(2)."""
         return sum(flag for name, flag in _FLAGS.items() if name in self.options)
 
 
 def mount_points() -> tuple[Mount, ...]:
-    """The mounts of our namespace, each mount point once (the last one mounted there), parents first."""
+    """The visible mounts of our namespace, parents first: the last one of each mount point."""
     found: dict[str, Mount] = {}
     for each in read_mounts():
         found.pop(each.path, None)
@@ -44,12 +44,12 @@ def mount_points() -> tuple[Mount, ...]:
 
 
 def read_mounts() -> Iterator[Mount]:
-    """The mounts of our namespace as the kernel lists them, those too that lie below others."""
+    """Read the mounts of our namespace in the kernel's order, also those that others hide."""
     return read_mounts_of("self")
 
 
 def read_mounts_of(pid: int | str) -> Iterator[Mount]:
-    """Likewise the mounts of the namespace of a process."""
+    """Read the mounts of a process's namespace in the kernel's order, also those that others hide."""
     for line in Path(f"/proc/{pid}/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
         before, _, after = line.partition(b" - ")
         fields, (kind, _, of_all) = before.split(b" "), after.split(b" ", 2)

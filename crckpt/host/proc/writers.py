@@ -1,4 +1,4 @@
-"""Who can write to files. Source: proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_maps(5)."""
+"""Find processes that can write to files. Source: proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_maps(5)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Writer(Struct, frozen=True):
 
 
 def find_writers(paths: Iterable[str]) -> dict[str, Writer]:
-    """By path, one of those who can write to it, for those that have any, under whatever name they opened it.
+    """Find a process that can write to each of these files, under whatever name it opened it. By path.
 
-    We and our ancestors do not count where we can only append: that is our output, which may well go to that file.
+    A file to which we and our ancestors can only append is not counted: it may be our output.
     """
     identities = {path: identity for path in paths if (identity := _identity(path))}
     wanted = set(identities.values())

@@ -1,4 +1,4 @@
-"""BPF programs that restrict devices and the network of a control group (version 2). Source: bpf(2)."""
+"""Find BPF programs that restrict devices and the network of a control group (version 2). Source: bpf(2)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from crckpt.host.syscalls.libc import syscall
 _PROG_QUERY: Final = 16
 _EFFECTIVE: Final = 1
 _QUERY: Final = struct.Struct("<IIIIQI4x")
-# linux/bpf.h: enum bpf_attach_type. What comes in, what goes out, sockets, addresses to bind and to connect to.
+# linux/bpf.h, enum bpf_attach_type. Network: ingress, egress, sockets, addresses to bind and to connect to.
 _KINDS: Final = {"devices": (6,), "network": (0, 1, 2, 8, 9, 10, 11)}
 
 
 def group_programs(group: Path) -> Iterator[str]:
-    """`devices` and `network`, where there is a program for it, of this group or one above it that counts here too.
+    """Yield `devices` and `network` if a program of this group, or an inherited one, restricts them.
 
-    Nothing, where the kernel does not tell.
+    Yield nothing if the kernel does not report it.
     """
     with suppress(OSError):
         descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -34,7 +34,7 @@ def group_programs(group: Path) -> Iterator[str]:
 
 def _programs(group: int, kind: int) -> int:
     query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
-    # With room for none the kernel says how many there are.
+    # With room for none the kernel returns their number.
     with suppress(OSError):  # ENOSPC
         syscall("bpf", _PROG_QUERY, query, _QUERY.size)
     return int(_QUERY.unpack(query.raw)[5])

@@ -1,4 +1,4 @@
-"""What processes share, as the kernel says by kcmp(2)."""
+"""Find out what processes share. Source: kcmp(2)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 
 
 def is_sharing_memory(one: int, other: int) -> bool:
-    """Whether two processes have all of their memory in common; False if one has ended or the kernel does not say."""
+    """Whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
     return _is_same(one, other, _KCMP_VM, 0, 0)
 
 
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
-    """Whether that descriptor of the process, and ours, came of one open. False where the kernel does not say."""
+    """Whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
     return _is_same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
 
 
 def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
-    """The epolls that watch what their process has not open any more. Of one that several have, the first counts."""
+    """Find epolls that watch a file which their process has closed, each in the first process that has it."""
     by_process: dict[int, list[int]] = {}
     for found in descriptors:
         by_process.setdefault(found.pid, []).append(found.fd)
@@ -51,7 +51,7 @@ def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor
 
 
 def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
-    """PIDs of processes, but for those `inside`, that have that very open file too (inherited, or handed over)."""
+    """Find other processes than those `inside` that have the same open file (inherited or received)."""
     found = []
     for pid in procfs.pids():
         if pid not in inside and any(
@@ -71,7 +71,7 @@ def _targets(epoll: Descriptor) -> list[int]:
 
 
 def _numbered(targets: list[int]) -> Iterator[tuple[int, int]]:
-    """Each with the number of its like before it: one number may have stood for several files."""
+    """Number equal targets: one descriptor number may have been several files."""
     return ((target, targets[:at].count(target)) for at, target in enumerate(targets))
 
 

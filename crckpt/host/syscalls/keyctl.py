@@ -24,7 +24,7 @@ class SessionKeyring(Struct, frozen=True):
 
 
 def own_session() -> SessionKeyring | None:
-    """None if we have none: then each process uses that of its own user. Also where the kernel has no keyrings."""
+    """Our session keyring; None if we use our user's, or the kernel has no keyrings."""
     buffer = ctypes.create_string_buffer(_MOST)
     with suppress(OSError):
         serial = syscall("keyctl", _GET_ID, _SESSION, 0)
@@ -35,7 +35,7 @@ def own_session() -> SessionKeyring | None:
 
 
 def join_new() -> None:
-    """Give this thread, and what it starts, a new, empty session keyring. Raises OSError."""
+    """Give this thread, and its children, a new, empty session keyring. Raises OSError."""
     try:
         syscall("keyctl", _JOIN, None)
     except OSError as error:

@@ -25,7 +25,7 @@ _FAULT_WITHIN_S: Final = 5
 
 
 def tracks_by_write_protection() -> bool:
-    """Protect a page of ours asynchronously, write it, and see whether PAGEMAP_SCAN tells. Raises HostCannot."""
+    """Protect a page of ours asynchronously, write it, and check whether PAGEMAP_SCAN finds it. Raises HostCannot."""
     with _pages_of_ours(2) as (memory, address), _userfaultfd() as descriptor:
         length = len(memory)
         fcntl.ioctl(descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, length, userfaultfd.MODE_WP, 0))
@@ -49,10 +49,10 @@ def tracks_by_soft_dirty() -> bool:
 
 
 def soft_dirty_misses_joined() -> bool:
-    """Whether a page of ours has no bit that was written in a map that had joined others; also if that cannot be tried.
+    """Whether the kernel misses a write to a map that was merged with others; also True if that cannot be tried.
 
-    Kernels miss it from 6.0 on, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
-    dirty as a whole, a change of protection makes its pages writable, and another makes it join one that is clean.
+    Kernels from 6.0 on miss it, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
+    dirty as a whole, a change of protection makes its pages writable, and another merges it with a clean map.
     """
     with _pages_of_ours(3) as (memory, below), suppress(OSError):
         written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
@@ -67,15 +67,15 @@ def soft_dirty_misses_joined() -> bool:
 
 
 def scans() -> bool:
-    """Whether PAGEMAP_SCAN finds a page that was written. Raises OSError if the kernel does not know the call."""
+    """Whether PAGEMAP_SCAN finds a written page. Raises OSError if the kernel does not have it."""
     with _pages_of_ours(1) as (memory, address):
         return _scan(address, len(memory), 0) == 1
 
 
 def brings_pages_later() -> bool:
-    """Touch a page of ours that another process brings only then. Raises HostCannot, OSError.
+    """Touch a missing page of ours, which another process then fills. Raises HostCannot, OSError.
 
-    Hangs if nobody brings it: for a child of ours that has a time limit.
+    Hangs if it does not: call this in a child with a time limit.
     """
     with _pages_of_ours(1) as (memory, address), _userfaultfd(features=0, flags=0) as descriptor:
         memory.madvise(mmap.MADV_DONTNEED)
@@ -121,7 +121,7 @@ def _protect(address: int, protection: int) -> None:
 
 
 def _map_anew(address: int) -> None:
-    """A fresh page in place of the one there."""
+    """Replace a page by a new one."""
     size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     if LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
         raise last_error()
@@ -145,7 +145,7 @@ def _userfaultfd(
 
 
 def _scan(start: int, length: int, flags: int) -> int:
-    """How many regions of written pages PAGEMAP_SCAN reports."""
+    """Count the regions of written pages that PAGEMAP_SCAN reports."""
     regions = ctypes.create_string_buffer(24 * 8)
     request = struct.pack(
         "<12Q",

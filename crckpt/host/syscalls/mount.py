@@ -22,20 +22,20 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def bind(source: str, target: str) -> None:
-    """Let `target` be what `source` is, without what is mounted below it. Raises OSError."""
+    """Bind-mount `source` on `target`, without the mounts below it. Raises OSError."""
     mount(source, target, flags=BIND)
 
 
 def bind_read_only(source: str, target: str, flags: int = 0) -> None:
-    """Likewise; nothing can be written there, but devices and sockets work. Raises OSError."""
+    """Bind-mount read-only: files cannot be written, but devices and sockets work. Raises OSError."""
     bind(source, target)
     mount("", target, flags=_REMOUNT | BIND | _RDONLY | flags)
 
 
 def become_root(path: str) -> None:
-    """Make a mount point the root of our mount namespace; the old root is no longer there. Raises OSError."""
+    """Make a mount point the root of our mount namespace, and unmount the old root. Raises OSError."""
     os.chdir(path)
-    # The old root over the new one: so no directory is needed for it. Source: pivot_root(2).
+    # Stack the old root on the new one, so that it needs no directory. Source: pivot_root(2).
     syscall("pivot_root", b".", b".", path=path)
     check(LIBC.umount2(b".", _DETACH), path)
     os.chdir("/")

@@ -41,7 +41,7 @@ _REGION: Final = 24
 _REGION_END: Final = 8
 _REGIONS_AT_ONCE: Final = 8192
 _PIECE: Final = 128 << 20
-"""Bytes that are looked at in one call: while the kernel looks, the program cannot map or unmap."""
+"""Bytes that are scanned in one call: during a call the program cannot map or unmap memory."""
 
 _ANONYMOUS: Final = ("", "[heap]", "[stack]")
 _OWN, _PRIVATE_OF_FILE, _OTHER = "own", "private of a file", "other"
@@ -55,22 +55,18 @@ class AddressRange(Struct, frozen=True):
 
 
 def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[AddressRange, ...]:
-    """The maps of a process whose pages are its own and of no file; no hugetlb, which has a file. Raises OSError.
+    """The private maps of a process without a file: only these are tracked. Raises OSError.
 
-    Only these are tracked: everything else is dumped as a whole. hugetlb must not even be looked at while bits are
-    reset: on some kernels that never returns. `with_room`: each ends where the next map, of any kind, begins: up to
-    there it may grow at any moment.
+    `with_room`: each ends where the next map, of any kind, begins: it may grow up to there at any moment.
     """
+    # hugetlb has a file. It must not even be scanned while bits are reset: on some kernels that never returns.
     return tuple(
         AddressRange(one.start, next_) if with_room else one for one, kind, next_ in _maps(pid) if kind == _OWN
     )
 
 
 def changed_of_files(pid: int) -> int:
-    """How many pages of its private maps of files a process has changed: they are its own, but not tracked.
-
-    Raises OSError.
-    """
+    """Count the changed pages of a process's private maps of files, which are not tracked. Raises OSError."""
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
         for one in (one for one, kind, _ in _maps(pid) if kind == _PRIVATE_OF_FILE):
@@ -80,12 +76,12 @@ def changed_of_files(pid: int) -> int:
 
 
 def others(pid: int) -> tuple[AddressRange, ...]:
-    """Every other map. Raises OSError."""
+    """All maps but the private ones without a file. Raises OSError."""
     return tuple(one for one, kind, _ in _maps(pid) if kind != _OWN)
 
 
 def _maps(pid: int) -> Iterator[tuple[AddressRange, str, int]]:
-    """Every map, its kind, and where the next one begins: where one has changed while they were read, at its end."""
+    """Every map, its kind, and the start of the next one, which is never before its end."""
     listed = [each for each in read_maps(pid) if each.path != "[vsyscall]"]  # of no process
     spans = [AddressRange(each.start, each.end) for each in listed]
     nexts = [span.start for span in spans[1:]] + [span.end for span in spans[-1:]]
@@ -96,7 +92,7 @@ def _maps(pid: int) -> Iterator[tuple[AddressRange, str, int]]:
 
 
 def is_registered(pagemap: int, found: AddressRange) -> bool:
-    """Whether somebody write-protects the map so. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
+    """Whether the map has asynchronous write protection. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
     try:
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=SCAN_CHECK_WPASYNC)
     except OSError as error:
@@ -107,15 +103,15 @@ def is_registered(pagemap: int, found: AddressRange) -> bool:
 
 
 def written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
-    """Which pages of these maps must be taken to be written: rows of addresses (start, end), ascending.
+    """Find pages of these maps that may have been written: ascending rows of addresses (start, end). Raises OSError.
 
-    Pages that nobody has touched, or that were dropped, are in no row. Nothing is reset. A page is clean only if its
-    map is registered and it was not written. Raises OSError.
+    A page is clean only if its map is registered and it was not written. Untouched and discarded pages are in no row.
+    Nothing is reset.
     """
     import numpy as np
 
     found: list[NDArray[np.uint64]] = []
-    # Opened each time: an old descriptor goes on to answer after an exec, with nothing.
+    # Opened each time: after an exec an old descriptor returns nothing, without an error.
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
         for one in maps:
             for regions in _regions(file.fileno(), one):
@@ -126,7 +122,7 @@ def written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
 
 
 def soft_dirty(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
-    """The same by the kernel's soft-dirty bits."""
+    """Find pages of these maps that were written, by the kernel's soft-dirty bits. Raises OSError."""
     import numpy as np
 
     found: list[NDArray[np.uint64]] = []
@@ -159,7 +155,7 @@ def _regions(pagemap: int, found: AddressRange, excluded: int = _PAGE_IS_PFNZERO
     while place < found.end:
         count, reached = _request(pagemap, place, min(place + _PIECE, found.end), buffer, excluded=excluded)
         regions = buffer.raw[: count * _REGION]
-        # The kernel may say that it went less far than its last region: what it tells again would count twice.
+        # The kernel may report less progress than its last region, and would report that region twice.
         place = max(reached, struct.unpack_from("<Q", regions, len(regions) - _REGION + _REGION_END)[0] if count else 0)
         yield regions
 
@@ -173,9 +169,7 @@ def _request(
     flags: int = 0,
     excluded: int = _PAGE_IS_PFNZERO,
 ) -> tuple[int, int]:
-    """(regions found, where the kernel went on to) of PAGEMAP_SCAN for pages that hold something, and are of no kind
-    that is `excluded`.
-    """
+    """Scan for pages with content that are of no `excluded` kind: (number of regions, where the scan ended)."""
     room = len(buffer) // _REGION if buffer else 0
     place = ctypes.addressof(buffer) if buffer else 0
     holds_something = (excluded, excluded, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)

@@ -1,4 +1,4 @@
-"""The memory of other processes, written from here. Source: process_vm_writev(2)."""
+"""Write the memory of other processes. Source: process_vm_writev(2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MOST_ROWS: Final = 1024
-"""That can be written at once (IOV_MAX, linux/uio.h)."""
+"""Most rows of a call (IOV_MAX, linux/uio.h)."""
 
 MOST_BYTES: Final = (1 << 31) - (1 << 12)
-"""That can be written at once (MAX_RW_COUNT, linux/fs.h)."""
+"""Most bytes of a call (MAX_RW_COUNT, linux/fs.h)."""
 
 _process_vm_writev = LIBC.process_vm_writev
 _process_vm_writev.argtypes = (
@@ -29,15 +29,15 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 
 def can_write_memory() -> bool:
-    """Whether this kernel was built with it, and nothing forbids us the call."""
+    """Whether the kernel has the call, and allows it."""
     return bool(_process_vm_writev(os.getpid(), None, 0, None, 0, 0) == 0)
 
 
 def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
-    """Copy from our memory to that of the process: row by row an address and as many bytes on both sides.
+    """Copy from our memory to that of a process: rows of (address, bytes), equal bytes on both sides.
 
-    These are MOST_ROWS and MOST_BYTES at the most. Raises OSError, which names the process, if some of it is not there,
-    cannot be written, or if the process has ended.
+    At most MOST_ROWS and MOST_BYTES. Raises OSError, which names the process, if some of its memory is missing or
+    cannot be written, or if it has ended.
     """
     done = _process_vm_writev(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
     if done != int(ours[:, 1].sum()):

@@ -1,7 +1,7 @@
-"""The result of a system call that a stop of the thread interrupted (x86-64, and 32-bit programs on it).
+"""Have interrupted system calls restarted (x86-64, and 32-bit programs on it).
 
-The kernel leaves it in the thread's registers. crckpt/tracking/preload/restart.c corrects it in CRIU, and has the same
-table; this file corrects it after crckpt itself has attached to a process.
+When a thread is stopped, the kernel leaves the result of its interrupted call in its registers. This module corrects it
+after crckpt has attached to a process; crckpt/tracking/preload/restart.c, with the same table, does so in CRIU.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from msgspec import Struct
 
 SOCKET: Final = -1
-"""Of a call's first argument: a socket."""
+"""The call's first argument must be a socket."""
 _NO_HANDLER: Final = -514  # ERESTARTNOHAND: made again, unless a handler runs
 _RESTART_BLOCK: Final = -516  # ERESTART_RESTARTBLOCK: made again by restart_syscall, unless a handler runs
 _RESTART_SYSCALL: Final = {False: 219, True: 0}
 
 
 class RestartedCall(Struct, frozen=True):
-    """A call that returns EINTR without an effect: its numbers (-1: none), and with which first argument."""
+    """A call that returns EINTR without an effect: its numbers (-1: none), and the first argument that it must have."""
 
     name: str
     number: int
@@ -72,11 +72,11 @@ RESTARTED_CALLS: Final = (
 
 
 def result_to_go_on(number: int, result: int, first: int, *, is_compat: bool, is_socket: Callable[[int], bool]) -> int:
-    """What to put in place of the `result` of a call of this `number` and `first` argument; often the same.
+    """The result with which the kernel restarts a call of this `number` and `first` argument; often `result` itself.
 
-    The kernel then makes the call again, unless a handler runs. `restart_syscall` would know how much of a timeout is
-    left, but CRIU cannot save a thread in that.
+    The kernel does not restart it if a handler runs.
     """
+    # restart_syscall would keep the rest of a timeout, but CRIU cannot save a thread in it.
     if number < 0:
         return result
     if result == _RESTART_BLOCK and number != _RESTART_SYSCALL[is_compat]:

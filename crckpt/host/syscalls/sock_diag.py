@@ -1,4 +1,4 @@
-"""sock_diag(7): what the kernel says of its sockets. Numbers: linux/{netlink,sock_diag}.h."""
+"""Ask the kernel for its sockets. Source: sock_diag(7), linux/{netlink,sock_diag}.h."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HEADER: Final = struct.Struct("=IHHII")
 
 
 def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
-    """What the kernel answers to a request for all sockets of a kind in our network namespace: a message each.
+    """Request all sockets of a kind in our network namespace; yield a message for each.
 
-    Raises OSError where it refuses; ENOENT if the module that knows such sockets is not there.
+    Raises OSError if the kernel refuses; ENOENT if the module for such sockets is missing.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         size = _HEADER.size + len(request)
@@ -40,5 +40,5 @@ def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
 
 
 def aligned(size: int) -> int:
-    """Where the next message or attribute begins behind one of that many bytes."""
+    """The offset of the next message or attribute after one of `size` bytes."""
     return (size + 3) & ~3

@@ -26,13 +26,13 @@ MODE_WP: Final = 2
 
 
 class WriteProtection:
-    """Asynchronous write protection of another process's memory, through a userfaultfd of its own that we have.
+    """Asynchronous write protection of another process's memory, by a userfaultfd that we have taken from it.
 
-    It lasts for as long as this does, and ends with us: then every page reads as written again.
+    It ends with this object or with us: then every page reads as written again.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Takes `descriptor` over. Raises HostCannot where the kernel cannot do it."""
+        """Own `descriptor` from now on. Raises HostCannot if the kernel cannot do it."""
         self._descriptor = descriptor
         try:
             fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, ASYNC_WRITE_PROTECTION, 0))
@@ -43,23 +43,23 @@ class WriteProtection:
             ) from error
 
     def register(self, found: AddressRange, *, is_new: bool = True) -> None:
-        """Track this map; if it `is_new`, every page of it reads as written. Raises OSError.
+        """Track this map; with `is_new`, every page of it reads as written. Raises OSError.
 
-        EBUSY: another userfaultfd has it. ENOMEM, EINVAL, ENOENT: there is no such map any more, another came in
-        between, it cannot be tracked, or all memory that the userfaultfd was made for has gone, by exec or exit.
+        EBUSY: another userfaultfd tracks it. ENOMEM, EINVAL, ENOENT: there is no such map any more, a new one is in
+        between, it cannot be tracked, or the process has ended or executed another program.
         """
         length = found.end - found.start
         fcntl.ioctl(self._descriptor, REGISTER, struct.pack("<4Q", found.start, length, MODE_WP, 0))
         if is_new:
             try:
-                # Pages that were moved here (mremap) may come with bits, and would read as not written.
+                # Pages that were moved here (mremap) may have bits, and would read as not written.
                 fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
             except OSError:
                 self.unregister(found)
                 raise
 
     def unregister(self, found: AddressRange) -> None:
-        """Track this map no longer. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
+        """Stop tracking this map. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
         fcntl.ioctl(self._descriptor, _UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
 
     @property
