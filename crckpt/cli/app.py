@@ -103,33 +103,33 @@ def run(arguments: Sequence[str]) -> int:
         if command in COMMANDS:
             cold_start.note(command)
     except CrckptError as error:
-        return _failed(command, error, as_json=as_json)
+        return _report(command, error, as_json=as_json)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         if not message:
             return UsageError.exit_code  # `crckpt` alone, which has printed its help
         hint = f"crckpt {command} --help" if command in COMMANDS else "crckpt --help"
-        return _failed(command, UsageError(message, hint=hint), as_json=as_json)
+        return _report(command, UsageError(message, hint=hint), as_json=as_json)
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)
         return 0
     except Exception as error:
-        return _unexpected(command, error, as_json=as_json)
+        return _report_unexpected(command, error, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
-def _unexpected(command: str, error: Exception, *, as_json: bool) -> int:
+def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:
     if is_out_of_memory(error):
-        return _failed(command, _no_memory(command), as_json=as_json)
+        return _report(command, _no_memory(command), as_json=as_json)
     if isinstance(error, OSError):
         # Rare, and it loads what runs CRIU, which most commands do without.
         from crckpt.ops.failures import to_crckpt_error
 
-        return _failed(command, to_crckpt_error(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
-    return _bug(command, as_json=as_json)
+        return _report(command, to_crckpt_error(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
+    return _report_bug(command, as_json=as_json)
 
 
-def _failed(command: str, error: CrckptError, *, as_json: bool) -> int:
+def _report(command: str, error: CrckptError, *, as_json: bool) -> int:
     if as_json:
         with suppress(OSError):
             sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
@@ -145,7 +145,7 @@ def _no_memory(command: str) -> HostCannot:
     return HostCannot(f"the host has too little memory for crckpt {command}", hint=hint)
 
 
-def _bug(command: str, *, as_json: bool) -> int:
+def _report_bug(command: str, *, as_json: bool) -> int:
     trace = traceback.format_exc()
     last = trace.strip().splitlines()[-1]
     error = CrckptError(
@@ -153,4 +153,4 @@ def _bug(command: str, *, as_json: bool) -> int:
         hint="report it, with the lines above and the archive that crckpt report makes",
     )
     sys.stderr.write(trace)
-    return _failed(command, error, as_json=as_json)
+    return _report(command, error, as_json=as_json)

@@ -211,19 +211,19 @@ def _lines(result: DumpResult, *, verbose: bool) -> Iterator[str]:
         yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
         yield f"{shlex.join(result.command)}\n"
     if result.pre_copy is not None:
-        yield from _copying(result.pre_copy, planned=planned, stop=result.stop)
+        yield from _round_lines(result.pre_copy, planned=planned, stop=result.stop)
     if result.lineage is not None:
-        yield from _tracked(result.lineage, planned=planned, after_rounds=planned and result.pre_copy is not None)
+        yield from _lineage_lines(result.lineage, planned=planned, after_rounds=planned and result.pre_copy is not None)
     if planned:
         yield f"PID {result.pid} can be checkpointed as {result.job}\n"
     elif result.checkpoint is None:
         yield f"{result.job}: frozen {duration(result.frozen_ms)}; {_tree_state(result)}\n"
         yield f"the checkpoint is being stored; see whether it is safe: crckpt list {result.job}\n"
     else:
-        yield from _stored(result, result.checkpoint)
+        yield from _checkpoint_lines(result, result.checkpoint)
 
 
-def _stored(result: DumpResult, checkpoint: Checkpoint) -> Iterator[str]:
+def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[str]:
     numbers = checkpoint.statistics
     yield (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
@@ -241,29 +241,29 @@ def _tree_state(result: DumpResult) -> str:
     return f"its root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
 
 
-def _tracked(tracked: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:
+def _lineage_lines(lineage: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:
     """What was incremental, or would be; with `after_rounds` rounds come first."""
-    if tracked.why:
-        yield f"{tracked.why}\n"
-    if tracked.base is None and not tracked.rounds:
+    if lineage.why:
+        yield f"{lineage.why}\n"
+    if lineage.base is None and not lineage.rounds:
         full = "without rounds it would be a full dump" if after_rounds else "full dump"
-        yield f"{full}: {tracked.why_full}\n"
+        yield f"{full}: {lineage.why_full}\n"
         return
-    since = f"round {tracked.rounds}" if tracked.rounds else short_id(tracked.base or "")
+    since = f"round {lineage.rounds}" if lineage.rounds else short_id(lineage.base or "")
     if planned:
         yield f"incremental: what was written since {since}\n"
     else:
-        written, left = (size(pages * PAGE_SIZE) for pages in (tracked.written_pages, tracked.left_pages))
+        written, left = (size(pages * PAGE_SIZE) for pages in (lineage.written_pages, lineage.left_pages))
         yield f"incremental: {written} written since {since}, {left} unchanged\n"
-    yield from (f"dumped in full: {why}\n" for why in tracked.whole)
+    yield from (f"dumped in full: {why}\n" for why in lineage.whole)
 
 
-def _copying(copying: PreCopyResult, *, planned: bool, stop: bool) -> Iterator[str]:
+def _round_lines(pre_copy: PreCopyResult, *, planned: bool, stop: bool) -> Iterator[str]:
     if planned:
         yield "memory is copied in rounds first; the dump then copies what is written after the last round\n"
-    yield from map(round_line, copying.rounds)
-    if copying.foreseen_ms is not None and copying.max_freeze_ms is not None:
-        relation = "over" if copying.foreseen_ms > copying.max_freeze_ms else "within"
-        estimate = f"estimated freeze: {duration(copying.foreseen_ms)}"
+    yield from map(round_line, pre_copy.rounds)
+    if pre_copy.foreseen_ms is not None and pre_copy.max_freeze_ms is not None:
+        relation = "over" if pre_copy.foreseen_ms > pre_copy.max_freeze_ms else "within"
+        estimate = f"estimated freeze: {duration(pre_copy.foreseen_ms)}"
         held = "; with --stop the tree also waits until its checkpoint is stored" if stop else ""
-        yield f"{estimate}, {relation} --max-freeze {duration(copying.max_freeze_ms)}{held}\n"
+        yield f"{estimate}, {relation} --max-freeze {duration(pre_copy.max_freeze_ms)}{held}\n"

@@ -100,8 +100,8 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
                 change = _change(old[pid], new[pid], files, maps)
                 if change is not None:
                     changed.append(change)
-            come = tuple(_unmatched(reading_two, process) for pid, process in new.items() if pid not in both)
-            gone = tuple(_unmatched(reading_one, process) for pid, process in old.items() if pid not in both)
+            come = tuple(_describe_unmatched(reading_two, process) for pid, process in new.items() if pid not in both)
+            gone = tuple(_describe_unmatched(reading_one, process) for pid, process in old.items() if pid not in both)
     return CheckpointDiff(
         first=one,
         second=two,
@@ -124,7 +124,7 @@ def _is_same(old: Process, new: Process) -> bool:
     return one == other
 
 
-def _unmatched(reading: Reader, process: Process) -> UnmatchedProcess:
+def _describe_unmatched(reading: Reader, process: Process) -> UnmatchedProcess:
     return UnmatchedProcess(process.pid, process.comm, sum(region.pages for region in Memory(reading, process).regions))
 
 

@@ -104,11 +104,11 @@ class Memory:
 
         Each is valid until the next one is read. Takes bounded memory, however large the region is: see `Reader`.
         """
-        return addressed(region.extents, self._reading.parts(stored(region.extents)))
+        return add_addresses(region.extents, self._reading.parts(as_stored_file(region.extents)))
 
     def contents(self, extents: Extents) -> Iterator[memoryview]:
         """Yield the pages of these extents in order, without zeros. Each is valid until the next one is read."""
-        return (content for _, content in self._reading.parts(stored(extents)))
+        return (content for _, content in self._reading.parts(as_stored_file(extents)))
 
     def read(self, address: int, length: int) -> bytes:
         """Read `length` bytes at an address; fewer if a page is not mapped, or the checkpoint does not have it.
@@ -134,17 +134,17 @@ class Memory:
         """The bytes of a region from `start` to `stop`, or to the first page that is not known."""
         low, high = start // PAGE_SIZE, -(-stop // PAGE_SIZE)
         if not region.is_zero_elsewhere:
-            high = _first_gap(between(region.extents, low, high), low)
-        held = between(region.extents, low, high)
+            high = _first_gap(cut_extents(region.extents, low, high), low)
+        extents = cut_extents(region.extents, low, high)
         pages = bytearray((high - low) * PAGE_SIZE)
-        for address, content in addressed(held, self._reading.parts(stored(held))):
+        for address, content in add_addresses(extents, self._reading.parts(as_stored_file(extents))):
             at = address - low * PAGE_SIZE
             pages[at : at + len(content)] = content
         begin = start - low * PAGE_SIZE
         return bytes(pages[begin : begin + stop - start])
 
 
-def between(extents: Extents, low: int, high: int) -> Extents:
+def cut_extents(extents: Extents, low: int, high: int) -> Extents:
     """Cut the extents, which are in ascending order, to the pages from `low` to before `high`."""
     first = extents["first"].astype(np.int64)
     begin = int(np.searchsorted(first + extents["count"], low, side="right"))
@@ -158,12 +158,12 @@ def between(extents: Extents, low: int, high: int) -> Extents:
     return found
 
 
-def stored(extents: Extents) -> StoredFile:
+def as_stored_file(extents: Extents) -> StoredFile:
     """Make a file of these pages for `Reader.parts`."""
     return StoredFile("pages", PAGES, int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE, "", extents)
 
 
-def addressed(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+def add_addresses(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
     """Turn (offset in the pages of the extents, bytes) into (address, bytes)."""
     first = extents["first"].astype(np.int64)
     begin = extent_ends(extents) - extents["count"]
@@ -185,9 +185,9 @@ def _regions(files: Iterable[StoredFile], process: Process) -> tuple[Region, ...
     mapped = {file.id: file for file in process.mapped}
     named = [(vma, None if vma.file_id is None else mapped[vma.file_id]) for vma in process.memory.vmas]
     sources = [_source(vma, file, process.pid) for vma, file in named]
-    held = {file.pagemap: _in_order(file) for file in files if file.pagemap in sources}
+    extents = {file.pagemap: _check_order(file) for file in files if file.pagemap in sources}
     return tuple(
-        Region(vma, "" if file is None else file.title, _held(held.get(source, _NOTHING), vma, source))
+        Region(vma, "" if file is None else file.title, _map_extents(extents.get(source, _NOTHING), vma, source))
         for (vma, file), source in zip(named, sources, strict=True)
     )
 
@@ -199,15 +199,15 @@ def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
     return f"{_SEGMENT}{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
 
 
-def _held(extents: Extents, vma: Vma, source: str) -> Extents:
+def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
     """The pages of a map. Those of shared memory are numbered from the start of the segment (criu/shmem.c)."""
     shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
-    found = between(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
+    found = cut_extents(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
     found["first"] = found["first"].astype(np.int64) + shift
     return found
 
 
-def _in_order(file: StoredFile) -> Extents:
+def _check_order(file: StoredFile) -> Extents:
     first = file.extents["first"].astype(np.int64)
     if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
         raise IntegrityError(f"{file.pagemap}: its pages are not in the order of their addresses")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.inspect.memory import Memory, Region, between
+from crckpt.ops.inspect.memory import Memory, Region, cut_extents
 from crckpt.store import Checkpoint
 from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask, Positions, extent_ends, renumber_packs
 
@@ -73,7 +73,7 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     unknown: list[_UnknownPages] = []
     numbers = _numbers(before.checkpoint, after.checkpoint)
     for left, right, low, high in overlaps:
-        cells = _in_both(between(old[left].extents, low, high), between(new[right].extents, low, high))
+        cells = _in_both(cut_extents(old[left].extents, low, high), cut_extents(new[right].extents, low, high))
         both = int(cells[0]["count"].sum(dtype=np.int64))
         changed, pages = _compare_places(cells, numbers)
         counts[right, :2] += (changed, -both)

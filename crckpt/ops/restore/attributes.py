@@ -183,13 +183,13 @@ class _RestoredTree:
         for each in wanted:
             by_process.setdefault(each.pid, {})[each.fd] = each
         listening: list[tuple[RecordedSocket, Order]] = []
-        for pid, held in by_process.items():
+        for pid, sockets in by_process.items():
             here = self._pids.get(pid, 0)
-            for fd, ours in borrow_each(here, held):
-                for lost in socket_options.restore_socket(ours, held[fd].record):
-                    yield _socket_lost(held[fd], lost.title, lost.why, protects=lost.protects)
-                if _has_other_owner(ours, held[fd]):
-                    listening.append((held[fd], _listen_again(here, held[fd])))
+            for fd, ours in borrow_each(here, sockets):
+                for lost in socket_options.restore_socket(ours, sockets[fd].record):
+                    yield _socket_lost(sockets[fd], lost.title, lost.why, protects=lost.protects)
+                if _has_other_owner(ours, sockets[fd]):
+                    listening.append((sockets[fd], _listen_again(here, sockets[fd])))
         yield from _listen(listening)
 
 

@@ -93,9 +93,9 @@ class ImageStreams:
             image = iter([memoryview(repair(b"".join(bytes(part) for part in image)))])
         if name in self._without_signal:
             image = iter([memoryview(drop_parent_death_signal(b"".join(bytes(part) for part in image), name))])
-        return self._counted(image)
+        return self._count_parts(image)
 
-    def _counted(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
+    def _count_parts(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
         for content in image:
             yield content
             self._count(len(content))

@@ -105,9 +105,9 @@ class _Check:
         for name, file in (("exe", process.exe), ("cwd", process.cwd), ("root", process.root)):
             if isinstance(file, RegularFile):
                 yield _FileInUse(f"/proc/{pid}/{name}", file, os.X_OK)
-        yield from self._mapped(process, pid)
+        yield from self._mapped_files(process, pid)
 
-    def _mapped(self, process: Process, pid: int) -> Iterator[_FileInUse]:
+    def _mapped_files(self, process: Process, pid: int) -> Iterator[_FileInUse]:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
         if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
@@ -131,7 +131,7 @@ class _Check:
                 others = users_of(Changers(who.users - {each.uid for each in theirs}))
                 yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
         elif theirs and self._is_of_another(used) and (found is None or found.owner != theirs[0].uid):
-            yield _exchanged(process, used, theirs[0])
+            yield _exchange_finding(process, used, theirs[0])
 
     def _is_of_another(self, used: _FileInUse) -> bool:
         """Whether the path is in /proc of a process outside the tree: that process decides who may open it."""
@@ -150,10 +150,10 @@ class _Check:
         except OSError:
             who = users[0]
         if who is not None:
-            yield _exchanged(process, used, who)
+            yield _exchange_finding(process, used, who)
 
 
-def _exchanged(process: Process, used: _FileInUse, who: User) -> Finding:
+def _exchange_finding(process: Process, used: _FileInUse, who: User) -> Finding:
     found = read_link_target(used.link)
-    told = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
-    return cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **told)
+    names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
+    return cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)

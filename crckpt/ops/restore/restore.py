@@ -69,7 +69,7 @@ def restore(request: RestoreRequest, context: Context) -> RestoreResult:
             # Two restores at once would find the same PIDs free, and cut back the same files.
             stack.enter_context(repository.restoring(newest.job))
         if not request.or_older:
-            return _restore_reported(RestoreAttempt(request, context, repository, newest, context.criu()))
+            return _restore_checkpoint(RestoreAttempt(request, context, repository, newest, context.criu()))
         return _restore_newest(request, context, repository, newest)
 
 
@@ -82,7 +82,7 @@ def _restore_newest(
     failures: list[tuple[Checkpoint, CrckptError]] = []
     for checkpoint in repository.back_from(newest):
         try:
-            restored = _restore_reported(RestoreAttempt(request, context, repository, checkpoint, criu))
+            restored = _restore_checkpoint(RestoreAttempt(request, context, repository, checkpoint, criu))
         except (IntegrityError, PreflightRefused, RestoreFailed) as error:
             if isinstance(error, PreflightRefused) and error.is_in_use:
                 # A PID, a port or a lock is in use: maybe the program itself runs, so do not start an older one.
@@ -105,7 +105,7 @@ def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
     return (f"{bad.id[:12]}: {error.message}" for bad, error in failures)
 
 
-def _restore_reported(attempt: RestoreAttempt) -> RestoreResult:
+def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
     try:
         return _restore(attempt)
     except (Interrupted, OSError) as error:
