@@ -1,10 +1,10 @@
-"""The catalogue of what stops a dump or a restore: words and remedies, once, for preflight and explanations. Pure.
+"""The catalogue of what stops a dump or a restore: message and remedy, once, for doctor, preflight and explain. Pure.
 
-`pattern` is what CRIU writes to its log when it meets the cause (source file of CRIU 4.2 beside it); its groups fill
-the sentence. A cause without a pattern is seen by the preflight only. No line fits two causes, but that what the kernel
-or another program says (`OUTSIDE`), a bug of that release (`BUGS`) and what ran out (`EXHAUSTED`) come first, and what
-CRIU may go on after (`PASSING`) or what the kernel answered (`GENERAL`) counts only where no line has a cause of its
-own.
+Each subject has a file. `pattern` matches what CRIU writes to its log for the cause, `source` is the file of CRIU 4.2;
+the groups of the pattern fill the message. Only the preflight finds a cause without a pattern. No line matches two
+causes, except that these come first: messages of the kernel or other programs (`OUTSIDE`), bugs of the release
+(`BUGS`), exhausted resources (`EXHAUSTED`). Errors after which CRIU may continue (`PASSING`) and answers of the kernel
+(`GENERAL`) count only if no line has another cause.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["Cause", "Finding", "cause", "mebibytes"]
 
 
 def cause(key: str) -> Cause:
-    """The cause of that key."""
-    # Of a healthy tree none is told: then the catalogue, which is long, is not loaded.
+    """Return the cause with this key."""
+    # Imported here: the catalogue is long, and a healthy tree needs none of it.
     from crckpt.causes.catalogue import CAUSE_BY_KEY
 
     return CAUSE_BY_KEY[key]

@@ -1,4 +1,4 @@
-"""What each part of CRIU does, for complaints that no narrower cause fits. Pure."""
+"""Errors of each part of CRIU, for lines that no narrower cause matches. Pure."""
 
 from __future__ import annotations
 
@@ -277,4 +277,4 @@ PARTS = (
 )
 SURE_PARTS = tuple(part for part in PARTS if part.sure)
 UNSURE_PARTS = tuple(part for part in PARTS if not part.sure)
-"""They count only where the kernel's answer is not a cause of its own (`GENERAL`)."""
+"""They count only if the kernel's answer is not itself a cause (`GENERAL`)."""

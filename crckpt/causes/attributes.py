@@ -1,4 +1,4 @@
-"""Attributes that a restored program loses. Pure."""
+"""Attributes and protections that a restored program loses. Pure."""
 
 from __future__ import annotations
 

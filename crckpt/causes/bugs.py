@@ -1,4 +1,4 @@
-"""What CRIU did wrong up to a release: the message, and the release that does it right. Pure."""
+"""Bugs of CRIU: the message, and the release that fixes it. Pure."""
 
 from __future__ import annotations
 
@@ -173,4 +173,4 @@ BUGS = (
         "criu/cr-restore.c",
     ),
 )
-"""Each counts only where the log tells an earlier release, or none: then it is the most likely cause."""
+"""Each counts only if the log is of an earlier release or does not show one: then it is the likeliest cause."""

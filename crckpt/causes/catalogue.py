@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 ENGINES = (*STARTS, *REFUSALS, *VIRTUAL_MACHINES)
-"""They count where CRIU's own log says nothing."""
+"""They count only if CRIU's own log has no cause."""
 _SUBJECTS = (
     *EXHAUSTED,
     *MEMORY,

@@ -1,4 +1,4 @@
-"""A cause of the catalogue, and one that was met. Pure."""
+"""A cause of the catalogue, and a finding: a cause that was met. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LIKELY = "most likely: "
 
 
 class Cause(Struct, frozen=True):
-    """What stops us, said to a person: `says` and `remedy` are templates over the pattern's groups.
+    """What can stop a dump or a restore. `says` and `remedy` are templates for the groups of `pattern`.
 
-    `{name}` is filled in, `{name|other words}` too, or by the other words where it is not known. Of a cause that is not
-    `sure` CRIU writes the same in other cases: it is the most likely one, and told as that. From the release `fixed`
-    on CRIU does not have this cause.
+    `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
+    `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
+    from the release `fixed` on.
     """
 
     key: str
@@ -26,14 +26,14 @@ class Cause(Struct, frozen=True):
     fixed: tuple[int, ...] = ()
 
     def finding(self, **values: object) -> Finding:
-        """This cause with its names filled in; what is not known is shown as `?`."""
+        """Fill in the names; an unknown value is shown as `?`."""
         known = _Known(values)
         says = self.says.format_map(known)
         return Finding(self.key, says if self.sure else f"{LIKELY}{says}", self.remedy.format_map(known), self.sure)
 
 
 def mebibytes(size: int) -> str:
-    """A size in bytes, as causes tell it."""
+    """Format a size in bytes for messages."""
     return f"{size / MEBIBYTE:,.0f} MiB" if size >= 10 * MEBIBYTE else f"{size / MEBIBYTE:,.1f} MiB"
 
 
@@ -44,9 +44,9 @@ class _Known(dict[str, object]):
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
-    """A cause that was met: `what` is a sentence, `remedy` what to do about it.
+    """A cause that was met: `what` is the message, `remedy` what to do.
 
-    It is not `sure` if CRIU says the same of other causes; the sentence says so too.
+    It is not `sure` if CRIU writes the same for other causes; the message says so too.
     """
 
     key: str

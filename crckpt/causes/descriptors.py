@@ -1,4 +1,4 @@
-"""Descriptors that are no files on a disk: watches, epoll, pidfds, pipes. Pure."""
+"""Descriptors that are no files on a disk: watches, epoll, pidfds, BPF maps, automounts. Pure."""
 
 from __future__ import annotations
 

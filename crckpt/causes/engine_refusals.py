@@ -1,4 +1,4 @@
-"""What container engines, the kubelet and LXD refuse by themselves: what they are asked for does not fit. Pure."""
+"""Requests that container engines, the kubelet and LXD refuse themselves. Pure."""
 
 from __future__ import annotations
 

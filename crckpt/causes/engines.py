@@ -1,4 +1,4 @@
-"""What container engines and cuda-checkpoint say when they refuse without starting CRIU. Pure."""
+"""Errors of container engines and cuda-checkpoint before or without CRIU. Pure."""
 
 from __future__ import annotations
 
@@ -189,4 +189,4 @@ OUTER = (
         sure=False,
     ),
 )
-"""It counts where nothing else was said."""
+"""It counts only if there is no other message."""

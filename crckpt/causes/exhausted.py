@@ -1,10 +1,10 @@
-"""What ran out, wherever it did: it speaks before what failed for it. Pure."""
+"""Exhausted resources, in any part of CRIU: they come before the failures that they cause. Pure."""
 
 from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
-# Where a limit of the kernel's is reached it gives the same answers: see watch-limit and new-namespace.
+# The kernel gives the same answers for some of its limits: see watch-limit and new-namespace.
 _NO_LIMIT = "^(?!.*(?:Can't create inotify|Can't add watch|Unable to create a new|Can't unshare|cg: Can't move))"
 
 EXHAUSTED = (

@@ -1,4 +1,4 @@
-"""Regular files, deleted files, locks, directories. Pure."""
+"""Files, also changed and deleted ones, locks, directories. Pure."""
 
 from __future__ import annotations
 
@@ -326,12 +326,12 @@ FILES = (
     Cause(
         "program-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
-        "restore the file as it was at {created}",
+        "put back the file as it was at {created}",
     ),
     Cause(
         "file-shrunk",
         "{path} has {now} bytes since {since}; at the checkpoint it had {size} ({use})",
-        "restore the file as it was at {created}",
+        "put back the file as it was at {created}",
     ),
     Cause(
         "file-replaced",

@@ -1,4 +1,4 @@
-"""What is said when no line names a cause of its own: consequences, and what the kernel answered. Pure."""
+"""Causes for logs without a specific line: consequences, and answers of the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ STEPS = (
         "not-run-inside",
     ),
 )
-"""At which step CRIU failed, by what it says after another complaint: told where it did not make one. The
-last is the least telling."""
+"""The step at which CRIU failed, from its message after another error: reported if there is no other. The last one says
+least."""
 
 UNFIT = (
     Cause(
@@ -218,7 +218,7 @@ AREAS = (
     (r"plugins/cuda/\S+\.c|cuda_plugin\.c", "cuda-plugin"),
     (r"(?:plugins/amdgpu/)?amdgpu_\S+\.c", "amdgpu-plugin"),
 )
-"""(source file of CRIU, most likely cause) of an error that no pattern matches."""
+"""(source file of CRIU, most likely cause) for an error that no pattern matches."""
 
 WIDE_AREAS = (
     (r"(?:timer|posix-timer)\.c", "timers"),
@@ -263,7 +263,7 @@ WIDE_AREAS = (
     (r"(?:arch/\w+/|pie/)restorer\.c|sigact\.c|arch/\w+/include/asm/restorer\.h", "restorer"),
     (r"parasite-syscall\.c|pie/parasite\.c|compel/\S+\.[ch]|arch/\w+/include/asm/parasite\.h", "not-run-inside"),
 )
-"""The same, of files that do several things."""
+"""The same for files that do several things."""
 
 WARNED = (
     Cause(
@@ -283,4 +283,4 @@ WARNED = (
         "compel/src/lib/infect.c",
     ),
 )
-"""Said of every process that ends while the tree is frozen too: it counts only where nothing else was said."""
+"""CRIU also writes this for every process that ends during the freeze: it counts only if there is no other message."""

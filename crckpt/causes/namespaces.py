@@ -1,4 +1,4 @@
-"""Namespaces other than those of mounts and network. Pure."""
+"""Namespaces; those of mounts and network are in `mounts` and `network`. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree needs of the host on which it is restored, and does not find. Pure."""
+"""Needs of a tree that the host of the restore does not meet. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel and other programs say next to CRIU, which decides whatever else was said. Pure."""
+"""Messages of the kernel and of other programs, which come before all of CRIU's. Pure."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ EARLIER = (
         ),
     ),
 )
-"""Of what is told with one of these keys, the cause if a warning before it says so."""
+"""The cause to report instead of one of these keys if an earlier warning names it."""
 
 SILENT = (
     Cause(

@@ -1,4 +1,4 @@
-"""What stops a dump or a restore of pipes, and what one loses. Pure."""
+"""Pipes and named pipes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal cannot give. Pure."""
+"""Reasons against a rehearsal, and what it does otherwise than a restore. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which release of CRIU wrote a log: by its own words, or by the lines of its source that it names. Pure."""
+"""Find the release of CRIU that wrote a log: from its version, or from the source lines that it names. Pure."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ LAST_LINES = {
     ("restore", 2320): (4, 1, 1),
     ("restore", 2324): (4, 2),
 }
-"""Where each release says last that it failed (cr-dump.c, cr-restore.c), and the newest release with that line."""
+"""The source line of the last error message (cr-dump.c, cr-restore.c), and the newest release with that line."""
 
 OLD = (3, 17)
-"""Before it CRIU does not know the restartable sequences of glibc 2.35, nor many things that kernels since have."""
+"""Older CRIU does not know the restartable sequences of glibc 2.35, nor much that kernels have since."""
 
 OLD_CRIU = Cause(
     "old-criu",
@@ -89,15 +89,15 @@ _SAID = re.compile(
     r"^(?:\([\d.]{1,20}\) {0,8})?Version: (\d)\.(\d{1,2})(?:\.(\d{1,2}))?(?: \(gitid|\s*$)", re.MULTILINE
 )
 _NAMED = re.compile(r"[Cc](?:riu|RIU)(?: [Vv]ersion)?[ :=-]{1,3}v?(\d)\.(\d{1,2})(?:\.(\d{1,2}))?\b")
-"""What people write."""
+"""Versions in reports of users."""
 _ASKED_FOR = ("least ", "than ", "before ", "since ", "requires ", "needs ")
-"""What a message asks for has this before it."""
+"""Words before a version that a message asks for."""
 _MOST_NAMED = 100
 _LAST = re.compile(r"cr-(dump|restore)\.c:(\d{1,5})\): (?:Dumping|Restoring) FAILED")
 
 
 def find_release(log: str) -> tuple[int, ...] | None:
-    """The release of the CRIU that wrote this log, the newest if several may have; None if it does not show."""
+    """Return the release of the CRIU that wrote this log, the newest of several possible ones; None if not known."""
     if said := _SAID.search(log):
         return _numbers(said)
     if last := _LAST.search(log):

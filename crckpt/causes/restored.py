@@ -1,4 +1,4 @@
-"""Numbers of processes, and what a restored process needs of the host. Pure."""
+"""PIDs of a restored tree, and its needs for CPU and kernel. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Too little disk space or memory for a dump. Pure."""
+"""Disk space and memory for a dump. Pure."""
 
 from __future__ import annotations
 

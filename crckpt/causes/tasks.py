@@ -1,4 +1,4 @@
-"""Processes and threads: to stop them, and what they are. Pure."""
+"""Processes and threads: roots, tracers, freezing, attributes, PIDs that are taken. Pure."""
 
 from __future__ import annotations
 

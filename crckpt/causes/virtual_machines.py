@@ -1,4 +1,4 @@
-"""What Java says of checkpoints (CRaC, OpenJ9, Open Liberty). Pure."""
+"""Errors of Java with checkpoints (CRaC, OpenJ9, Open Liberty). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CHANGELOG.md: no change is told twice."""
+"""CHANGELOG.md mentions each change once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIKE = 0.7
 
 
 def words(text: str) -> frozenset[str]:
-    """The longer words: short ones are in every sentence."""
+    """Return the longer words: short ones are in every sentence."""
     return frozenset(re.findall(r"[\w`~=-]{5,}", text))
 
 

@@ -1,4 +1,4 @@
-"""Configuration: what it may say, and messages that name file and key."""
+"""The configuration file: valid entries, and messages that name file and key."""
 
 from __future__ import annotations
 

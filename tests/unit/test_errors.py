@@ -1,4 +1,4 @@
-"""Every failure has its own exit code, and the docstring's tree is the code's."""
+"""Every failure has its own exit code, and the tree in the docstring matches the classes."""
 
 from __future__ import annotations
 

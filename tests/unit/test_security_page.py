@@ -1,4 +1,4 @@
-"""SECURITY.md: every test that it names exists, and nothing is in it twice."""
+"""SECURITY.md: every test that it names exists, and it repeats nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COLUMNS = 3
 
 @cache
 def functions(path: Path) -> frozenset[str]:
-    """The names of all functions in a Python file."""
+    """Return the names of all functions in a Python file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row of the tables that name tests, without their headings."""
+    """Return the cells of every row of the tables with tests, without the headings."""
     lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [row for row in cells if set(row[0]) != {"-"} and row[0] not in {"Who", "What comes from outside"}]
@@ -34,13 +34,13 @@ def rows() -> list[list[str]]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_path_exists(path: str) -> None:
-    """Of tests and of sources."""
+    """Paths of tests and of sources."""
     assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_each_test_function_exists(path: str, name: str) -> None:
-    """In the file that the page names, or else in any."""
+    """In the file that the page names, or in any file."""
     files = [ROOT / path] if path else (ROOT / "tests").rglob("*.py")
     assert any(name in functions(file) for file in files)
 
@@ -52,7 +52,7 @@ def test_each_row_names_its_test() -> None:
 
 
 def test_nothing_is_there_twice() -> None:
-    """No row or section stands there in two versions."""
+    """No row or section occurs twice."""
     headings = re.findall(r"^#+ .*", PAGE, re.MULTILINE)
     counts = Counter([*headings, *(row[0] for row in rows())])
     assert not [text for text, count in counts.items() if count > 1]

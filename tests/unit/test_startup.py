@@ -1,4 +1,4 @@
-"""What a command waits for before it does anything is small."""
+"""A command imports only what it needs before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that the benchmark holds to a rate reads afterwards as it did before."""
+"""A disk that the benchmark limits is as before afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = TESTS / "unit"
 
 @pytest.fixture
 def limited() -> Iterator[int]:
-    """A limit that the disk has already: bytes per second, out of reach."""
+    """An earlier limit of the disk in bytes per second, too high to matter."""
     if not disk.can_be_held(HERE):
         pytest.skip("the kernel lets us hold no disk here: that takes root and the blkio controller of cgroup v1")
     before = disk.rate(HERE)

@@ -1,4 +1,4 @@
-"""How the benchmark judges predictions."""
+"""The benchmark's verdict on predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's report: what holds a bound and what does not, and that both forms of it say so."""
+"""The benchmark's report: bounds that hold or not, in both forms of output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CHOICE = Choice("python, 256 MB", "level -1", True, 1.0, 2**20, 0.5, 2**19, 0.25
 
 
 def compared(ours: float, peer: float, bound: float | None = 1.05) -> Row:
-    """A row with a peer; a single slow sample must not decide."""
+    """Make a row with a peer; a single slow sample must not decide."""
     return Row("pause", "python", "s", (ours, 100 * ours, ours), "criu dump", (peer, peer, 100 * peer), bound)
 
 
 def absolute(ours: float, bound: float | None) -> Row:
-    """A row without a peer."""
+    """Make a row without a peer."""
     return Row("startup", "crckpt --version", "s", (ours,), bound=bound)
 
 

@@ -1,4 +1,4 @@
-"""Image files: what is written is read again, extras are found, and damage is always an IntegrityError."""
+"""Image files are read as they were written, with extras, and damage is always an IntegrityError."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLAIN = (magics.INVENTORY, magics.PSTREE, magics.FILES, magics.STATS, magics.IRM
 
 
 def message(*values: int | bytes) -> bytes:
-    """A message with `values` as fields 1, 2, ..."""
+    """Make a message with `values` as fields 1, 2 ..."""
     kinds = ((wire.BYTES if isinstance(value, bytes) else wire.VARINT) for value in values)
     return wire.encode(zip(range(1, len(values) + 1), kinds, values, strict=True))
 
 
 def image(magic: int, *records: tuple[bytes, bytes]) -> Image:
-    """An image with these payloads and extras."""
+    """Make an image with these payloads and extras."""
     return Image(magic, tuple(Record(payload, extra) for payload, extra in records))
 
 

@@ -1,4 +1,4 @@
-"""Damaged, missing and contradictory images are refused by name; nothing but IntegrityError comes out."""
+"""Damaged, missing and contradictory images are refused by name, always with IntegrityError."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ NOT_READ = ("pagemap-", "pipes-data", "fifo-data", "sk-queues", "tcp-stream-", "
 
 
 def one(magic: int, *items: tuple[int, int, int | bytes]) -> bytes:
-    """An image with one record of these fields."""
+    """Make an image with one record of these fields."""
     return write_image(Image(magic, (Record(wire.encode(items)),)))
 
 
 def ends_of_records(data: bytes) -> set[int]:
-    """Where an image can end without being cut short: what is left is whole."""
+    """Return the offsets at which an image is complete."""
     image = read_image(data)
     return {len(write_image(Image(image.magic, image.records[:count]))) for count in range(len(image.records) + 1)}
 
 
 def words(tree: ImageTree) -> Iterator[str]:
-    """Everything that is computed when a tree is shown."""
+    """Compute everything that is shown of a tree."""
     for process in tree.processes:
         yield from (process.comm, process.state)
         yield from (entry.file.title for entry in process.descriptors)
@@ -49,7 +49,7 @@ def words(tree: ImageTree) -> Iterator[str]:
 
 
 def read_damaged(images: dict[str, bytes], name: str, data: bytes) -> None:
-    """Read all of it with one image changed; anything but success and IntegrityError fails the test."""
+    """Read the tree with one image changed. The test fails except for success and IntegrityError."""
     changed = images | {name: data}
     with contextlib.suppress(IntegrityError):
         list(words(read_tree(changed.__getitem__, changed)))
@@ -70,7 +70,7 @@ def test_flipped_bits(images: dict[str, bytes], data: st.DataObject) -> None:
 @FUZZ
 @given(st.data())
 def test_replaced_messages(images: dict[str, bytes], data: st.DataObject) -> None:
-    """The framing is right, and the message any other: what damage rarely makes, and a stranger might."""
+    """Right framing with any message: damage rarely makes that, an attacker might."""
     name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith(NOT_READ))))
     fields = st.tuples(st.integers(1, 22), st.just(wire.VARINT), st.integers(0, 2**64 - 1))
     nested = st.tuples(st.integers(1, 22), st.just(wire.BYTES), st.lists(fields, max_size=12).map(wire.encode))

@@ -1,4 +1,4 @@
-"""Images that somebody made up: what crckpt reads of them is what CRIU restores, or they are refused."""
+"""Forged images: crckpt reads what CRIU restores, or refuses them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _process_twice(images: Images) -> None:
 
 
 def _numbered(number: int) -> Callable[[Images], None]:
-    """The root has another number, of which CRIU takes the lowest 32 bits."""
+    """Give the root another PID, of which CRIU takes the lowest 32 bits."""
 
     def attack(images: Images) -> None:
         for kind in ("core", "mm", "ids", "fs"):
@@ -47,7 +47,7 @@ def _numbered(number: int) -> Callable[[Images], None]:
 
 
 def _two_files_of_one_id(images: Images) -> None:
-    """CRIU would open one path, and people be shown the other."""
+    """CRIU would open one path, while crckpt shows the other."""
 
     def change(records: list[Fields]) -> list[Fields]:
         entry = next(record for record in records if (1, VARINT, 1) in record)

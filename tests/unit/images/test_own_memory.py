@@ -1,4 +1,4 @@
-"""What of a process's memory crckpt may put into place itself: nothing of which CRIU or the kernel knows more."""
+"""The memory that crckpt fills itself at a restore: ordinary memory, on which nothing else depends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ORDINARY = Vma(
 
 
 def alone(tree: ImageTree, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageTree:
-    """A tree of one process with this memory, and one thread."""
+    """Make a tree of one process with this memory and one thread."""
     return replace(tree, processes=(process(tree, tree.root.pid, *vmas, rseq=rseq),))
 
 
 def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> Process:
-    """A process with this memory."""
+    """Make a process with this memory."""
     root = tree.root
     assert root.memory is not None
     thread = replace(root.threads[0], core=replace(root.core, rseq=rseq))
@@ -62,7 +62,7 @@ def test_criu_restores_all_other_memory(tree: ImageTree, other: dict[str, int]) 
 
 
 def test_criu_restores_maps_that_processes_may_share(tree: ImageTree) -> None:
-    """A child has what its parent had when it was born; what it has mapped since is its own."""
+    """A child shares what its parent had at the fork; what it mapped later is its own."""
     shorter = replace(ORDINARY, end=ORDINARY.end - PAGE_SIZE)
     moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
     parent = process(tree, 10, ORDINARY)
@@ -88,7 +88,7 @@ def test_a_zombie_has_no_own_memory(tree: ImageTree) -> None:
 
 
 def test_a_real_process_has_its_heap(tree: ImageTree) -> None:
-    """Alone; as it is, its children have all in common with it."""
+    """Without its children, which share all of it."""
     (ranges,) = own_memory(replace(tree, processes=(tree.root,))).values()
     assert tree.root.memory is not None
     assert any(each.start == vma.start for each in ranges for vma in tree.root.memory.vmas if vma.kind == "heap")
@@ -96,11 +96,11 @@ def test_a_real_process_has_its_heap(tree: ImageTree) -> None:
 
 
 runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=20)
-"""(pages left out, pages there are), one after the other."""
+"""(pages left out, pages present), one after the other."""
 
 
 def of_runs(given_runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first page, pages), in order."""
+    """Return (first page, pages) in order."""
     found, at = [], 0
     for gap, count in given_runs:
         found.append((at + gap, count))
@@ -110,7 +110,7 @@ def of_runs(given_runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @given(entries=runs, ranges=runs)
 def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
-    """Every page is in one piece, in order, and in a range if one has it."""
+    """Every page is in one piece, in order, and marked if it is in a range."""
     there, between = of_runs(entries), of_runs(ranges)
     bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)
     first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))

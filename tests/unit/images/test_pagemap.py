@@ -1,4 +1,4 @@
-"""Page maps: what CRIU writes is read, and what is not known is refused."""
+"""Page maps: crckpt reads what CRIU writes, and refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ entries = st.builds(
 
 
 def image(*payloads: list[tuple[int, int, int | bytes]]) -> bytes:
-    """A page map image of these records, a head with pages_id 7 before them."""
+    """Make a page map image of these records, after a head with pages_id 7."""
     head = Record(encode([(1, VARINT, 7)]))
     return write_image(Image(magics.PAGEMAP, (head, *(Record(encode(payload)) for payload in payloads))))
 
 
 def messages(content: bytes) -> list[dict[int, int | bytes]]:
-    """What each record of an image has, by the numbers of the fields."""
+    """Return the fields of each record of an image by their numbers."""
     records = read_image(content, "pagemap.img", magics.PAGEMAP).records
     return [{number: value for number, _, value in fields(record.payload)} for record in records]
 
@@ -46,7 +46,7 @@ def test_written_page_maps_are_read(pages_id: int, listed: list[Entry]) -> None:
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
 def test_vectorised_and_single_decoding_agree(listed: list[Entry], data: st.DataObject) -> None:
-    """Whatever the bytes are: one of a good map is another here, or is not there."""
+    """For any damage: one byte of a good map is changed or removed."""
     content = bytearray(write_pagemap(PageMap.of(1, listed)))
     at = data.draw(st.integers(8, len(content) - 1))
     content[at : at + 1] = data.draw(st.binary(max_size=2))
@@ -63,7 +63,7 @@ def test_vectorised_and_single_decoding_agree(listed: list[Entry], data: st.Data
 
 
 def test_real_page_maps_round_trip_also_for_older_criu(images: dict[str, bytes]) -> None:
-    """CRIU before 4.2 takes the 32-bit count alone: with 0 in it, it would restore no page at all."""
+    """CRIU before 4.2 reads only the 32-bit count: with 0 it would restore no page."""
     names = [name for name in images if name.startswith("pagemap-")]
     assert len(names) > 3
     for name in names:

@@ -1,4 +1,4 @@
-"""Threads with deadline scheduling are given to CRIU with the usual policy; nothing else is touched."""
+"""CRIU gets threads with deadline scheduling with the default policy; nothing else changes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def _core(policy: int) -> bytes:
 
 
 def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
-    """All of its other fields stay, those that are repeated too."""
+    """All other fields stay, also repeated ones."""
     assert drop_deadline(_core(6)) == _core(0)
     credentials = read_core(drop_deadline(_core(6))).credentials
     assert credentials is not None

@@ -1,4 +1,4 @@
-"""Real images say what their program did: processes, descriptors, files, sockets, memory."""
+"""Real images show what their program had: processes, descriptors, files, sockets, memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ WHERE = "/tmp/crckpt-images/run"
 
 
 def by_title(tree: ImageTree, title: str) -> OpenFile:
-    """The one file that descriptors of the root lead to and that is called so."""
+    """Return the open file of the root with this title."""
     found = {entry.file for entry in tree.root.descriptors if entry.file.title == title}
     assert len(found) == 1, [entry.file.title for entry in tree.root.descriptors]
     return found.pop()
 
 
 def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regfile.RegularFile:
-    """A file in the program's directory, as it is open."""
+    """Return an open file in the program's directory."""
     file = by_title(tree, f"{WHERE}/{name}" + " (deleted)" * deleted)
     assert isinstance(file, regfile.RegularFile)
     return file
 
 
 def child(tree: ImageTree, state: str, *, own_session: bool = False) -> Process:
-    """The root's child in this state."""
+    """Return the root's child in this state."""
     (found,) = (
         process
         for process in tree.processes[1:]

@@ -1,4 +1,4 @@
-"""The protobuf codec: what it writes it reads again, and damage is always an IntegrityError."""
+"""The protobuf codec reads what it writes, and damage is always an IntegrityError."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_field_of_another_type_is_refused() -> None:
 
 
 def test_a_string_with_a_zero_byte_is_refused() -> None:
-    """CRIU would open `/bin/true`, and people be shown something else."""
+    """CRIU would open `/bin/true`, while crckpt shows another name."""
     message = Message(encode([(6, wire.BYTES, b"/bin/true\0/bin/false")]), "files.img")
     for read in (message.text, message.texts):
         with pytest.raises(IntegrityError, match=r"files\.img: field 6 is a string with a zero byte"):

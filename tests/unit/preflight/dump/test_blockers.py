@@ -1,4 +1,4 @@
-"""What is no blocker though it looks like one, and what counts only in places."""
+"""States that look like blockers and are none, and blockers that depend on namespaces."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_devices_that_criu_does_not_know(held: Descriptor) -> None:
 
 
 def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
-    """CRIU saves the network devices and the System V memory of a namespace that is not its own."""
+    """CRIU saves network devices and System V memory only in another namespace than its own."""
     held = replace(
         PLAIN,
         descriptors=(device("/dev/net/tun", 10, 200),),
@@ -77,7 +77,7 @@ def test_a_namespace_of_the_tree_or_of_crckpt_is_known() -> None:
 
 
 def test_a_nested_network_namespace_is_restored() -> None:
-    """As long as the root's is not ours, which CRIU takes as it is."""
+    """Only if the root's network namespace is not ours, which CRIU does not save."""
     child = replace(ROOT, pid=101, namespaces=(("net", 33),))
     observation = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
     assert found(observation) == ["nested-unmade"]
@@ -105,7 +105,7 @@ def test_the_remedy_for_a_tracing_root_is_not_to_kill_it() -> None:
 
 
 def test_a_passing_state_is_no_blocker() -> None:
-    """A connection that waits at one look and is taken at the next, another that comes meanwhile."""
+    """For example a connection that waits at the first look and is accepted before the second."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Transient(queue, message, pair, frozenset({100}))
     assert first.unchanged(Transient()) == Transient()

@@ -1,4 +1,4 @@
-"""What a dump costs: speeds worked out from a trial, and from them what a tree takes."""
+"""The predicted cost of a dump, from the speed of a trial."""
 
 from __future__ import annotations
 

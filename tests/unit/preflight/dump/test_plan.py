@@ -1,4 +1,4 @@
-"""What stands against a dump, what it would lose, and which options are picked, from trees written by hand."""
+"""Blockers, warnings and CRIU options of dumps, for trees written by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def in_namespaces(process: Process, **inodes: int) -> Process:
 
 
 def as_uid(process: Process, real: int, *others: int) -> Process:
-    """As a user; `others` are the effective and saved ids where they differ."""
+    """Run the process as this user; `others`: the effective and saved ids if they differ."""
     ids = (real, *(others or (real, real)), real)
     return replace(process, uids=ids, gids=ids)
 
@@ -125,7 +125,7 @@ def test_connections_need_a_choice() -> None:
 
 
 def test_bytes_of_deleted_files() -> None:
-    """Each once, whoever has it open; what is mapped and in memory counts there."""
+    """Each file counts once. Mapped files in memory count as memory."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
     assert deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
@@ -136,7 +136,7 @@ def test_bytes_of_deleted_files() -> None:
 
 
 def test_the_choice_holds_for_later_connections() -> None:
-    """At the freeze there may be one where we have observation none: then CRIU must know."""
+    """A connection may be made before the freeze: then CRIU must know what to do."""
     listening = replace(PLAIN, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
     close, keep = planned(PLAIN, "close"), planned(listening, "keep")
     assert (close.options.tcp, why(close, "--tcp-close")) == ("close", "a TCP connection may be made before the freeze")
@@ -151,7 +151,7 @@ def test_the_choice_holds_for_later_connections() -> None:
 
 
 def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
-    """CRIU would bring it back in plain text."""
+    """CRIU would restore it in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
     observation = replace(PLAIN, connections=(CONNECTION,), sockets=(encrypted,))
     (told,) = planned(observation, "keep").blockers
@@ -414,7 +414,7 @@ def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
 
 
 def test_interrupted_calls_are_reported_by_thread() -> None:
-    """Without the preload library all of them; with it those that only the kernel could go on with."""
+    """Without the preload library all of them; with it those that only the kernel could restart."""
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(PLAIN, waits=waits)
     again = cause("call-interrupted-again").finding(pid=101, tid=101)

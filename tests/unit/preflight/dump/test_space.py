@@ -1,4 +1,4 @@
-"""What does not fit is said with its numbers."""
+"""Shortages of disk space and memory are reported with numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restored tree is to have again, and cannot have: from a real tree's images, records written by hand."""
+"""Attributes that a restore sets again or loses, for the images of a real tree and records written by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = frozenset({0, 1})
 
 
 def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> AttributeRecord:
-    """A record of the root only."""
+    """Make a record of the root only."""
     root = tree.root.pid
     groups = more.pop("record_groups", ())
     threads = more.pop("threads", {root: {"affinity": (0,)}})
@@ -62,7 +62,7 @@ def test_a_damaged_record_is_refused(damaged: object) -> None:
 
 
 def test_a_process_outside_the_tree_gets_nothing(tree: ImageTree) -> None:
-    """A record that names a process outside of the tree changes nothing of that."""
+    """A record that names a process outside the tree does not change that process."""
     record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
     assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
     hostile = of_root(tree, threads={tree.root.pid: {}, 1: {"affinity": (0,)}})
@@ -70,7 +70,7 @@ def test_a_process_outside_the_tree_gets_nothing(tree: ImageTree) -> None:
 
 
 def test_younger_tasks_inherit_attributes(tree: ImageTree) -> None:
-    """Threads from the first of their process, processes from their parent."""
+    """Threads inherit from the first thread of their process, processes from their parent."""
     found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO)))
     assert {thread.pid for thread in found} == {process.pid for process in tree.processes}
     assert all(thread.values["affinity"] == (0,) for thread in found)
@@ -139,7 +139,7 @@ def test_pending_labels(tree: ImageTree) -> None:
 
 
 def test_session_keyrings_that_a_tree_may_have(tree: ImageTree) -> None:
-    """That of its own user, or the one that it had; without one of ours there is nothing to hand on."""
+    """The keyring of its own user, or the one that it had. Without a keyring of ours nothing is handed on."""
     who = tree.root.core.credentials
     assert who is not None
     assert shares_session(None, tree, None)
@@ -167,7 +167,7 @@ def test_session_keyrings_that_a_tree_may_have(tree: ImageTree) -> None:
 def test_a_later_process_must_have_a_confined_parent(
     tree: ImageTree, parent: dict[str, bool], asked: bool | None, is_refused: bool
 ) -> None:
-    """Unless that need not be the process that made it; a checkpoint from before this was noted says nothing."""
+    """A parent that adopts orphans need not be the one that started it. Old checkpoints do not say who was asked."""
     root = tree.root
     child = next(process for process in tree.processes if process.ppid == root.pid)
     changed = {root.pid: _with_core(root, **parent), child.pid: _with_core(child, no_new_privs=True)}
@@ -183,7 +183,7 @@ def _with_core(process: Process, **changes: bool) -> Process:
 
 
 def test_many_processes_in_many_groups_are_judged_quickly(tree: ImageTree) -> None:
-    """The groups are looked at once, however often the record names the processes."""
+    """The groups are checked once, however often the record names the processes."""
     root = tree.root.pid
     groups = tuple(ControlGroup(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
     processes = (ProcessRecord(root, {}, groups=0),) * 200_000

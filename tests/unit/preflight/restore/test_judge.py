@@ -1,4 +1,4 @@
-"""What stands against a restore, from a real tree's images and hosts written by hand."""
+"""Blockers and warnings of restores, for the images of a real tree and hosts written by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RESOURCES = HostResources(
 
 @pytest.fixture
 def planned(tree: ImageTree) -> PlannedRestore:
-    """A restore of it, with nothing chosen; its log had 11 bytes."""
+    """A restore of the tree with default choices; its log had 11 bytes."""
     return PlannedRestore(
         tree=tree,
         created=CREATED,
@@ -68,7 +68,7 @@ def planned(tree: ImageTree) -> PlannedRestore:
 
 @pytest.fixture
 def host(tree: ImageTree) -> HostState:
-    """A host on which everything is as it was."""
+    """A host that has not changed since the dump."""
     return HostState(
         owners=(),
         files={
@@ -87,7 +87,7 @@ def host(tree: ImageTree) -> HostState:
 
 
 def with_changed(host: HostState, path: str, **changes: object) -> HostState:
-    """This host with one file changed."""
+    """Return the host with one file changed."""
     file = host.files[path]
     assert file is not None
     return replace(host, files=host.files | {path: replace(file, **changes)})
@@ -102,7 +102,7 @@ def file_of(tree: ImageTree, path: str) -> RegularFile:
 
 
 def with_file(tree: ImageTree, path: str, change: Callable[[RegularFile], RegularFile]) -> ImageTree:
-    """The tree with one of its files changed."""
+    """Return the tree with one of its files changed."""
     return replace(
         tree,
         files=tuple(
@@ -156,7 +156,7 @@ def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
 
 
 def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
-    """The tree gets those of crckpt."""
+    """The tree gets crckpt's own."""
     asked = needed_ids(tree)
     others = (replace(process, sid=5000) for process in tree.processes[1:])
     outside = replace(tree, processes=(replace(tree.root, pgid=5001, sid=5000), *others))
@@ -228,7 +228,7 @@ def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
 
 
 def test_an_id_that_crckpt_itself_has(planned: PlannedRestore, host: HostState) -> None:
-    """Whoever is told to end it would look for what has gone by then."""
+    """crckpt has ended by the time the user could look for it."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
     assert "type it again" in only_blocker(judge_restore(planned, ours))
 
@@ -300,7 +300,7 @@ def test_files_that_grew(
 
 
 def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
-    """It may be the program itself, whose PID is no hindrance in a namespace of its own."""
+    """It may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: Writer(41, "nginx")}))
     assert (verdict.rewinds, verdict.is_in_use) == ((), True)
@@ -309,14 +309,14 @@ def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: 
 
 
 def test_no_file_is_cut_through_a_link(planned: PlannedRestore, host: HostState) -> None:
-    """Its target is not the file that was meant."""
+    """The link may lead to another file."""
     verdict = judge_restore(replace(planned, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True))
     assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
 
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
-    """A longer one is another build, also if none has an id."""
+    """A longer program is another build, also without a build-id."""
     assert grown in ("refuse", "rewind")
     programs = {file.path for file in needed_files(planned.tree) if file.build_id}
     assert len(programs) > 1
@@ -330,7 +330,7 @@ def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str)
 
 
 def test_the_position_of_a_log_may_be_after_its_recorded_size(planned: PlannedRestore, host: HostState) -> None:
-    """The size was seen before the freeze; what was appended until then moved the position."""
+    """The size is read before the freeze; later appends move the position."""
     early = replace(planned, append_sizes={LOG: 4})
     assert judge_restore(early, host).blockers == ()
     (grown,) = judge_restore(early, with_changed(host, LOG, size=12)).blockers
@@ -436,7 +436,7 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 @pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
 def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]) -> None:
-    """Whatever became of it: it is not cut back, and the version that it had is named."""
+    """For any change: the file is not cut back, and the message names the old version."""
     assert grown in ("refuse", "rewind")
     chosen = replace(planned, grown=grown)
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
@@ -469,7 +469,7 @@ def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, hos
 
 
 def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
-    """The images have a pty with both sides; without the master it is a terminal outside."""
+    """The images have both sides of a pty; without the master it is a terminal outside the tree."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     outside = replace(planned, tree=replace(planned.tree, terminals=slaves))
     assert judge_restore(outside, host).needs_terminal
@@ -482,7 +482,7 @@ def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: Ho
 def test_a_program_gets_no_terminal_of_another_user(
     planned: PlannedRestore, host: HostState, uid: int, owner: int | None, refused: int
 ) -> None:
-    """It could type commands there, which the shell of the terminal's owner would run."""
+    """It could type commands that the shell of the terminal's owner would run."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     credentials = Credentials(uid, uid, uid, uid, ())
     threads = tuple(
@@ -507,7 +507,7 @@ def test_a_program_gets_no_terminal_of_another_user(
 def test_only_a_terminal_outside_is_needed(
     planned: PlannedRestore, host: HostState, terminal: TerminalInfo, needed: bool
 ) -> None:
-    """Not a console, which has a name, nor the session's own where that is in the tree, nor one that was hung up."""
+    """Not a console (it has a name), a terminal whose session is in the tree, or one that was hung up."""
     tree = replace(planned.tree, terminals=(terminal,))
     assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
 
@@ -538,7 +538,7 @@ def test_utc_datetime() -> None:
 
 
 def test_thousands_of_grown_files_are_judged_quickly(planned: PlannedRestore, host: HostState) -> None:
-    """All that the tree has open is looked through once, and not once for each of them."""
+    """The open files of the tree are searched once, not once for each file."""
     first = next(file for file in needed_files(planned.tree) if file.size and not file.build_id)
     many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(10_000)]
     logs = [

@@ -1,4 +1,4 @@
-"""Which locks of others keep a tree from having its own again."""
+"""Locks of other programs that conflict with those of a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree needs of CPU, kernel, groups and room, from a real tree's images and hosts written by hand."""
+"""Needs for CPU, kernel, control groups and space, for the images of a real tree and hosts written by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HERE = HostResources(
 def told(
     tree: ImageTree, here: HostResources, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000
 ) -> str:
-    """The only thing that is lacking; empty if nothing is."""
+    """Return the only finding; empty if there is none."""
     found = list(find_blockers(tree, recorded, largest, here))
     assert len(found) <= 1
     assert "?" not in "".join(map(str, found))
@@ -53,7 +53,7 @@ def told(
 
 
 def of_core(tree: ImageTree, **changes: object) -> ImageTree:
-    """The tree with the last thread of its last process changed."""
+    """Return the tree with the last thread of its last process changed."""
     last = tree.processes[-1]
     core: Core = replace(last.threads[-1].core, **changes)
     threads = (*last.threads[:-1], replace(last.threads[-1], core=core))
@@ -61,7 +61,7 @@ def of_core(tree: ImageTree, **changes: object) -> ImageTree:
 
 
 def with_vma(tree: ImageTree, status: int) -> ImageTree:
-    """The tree with one more mapping in its root."""
+    """Return the tree with one more mapping in its root."""
     memory = tree.root.memory
     assert memory is not None
     more = replace(memory, vmas=(*memory.vmas, Vma(4096, 8192, 0, 0, 0, 0, status)))
@@ -79,7 +79,7 @@ def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
 
 
 def test_cpu_flags_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
-    """They come and go with versions and options of the same machine's kernel."""
+    """They differ between versions and options of the kernel on the same machine."""
     assert needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk")) == frozenset()
 
 

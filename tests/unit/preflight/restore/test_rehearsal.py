@@ -1,4 +1,4 @@
-"""What a rehearsal needs and cannot give, from a real tree's images."""
+"""Needs and blockers of a rehearsal, for the images of a real tree."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZE = 1000
     ],
 )
 def test_addresses_missing_on_a_loopback_interface(tree: ImageTree, host: str, wanted: tuple[str, ...]) -> None:
-    """Whether a socket is bound or connected to them."""
+    """Addresses that a socket is bound or connected to."""
     (first, *_) = tree.inet_sockets
     here, there = Address("127.0.0.1", 1), Address(host, 2)
     for socket in (replace(first, source=here, destination=there), replace(first, source=there, destination=here)):
@@ -96,7 +96,7 @@ def test_a_terminal(tree: ImageTree) -> None:
 
 
 def test_a_rehearsal_says_where_it_cuts_files() -> None:
-    """What a restore would say of it does not hold in a rehearsal; other warnings do."""
+    """The warning of a restore is replaced; other warnings stay."""
     said = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
     verdict = Verdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
     kept, told = rehearsal_warnings(verdict)
