@@ -1,4 +1,4 @@
-"""A program with a host name and a monotonic clock of its own (namespaces uts and time, which its starter made)."""
+"""A program with its own host name and monotonic clock (uts and time namespaces, which its starter made)."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ AHEAD_S: Final = 5_000_000
 
 
 def main() -> None:
-    """Rename the host, then look at the name and the clock at every tick."""
+    """Rename the host, then check the name and the clock at every tick."""
     program = Program(Path(sys.argv[1]))
     assert ctypes.CDLL(None).sethostname(NAME.encode(), len(NAME)) == 0
     last = time.monotonic()

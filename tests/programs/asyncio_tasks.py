@@ -21,7 +21,7 @@ class Tasks:
     """The tasks' common state."""
 
     def __init__(self, program: Program) -> None:
-        """Nothing runs yet."""
+        """Start nothing yet."""
         self.program = program
         self.said = 0
         self.consumed = 0

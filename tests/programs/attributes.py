@@ -1,7 +1,7 @@
-"""What a program may ask the kernel to remember of it, set for the process and, with other values, for a second thread.
+"""Attributes that the kernel keeps for a program, set for the process and, with other values, for a second thread.
 
-`attributes.py WORKDIR NAME...` sets what it is told to by name and reports at every tick what its own system calls say
-of each, by name: `process` as the first thread sees it, `thread` as the second one does.
+`attributes.py WORKDIR NAME...` sets the named attributes, and reports at every tick what its own system calls return
+for each: `process` in the first thread, `thread` in the second.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prctl(*arguments: int) -> int:
 
 
 def nothing() -> None:
-    """An attribute of the process as a whole, or one that this thread leaves as it is."""
+    """Set nothing: an attribute of the whole process, or one that this thread leaves alone."""
 
 
 def set_scheduling(policy: int, **more: int) -> None:
@@ -76,18 +76,18 @@ def scheduling() -> dict[str, int]:
 
 
 def read_once(path: str) -> Callable[[], str]:
-    """What a file of /proc says of this thread, or of its process."""
+    """Read a file of /proc for this thread or its process."""
     return lambda: Path(path.replace("@", str(threading.get_native_id()))).read_text().strip()
 
 
 def status_line(name: str) -> Callable[[], str]:
-    """A line of this thread's own /proc/.../status."""
+    """Return a line of this thread's own /proc/.../status."""
     text = read_once("/proc/self/task/@/status")
     return lambda: re.search(rf"^{name}:\s*(.*)$", text(), re.MULTILINE)[1]  # type: ignore[index]
 
 
 def locked_when_mapped() -> str:
-    """Whether a new map is locked, and how: the flags of one that is made for that."""
+    """Return whether and how a new map is locked, from the flags of a map made for that."""
     with mmap.mmap(-1, 3 * mmap.PAGESIZE) as fresh:
         address = ctypes.addressof(ctypes.c_char.from_buffer(fresh))
         entry, flags = "", ""
@@ -116,7 +116,7 @@ def session_keyring() -> str:
 
 
 def refuse_host_names(error: int) -> None:
-    """A filter of this thread's system calls that answers sethostname(2) with this error."""
+    """Set a system call filter for this thread that answers sethostname(2) with this error."""
     instructions = ((0x20, 0, 0, 0), (0x15, 0, 1, SETHOSTNAME), (6, 0, 0, 0x50000 | error), (6, 0, 0, 0x7FFF0000))
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in instructions))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(instructions), ctypes.addressof(program)))
@@ -125,7 +125,7 @@ def refuse_host_names(error: int) -> None:
 
 
 def host_name_error() -> int:
-    """What sethostname(2), with a name that is too long, is answered with."""
+    """Return the error of sethostname(2) with a name that is too long."""
     LIBC.syscall(SETHOSTNAME, b"", ctypes.c_size_t(1 << 20))
     return ctypes.get_errno()
 
@@ -135,12 +135,12 @@ SELECTOR: Final = ctypes.c_char(0)
 
 
 def dispatch() -> None:
-    """This thread may catch its own system calls."""
+    """Let this thread catch its own system calls."""
     prctl(SET_DISPATCH, 1, 0, 0, ctypes.addressof(SELECTOR))
 
 
 def restrict() -> None:
-    """A Landlock domain of this thread in which no block device can be made."""
+    """Put this thread into a Landlock domain in which it cannot make block devices."""
     handled = struct.pack("<Q", MAKE_BLOCK)
     ruleset = call(LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     call(LANDLOCK_RESTRICT_SELF, ruleset, 0)
@@ -148,7 +148,7 @@ def restrict() -> None:
 
 
 def may_make_device() -> bool:
-    """Whether a block device can be made: what the domain forbids."""
+    """Return whether a block device can be made, which the domain forbids."""
     path = Path(f"/tmp/crckpt-device-{threading.get_native_id()}")
     try:
         os.mknod(path, stat.S_IFBLK, os.makedev(1, 1))
@@ -159,7 +159,7 @@ def may_make_device() -> bool:
 
 
 def may_execute_what_was_written() -> bool:
-    """Whether memory that could be written may be made executable: what PR_SET_MDWE forbids."""
+    """Return whether writable memory may be made executable, which PR_SET_MDWE forbids."""
     with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as page:
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         answer: int = LIBC.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
@@ -250,14 +250,14 @@ ATTRIBUTES: Final = {
 
 
 def answered(question: int) -> int:
-    """What prctl(2) writes to where it is told."""
+    """Return what prctl(2) writes to its argument."""
     answer = ctypes.c_int()
     call(PRCTL, question, ctypes.byref(answer), 0, 0, 0)
     return answer.value
 
 
 class Second:
-    """The second thread: what it has is set, and read when it is asked."""
+    """The second thread: it sets its attributes, and reads them on request."""
 
     def __init__(self, names: list[str]) -> None:
         """Start it."""

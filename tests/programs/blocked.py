@@ -1,7 +1,7 @@
-"""A counter that holds what CRIU cannot save, or saves only in part: `blocked.py WORKDIR KIND`.
+"""A counter that holds something that CRIU cannot save, or saves only in part: `blocked.py WORKDIR KIND`.
 
-Each kind is a function; what it returns is held. Where it needs a process outside the tree, that ends with WORKDIR.
-Mounts lie on WORKDIR/mount. A kernel or machine that lacks what a kind needs is told by exit status 77.
+Each kind is a function; the program keeps what it returns. If a kind needs a process outside the tree, that process
+ends with WORKDIR. Mounts are at WORKDIR/mount. Exit status 77: this kernel or machine lacks what the kind needs.
 """
 
 import ctypes
@@ -75,12 +75,12 @@ def main() -> None:
 
 
 def block_device(_: Path) -> int:
-    """A disk."""
+    """A block device."""
     return os.open("/dev/loop0", os.O_RDONLY)
 
 
 def character_device(_: Path) -> int:
-    """Which CRIU does not know."""
+    """A character device that CRIU does not know."""
     return os.open("/dev/fuse", os.O_RDWR)
 
 
@@ -92,7 +92,7 @@ def corked(_: Path) -> socket.socket:
 
 
 def detached(workdir: Path) -> int:
-    """A file on a mount that hangs nowhere."""
+    """A file on a mount that is mounted nowhere."""
     (workdir / "there").touch()
     tree = called(OPEN_TREE, AT_FDCWD, os.fsencode(workdir), 1)
     fd = os.open("there", os.O_RDONLY, dir_fd=tree)
@@ -101,7 +101,7 @@ def detached(workdir: Path) -> int:
 
 
 def device_map(_: Path) -> int:
-    """Memory of a disk."""
+    """A map of a disk."""
     fd = os.open("/dev/loop0", os.O_RDONLY)
     address = mapped(fd, prot=mmap.PROT_READ)
     os.close(fd)
@@ -109,7 +109,7 @@ def device_map(_: Path) -> int:
 
 
 def epoll_of_closed(workdir: Path) -> object:
-    """An epoll that watches what is closed here and lives on outside."""
+    """An epoll that watches a descriptor that is closed here and still open outside."""
     one, other = os.pipe()
     watching = select.epoll()
     watching.register(one, select.EPOLLIN)
@@ -119,12 +119,12 @@ def epoll_of_closed(workdir: Path) -> object:
 
 
 def foreign_namespace(workdir: Path) -> int:
-    """A namespace of somebody else."""
+    """A descriptor of another process's namespace."""
     return os.open(f"/proc/{outside(workdir, lambda: unshared(CLONE_NEWNET))}/ns/net", os.O_RDONLY)
 
 
 def harmless(workdir: Path) -> object:
-    """What looks like a kind of this program, and CRIU saves it."""
+    """Resources that look like kinds of this program, and that CRIU saves."""
     one, other = os.pipe()
     watching = select.epoll()
     watching.register(one, select.EPOLLIN)
@@ -162,7 +162,7 @@ def hidden_directory(workdir: Path) -> bool:
 
 
 def hidden_file(workdir: Path) -> int:
-    """A file under a mount, with another of its name above it."""
+    """A file under a mount, with another file of its name above it."""
     path = workdir / "mount/file"
     path.parent.mkdir()
     fd = os.open(path, os.O_CREAT | os.O_RDWR)
@@ -172,14 +172,14 @@ def hidden_file(workdir: Path) -> int:
 
 
 def hidden_gone(workdir: Path) -> int:
-    """A file under a mount that has none of its name."""
+    """A file under a mount, without another file of its name."""
     fd = hidden_file(workdir)
     (workdir / "mount/file").unlink()
     return fd
 
 
 def hidden_map(workdir: Path) -> int:
-    """A mapped file of that kind."""
+    """A mapped file under a mount."""
     fd = hidden_file(workdir)
     os.ftruncate(fd, PAGE)
     address = mapped(fd)
@@ -196,7 +196,7 @@ def io_uring_map(_: Path) -> int:
 
 
 def message_queue(workdir: Path) -> int:
-    """Of POSIX: its file system is mounted nowhere."""
+    """A POSIX message queue: its file system is not mounted."""
     name = f"/{workdir.name}".encode()
     fd = int(LIBC.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
     LIBC.mq_unlink(name)
@@ -204,7 +204,7 @@ def message_queue(workdir: Path) -> int:
 
 
 def nested(namespace: int) -> Callable[[Path], int]:
-    """A kind: a child in a namespace of its own."""
+    """A kind: a child in its own namespace."""
 
     def kind(_: Path) -> int:
         told, tell = os.pipe()
@@ -219,7 +219,7 @@ def nested(namespace: int) -> Callable[[Path], int]:
 
 
 def netlink_groups(_: Path, group: int = 33) -> socket.socket:
-    """Of number 33 on."""
+    """A netlink socket in groups from number 33 on."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
     sock.bind((0, 0))
     sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
@@ -227,14 +227,14 @@ def netlink_groups(_: Path, group: int = 33) -> socket.socket:
 
 
 def netlink_unbound(_: Path) -> socket.socket:
-    """In a group, but bound to no port."""
+    """A netlink socket in a group, but bound to no port."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
     sock.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, 1)
     return sock
 
 
 def netlink_unread(_: Path) -> socket.socket:
-    """The answer to a request for all links (RTM_GETLINK, a dump)."""
+    """The unread answer to a request for all links (RTM_GETLINK, a dump)."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
     sock.bind((0, 0))
     sock.send(struct.pack("=IHHIIBxHiII", 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0))
@@ -252,7 +252,7 @@ def overmounted(workdir: Path) -> int:
 
 
 def packet_pipe(_: Path) -> object:
-    """In which each write is a packet of its own."""
+    """A pipe in packet mode."""
     return os.pipe2(os.O_DIRECT)
 
 
@@ -266,24 +266,24 @@ def perf_map(_: Path) -> int:
 
 
 def pidfd_outside(workdir: Path) -> int:
-    """Of a process outside the tree."""
+    """A pidfd of a process outside the tree."""
     return called(PIDFD_OPEN, outside(workdir, lambda: True), 0)
 
 
 def pidfd_thread(_: Path) -> int:
-    """Of one thread."""
+    """A pidfd of a thread."""
     return called(PIDFD_OPEN, os.getpid(), os.O_EXCL)
 
 
 def sealed(_: Path) -> int:
-    """Memory that nobody can change any more."""
+    """Sealed memory."""
     address = mapped(-1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     called(MSEAL, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), 0)
     return address
 
 
 def secret_memory(_: Path) -> int:
-    """Which nobody else can read."""
+    """Secret memory (memfd_secret)."""
     fd = called(MEMFD_SECRET, 0)
     os.ftruncate(fd, PAGE)
     address = mapped(fd)
@@ -292,7 +292,7 @@ def secret_memory(_: Path) -> int:
 
 
 def shared_lock(workdir: Path) -> int:
-    """Of a file that somebody outside has from us."""
+    """A lock of a file that a process outside got from us."""
     fd = os.open(workdir / "lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     (workdir / "outside").write_text(str(outside(workdir, lambda: fd)))
@@ -300,13 +300,13 @@ def shared_lock(workdir: Path) -> int:
 
 
 def shared_memory(_: Path) -> int:
-    """A process with all of its parent's memory (CLONE_VM) and a stack of its own, in which it waits for ever."""
+    """A process with all of its parent's memory (CLONE_VM) and its own stack, in which it waits for ever."""
     stack = mapped(-1, 16 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return checked(LIBC.clone(LIBC.pause, ctypes.c_void_p(stack + 16 * PAGE), CLONE_VM | signal.SIGCHLD, None))
 
 
 def system_v_memory(_: Path) -> int:
-    """Of the host; it goes with the last who has it."""
+    """System V memory of the host; it is removed with its last user."""
     segment = checked(LIBC.shmget(0, 4 * PAGE, 0o1600))
     address = int(LIBC.shmat(segment, None, 0))
     LIBC.shmctl(segment, 0, None)
@@ -314,7 +314,7 @@ def system_v_memory(_: Path) -> int:
 
 
 def terminals(workdir: Path) -> object:
-    """Two, of which somebody else holds the other sides."""
+    """Two terminals, of which another process has the other sides."""
     pairs = [os.openpty() for _ in range(2)]
     outside(workdir, lambda: pairs)
     for master, _ in pairs:
@@ -323,7 +323,7 @@ def terminals(workdir: Path) -> object:
 
 
 def thread_leader_gone(_: Path) -> int:
-    """A child of which the first thread has ended, and another goes on."""
+    """A child whose main thread has ended, while another runs."""
     told, tell = os.pipe()
 
     def child() -> NoReturn:
@@ -341,7 +341,7 @@ def thread_leader_gone(_: Path) -> int:
 
 
 def thread_traced(_: Path) -> int:
-    """A child of which a second thread is traced by another child."""
+    """A child of which another child traces the second thread."""
     told, tell = os.pipe()
 
     def threads() -> NoReturn:
@@ -360,26 +360,26 @@ def thread_traced(_: Path) -> int:
 
 
 def time_namespace(_: Path) -> bool:
-    """Another one for those to be born."""
+    """Another time namespace for children."""
     return unshared(CLONE_NEWTIME)
 
 
 def trapped(_: Path) -> bool:
-    """A SIGTRAP that waits."""
+    """A pending SIGTRAP."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTRAP])
     os.kill(os.getpid(), signal.SIGTRAP)
     return True
 
 
 def tunnel(_: Path) -> int:
-    """A network device of the program's own."""
+    """A network device of the program."""
     fd = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", b"", IFF_TUN))
     return fd
 
 
 def unaccepted(workdir: Path) -> socket.socket:
-    """A TCP connection that nobody takes."""
+    """A TCP connection that nobody accepts."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
 
@@ -405,7 +405,7 @@ def unix_nameless(workdir: Path) -> socket.socket:
 
 
 def unserved_memory(workdir: Path) -> int:
-    """Memory of which a program outside is to give each page when it is used (userfaultfd), and never does."""
+    """Memory whose pages a program outside must provide (userfaultfd), and never does."""
     fd = called(USERFAULTFD, os.O_CLOEXEC)
     fcntl.ioctl(fd, UFFDIO_API, bytearray(struct.pack("<QQQ", 0xAA, 0, 0)))
     address = mapped(-1, 4 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -417,7 +417,7 @@ def unserved_memory(workdir: Path) -> int:
 
 
 def vfork(_: Path) -> int:
-    """A child that waits for its own to start a program, which it never does."""
+    """A child that waits in vfork for its own child to start a program, which it never does."""
     told, tell = os.pipe()
 
     def child() -> NoReturn:
@@ -429,7 +429,7 @@ def vfork(_: Path) -> int:
 
 
 def watch(_: Path) -> int:
-    """Of a directory on a file system without handles."""
+    """A watch of a directory on a file system without handles."""
     fd = checked(LIBC.inotify_init1(os.O_CLOEXEC))
     checked(LIBC.inotify_add_watch(fd, b"/proc/self", IN_CREATE))
     return fd

@@ -1,4 +1,4 @@
-"""BPF maps, of a kind that CRIU knows and of another; a program that filters a socket."""
+"""BPF maps of a kind that CRIU knows and of another, and a program that filters a socket."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ def bpf_queue(_: Path) -> int:
 
 
 def bpf_filter(_: Path) -> socket.socket:
-    """A socket whose packets a program drops."""
+    """Make a socket whose packets a program drops."""
     instructions = ctypes.create_string_buffer(bytes.fromhex("b700000000000000 9500000000000000"))
     license_name = ctypes.create_string_buffer(b"GPL")
     wanted = struct.pack("=IIQQ", 1, 2, ctypes.addressof(instructions), ctypes.addressof(license_name)).ljust(

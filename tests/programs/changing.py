@@ -1,4 +1,4 @@
-"""Changes when it is asked to: what `crckpt show` and `crckpt diff` say is held against what it says of itself.
+"""A program that changes on request, to compare `crckpt show` and `crckpt diff` with its own facts.
 
 It has a text in memory, a file at an offset, a deleted file, two listening sockets and two threads. When WORKDIR/change
 appears it opens and closes files and sockets, forks a child, ends a thread and starts another, writes pages, and maps
@@ -50,7 +50,7 @@ class Changing:
         self._say()
 
     def _mapped(self, name: str, pages: int) -> mmap.mmap:
-        """A private map of a file: the kernel joins it with no other, and pages that are not written are the file's."""
+        """Map a file privately: the kernel joins it with no other map, and unwritten pages are the file's."""
         path = self.workdir / name
         path.write_bytes(b"file" * (pages * PAGE // 4))
         with path.open("rb") as file:
@@ -70,7 +70,7 @@ class Changing:
         self.tcp = socket.create_server(("127.0.0.1", 0))
 
     def step(self) -> None:
-        """Change once, when asked to."""
+        """Change once, on request."""
         if self.changed or not (self.workdir / "change").exists():
             return
         os.close(self.log)

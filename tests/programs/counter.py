@@ -1,4 +1,4 @@
-"""The plainest program: a counter, memory (`--mib N`), who it runs as, and a file read half-way."""
+"""The simplest program: a counter, memory (`--mib N`), its user, and a file read half-way."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Files that are open but have no name any more: a small one, one of 8 MB, a mapped one, and one with another link."""
+"""Files that are open but have no name: a small one, one of 8 MB, a mapped one, and one with another link."""
 
 import mmap
 import os
@@ -13,7 +13,7 @@ AT = 123
 
 
 def main() -> None:
-    """Count in the small file; when asked, compare all of them from beginning to end."""
+    """Count in the small file; on request compare all of them from beginning to end."""
     workdir = Path(sys.argv[1])
     files = {name: _without_name(workdir, name) for name in SIZES}
     mapped = mmap.mmap(files["mapped"], SIZES["mapped"])

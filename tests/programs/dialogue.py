@@ -1,7 +1,7 @@
-"""A counter that a TCP connection moves: each number goes to the server, a child, and counts once it has come back.
+"""A counter that a TCP connection moves: each number goes to the server, a child, and counts when it has come back.
 
 `--hold KIND` opens something that CRIU cannot save: `io_uring`, `userfaultfd`, a socket (`vsock`, `mptcp`), or `unix`,
-which is a stream to WORKDIR/peer.sock, where somebody else listens. Or it saves it without what waits there: `udp`,
+a stream to WORKDIR/peer.sock, where another program listens. Or something that it saves without the unread data: `udp`,
 `inotify`.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve(listener: socket.socket) -> NoReturn:
-    """Send back whatever comes, until the other end is gone."""
+    """Send back everything until the other end is closed."""
     line, _ = listener.accept()
     listener.close()
     while content := line.recv(1 << 12):
@@ -59,7 +59,7 @@ def serve(listener: socket.socket) -> NoReturn:
 
 
 def received(line: socket.socket) -> bytes:
-    """One number's bytes."""
+    """Receive the bytes of one number."""
     content = b""
     while len(content) < NUMBER.size:
         more = line.recv(NUMBER.size - len(content))
@@ -70,7 +70,7 @@ def received(line: socket.socket) -> bytes:
 
 
 def hold(kind: str, workdir: Path) -> socket.socket | int:
-    """Open what CRIU cannot save."""
+    """Open something that CRIU cannot save."""
     if kind == "unix":
         line = socket.socket(socket.AF_UNIX)
         line.connect(str(workdir / "peer.sock"))
@@ -95,7 +95,7 @@ def hold(kind: str, workdir: Path) -> socket.socket | int:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """The descriptor that it returns; OSError if it fails."""
+    """Return the descriptor that a system call returns; raise OSError if it fails."""
     descriptor = int(LIBC.syscall(number, *arguments))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -22,7 +22,7 @@ SETTLED = 10
 
 
 def is_traced(pid: int) -> bool:
-    """Whether somebody traces it, as CRIU does until it lets go."""
+    """Return whether a process traces us, as CRIU does until it is done."""
     return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
 
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def say(log: socket.socket, path: str) -> None:
-    """Where we are; a datagram that cannot be sent is lost."""
+    """Send where we are; a datagram that cannot be sent is lost."""
     try:
         log.send(network().encode())
     except OSError:
@@ -74,12 +74,12 @@ def say(log: socket.socket, path: str) -> None:
 
 
 def network() -> str:
-    """What names the network namespace that we are in."""
+    """Return what names our network namespace."""
     return str(Path("/proc/self/ns/net").readlink())
 
 
 def write(workdir: Path, held: int) -> None:
-    """To an open file, to a new one, to shared memory; and remove what is there."""
+    """Write to an open file, a new file and shared memory, and remove files."""
     os.pwrite(held, b"changed\n", 0)
     (workdir / "new.txt").write_text("new")
     Path("/dev/shm", workdir.name).write_text("new")
@@ -88,7 +88,7 @@ def write(workdir: Path, held: int) -> None:
 
 
 def sleep() -> NoReturn:
-    """A child that waits to be ended."""
+    """Start a child that waits to be ended."""
     while True:
         time.sleep(60)
 

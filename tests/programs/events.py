@@ -39,14 +39,14 @@ class Events:
         os.kill(os.getpid(), signal.SIGUSR2)
 
     def watch_late(self) -> None:
-        """Read the timer that expired long ago. The kernel sets it going again then, unless it came back as dead."""
+        """Read the timer that expired long ago: the kernel rearms it then, unless it was restored disarmed."""
         os.read(self.late, 8)
         self.names[self.late] = "timerfd with an unread expiry"
         self.fired[self.late] = 0
         self.epoll.register(self.late, select.EPOLLIN)
 
     def step(self, program: Program) -> None:
-        """Send one signal, take what has fired."""
+        """Send one signal, and take what has fired."""
         os.kill(os.getpid(), signal.SIGUSR1)
         for fd, _ in self.epoll.poll(0):
             if fd in self.fired:
@@ -66,7 +66,7 @@ class Events:
 
 
 def main() -> None:
-    """Poll; when asked, see that all sources fire again and that what was unread is still there."""
+    """Poll; on request check that all sources fire again and that unread data is still there."""
     events = Events(Path(sys.argv[1]))
     program = Program(Path(sys.argv[1]))
     before: dict[int, int] = {}

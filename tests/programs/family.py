@@ -18,7 +18,7 @@ PARTS = ("leader", "elder", "younger", "other")
 
 
 class Member:
-    """One process of the family: what it was born as, and its children."""
+    """One process of the family: its ids at birth, and its children."""
 
     def __init__(self, workdir: Path, part: str, logs: bool) -> None:
         """Become `part`; children are given later by `run`."""
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _open_log(workdir: Path, part: str) -> int:
-    """Half of the logs are opened append-only, of which CRIU does not check the size."""
+    """Open half of the logs append-only: CRIU does not check their size."""
     append = os.O_APPEND if part in ("", "elder") else 0
     return os.open(workdir / f"{part or 'root'}.log", os.O_WRONLY | os.O_CREAT | append, 0o600)
 

@@ -1,4 +1,4 @@
-"""Sockets of another network namespace than that of the process which has them."""
+"""Sockets of another network namespace than that of the process that has them."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def foreign_datagrams(_: Path) -> socket.socket:
 
 
 def abroad(opened: Callable[[], socket.socket]) -> socket.socket:
-    """In a network namespace to which nobody else belongs."""
+    """Enter a network namespace that no other process is in."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     checked(LIBC.unshare(CLONE_NEWNET))
     found = opened()

@@ -1,6 +1,6 @@
-"""Looks at the clock all the time. argv[1]/gap is the longest gap between two looks before the last SIGUSR1, in ms.
+"""Read the clock all the time. argv[1]/gap is the longest gap between two readings before the last SIGUSR1, in ms.
 
-It has argv[2] MiB of memory, and writes a byte of it at each look.
+It has argv[2] MiB of memory, and writes a byte of it at each reading.
 """
 
 import mmap
@@ -17,7 +17,7 @@ asked = True
 
 
 def ask(*_: object) -> None:
-    """Say it at the next look."""
+    """Report at the next reading."""
     global asked
     asked = True
 

@@ -1,7 +1,7 @@
-"""A counter that holds files: one to read, one to write, one with a mode of its own, and a library that it has loaded.
+"""A counter that holds files: one to read, one to write, one with a special mode, and a library that it has loaded.
 
 Usage: held_files.py WORKDIR LIBRARY. The others are WORKDIR/read.txt, write.txt, mode.txt, and `link`: a symbolic link
-to nothing, which is held itself.
+to nothing, which is open itself.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from selfcheck import Program
 
 
 def main() -> None:
-    """Hold the files open, and say what the library answers."""
+    """Hold the files open, and report the library's answer."""
     workdir = Path(sys.argv[1])
     program = Program(workdir)
     library = ctypes.CDLL(sys.argv[2])

@@ -1,7 +1,7 @@
-"""A counter that writes a numbered line a tick to WORKDIR/journal.log, and says how long it believes the file to be.
+"""A counter that writes a numbered line a tick to WORKDIR/journal.log, and reports the size that the file should have.
 
 Usage: journal.py WORKDIR append|plain|twins. `plain` does not open the file for appending only; `twins` are two
-processes, each with a descriptor of its own for one append-only file.
+processes, each with its own descriptor of one append-only file.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""File locks of all kinds, in two processes. WORKDIR/{flock,posix,ofd,child}.lock: nobody else may get them."""
+"""File locks of all kinds, in two processes, on WORKDIR/{flock,posix,ofd,child}.lock."""
 
 import fcntl
 import os
@@ -24,14 +24,14 @@ def main() -> None:
 
 
 def child(workdir: Path) -> NoReturn:
-    """Hold a shared lock on a range of a file of its own."""
+    """Hold a shared lock on a range of its own file."""
     fd = os.open(workdir / "child.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.lockf(fd, fcntl.LOCK_SH, LENGTH, START)
     Program(workdir, "child").run(lambda: None)
 
 
 def ofd_lock(kind: int) -> bytes:
-    """`struct flock` for the range that is locked; `kind` is F_RDLCK or F_WRLCK."""
+    """Return `struct flock` for the range that is locked; `kind` is F_RDLCK or F_WRLCK."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, START, LENGTH, 0)
 
 

@@ -1,12 +1,13 @@
-"""Has pages whose soft-dirty bits do not tell what was done at SIGUSR1, and says what they hold.
+"""Pages whose soft-dirty bits do not show what was done at SIGUSR1, and a report of their content.
 
-A huge page, if it gets one, is given back, and read: there are zeros. As much memory is moved onto other such, page
-table and all. Some pages are written in a map that was dirty as a whole, as it had joined new memory, and is not any
-more, as it has joined another. And some are written, all alike, and merged if the kernel merges any.
+A huge page, if it gets one, is given back and then read: it has zeros. The same amount of memory is moved onto other
+such memory, with its page table. Some pages are written in a map that was dirty as a whole because it had joined new
+memory, and is not any more, because it has joined another. And some equal pages are written, and merged if the kernel
+merges.
 
-argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N holds how many bytes of the huge page
-are not zero, how many were moved to where they were to be, how many were written in the map that was joined, how many
-of the others, and how many pages are merged, or have been 40 s later.
+argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N has the number of bytes of the huge
+page that are not zero, of bytes moved, of bytes written in the joined map, of bytes of the others, and of merged
+pages, now or 40 s later.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ LIBC.mremap.restype = LIBC.mmap.restype = ctypes.c_void_p
 
 
 class Aligned:
-    """So much memory as a huge page has, where one could be, full of one letter."""
+    """Memory of the size of a huge page, aligned like one, full of one letter."""
 
     def __init__(self, advice: int, letter: bytes) -> None:
         self.memory = mmap.mmap(-1, 2 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -40,7 +41,7 @@ class Aligned:
 
 
 class Joined:
-    """Memory that is only read, other that is written above it, and room above that."""
+    """Memory that is only read, other memory above it that is written, and space above that."""
 
     def __init__(self) -> None:
         self.below = self._mapped(None, 5 * ALIKE, 0) + ALIKE
@@ -50,7 +51,7 @@ class Joined:
         self._protect(self.below, 1)
 
     def join(self) -> None:
-        """The middle first with what is above, and after it was protected for a moment with what is below."""
+        """Join the middle first with the memory above, and after a moment of protection with that below."""
         self._mapped(self.above, ALIKE, 3)
         self._protect(self.place, 0)
         self._protect(self.place, 3)
@@ -73,13 +74,13 @@ class Joined:
 
 
 def merged() -> int:
-    """How many pages are."""
+    """Return how many pages are merged."""
     path = Path("/proc/self/ksm_merging_pages")
     return int(path.read_text()) if path.exists() else 0
 
 
 def main() -> None:
-    """Until it is killed."""
+    """Run until killed."""
     work = Path(sys.argv[1])
     huge = Aligned(mmap.MADV_HUGEPAGE, b"x")
     moved, onto = Aligned(mmap.MADV_NOHUGEPAGE, b"a"), Aligned(mmap.MADV_NOHUGEPAGE, b"b")

@@ -1,4 +1,4 @@
-"""Memory of every kind: memfd, shared anonymous, file maps private and shared, and maps that may not be written."""
+"""Memory of every kind: memfd, shared anonymous, private and shared file maps, and read-only maps."""
 
 import ctypes
 import fcntl
@@ -16,7 +16,7 @@ QUESTION, ANSWER, ROUNDS = 0, 8, 16
 
 
 class Maps:
-    """All the maps; made before the fork, so that shared ones are shared by two processes."""
+    """All the maps; made before the fork, so that two processes share the shared ones."""
 
     def __init__(self, workdir: Path) -> None:
         """Map and fill them."""
@@ -40,7 +40,7 @@ class Maps:
         _protect_from_writing(self.read_only_at, 4 * PAGE)
 
     def facts(self) -> dict[str, object]:
-        """Digests of what never changes."""
+        """Return digests of what never changes."""
         return {
             "private": digest(self.private),
             "file": digest(self.file.read_bytes()),

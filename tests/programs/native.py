@@ -1,4 +1,4 @@
-"""System calls that Python 3.11 has no name for."""
+"""System calls that Python 3.11 does not have."""
 
 import ctypes
 import os
@@ -17,26 +17,26 @@ _SIGSET_BYTES: Final = 128
 
 
 def timerfd(first_s: float, interval_s: float) -> int:
-    """A new non-blocking timerfd on the monotonic clock."""
+    """Make a non-blocking timerfd on the monotonic clock."""
     fd = _checked(_libc.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC))
     _checked(_libc.timerfd_settime(fd, 0, _itimerspec(first_s, interval_s), None))
     return fd
 
 
 def timerfd_left(fd: int) -> float:
-    """Seconds until the timer next expires."""
+    """Return the seconds until the timer next expires."""
     return _left(lambda buffer: _libc.timerfd_gettime(fd, buffer))
 
 
 def signalfd(signal: int) -> int:
-    """A new non-blocking signalfd for one signal."""
+    """Make a non-blocking signalfd for one signal."""
     mask = ctypes.create_string_buffer(_SIGSET_BYTES)
     _checked(_libc.sigaddset(mask, signal))
     return _checked(_libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def inotify(path: str, mask: int) -> tuple[int, int]:
-    """A new non-blocking inotify descriptor, and the number of its one watch."""
+    """Make a non-blocking inotify descriptor; return it and the number of its one watch."""
     fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     return fd, _checked(_libc.inotify_add_watch(fd, path.encode(), mask))
 
@@ -67,12 +67,12 @@ def create_timer(signal: int, first_s: float, interval_s: float) -> int:
 
 
 def timer_left(timer: int) -> float:
-    """Seconds until a POSIX timer next expires."""
+    """Return the seconds until a POSIX timer next expires."""
     return _left(lambda buffer: _libc.timer_gettime(ctypes.c_void_p(timer), buffer))
 
 
 def shared_segment(key: int, length: int) -> tuple[int, memoryview]:
-    """A System V shared memory segment: its id and its bytes."""
+    """Make a System V shared memory segment; return its id and bytes."""
     segment = _checked(_libc.shmget(key, length, IPC_CREAT | 0o600))
     _libc.shmat.restype = ctypes.c_void_p
     address = _libc.shmat(segment, None, 0)
@@ -82,7 +82,7 @@ def shared_segment(key: int, length: int) -> tuple[int, memoryview]:
 
 
 def semaphore(key: int, value: int | None = None) -> int:
-    """The value of a System V semaphore, set first if `value` is given."""
+    """Return the value of a System V semaphore, set first if `value` is given."""
     semaphores = _checked(_libc.semget(key, 1, IPC_CREAT | 0o600))
     set_value, get_value = 16, 12
     if value is not None:

@@ -1,4 +1,4 @@
-"""Needs more of a kernel than others: a seccomp filter (that lets everything through), guarded pages, and a UDP port.
+"""A program with special needs of the kernel: a seccomp filter (that allows everything), guard pages, and a UDP port.
 
 The port is written to WORKDIR/port.
 """
@@ -21,7 +21,7 @@ RETURN_ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # BPF_RET | BPF_K, 
 
 
 def main() -> None:
-    """Have all of it, and answer who writes to the port."""
+    """Have all of it, and answer datagrams to the port."""
     workdir = Path(sys.argv[1])
     guarded = mmap.mmap(-1, 16 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     guarded[:] = b"g" * len(guarded)

@@ -1,4 +1,4 @@
-"""Waits three calls deep. Its one argument is a descriptor, which it closes once it is there."""
+"""Wait three calls deep. The one argument is a descriptor, which is closed when it waits."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A counter that notes signals: SIGTERM, SIGINT and SIGUSR1 by name; SIGUSR2 ends it with status 13."""
+"""A counter that records signals: SIGTERM, SIGINT and SIGUSR1 by name; SIGUSR2 ends it with status 13."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ STATUS = 13
 
 
 def main() -> None:
-    """Count, and say which signals came."""
+    """Count, and report which signals came."""
     program = Program(Path(sys.argv[1]))
     names: list[str] = []
 

@@ -1,6 +1,6 @@
-"""Does what it finds in WORKDIR/N.py, N counted from 0, and says in WORKDIR/N.txt what `answer` is then.
+"""Run WORKDIR/N.py, N counted from 0, and write the value of `answer` to WORKDIR/N.txt.
 
-So it can be told what to do without any descriptor of ours.
+So a test can direct it without a descriptor of ours.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """For ever."""
+    """Run for ever."""
     workdir = Path(sys.argv[1])
     names: dict[str, object] = {"workdir": workdir}
     for number in itertools.count():

@@ -1,4 +1,4 @@
-"""What it is called, and what its maps are called, is no text: ends lines, and is cut short amid a character."""
+"""A program whose name and maps are not valid text: with line ends, and cut in the middle of a character."""
 
 import ctypes
 import mmap
@@ -15,7 +15,7 @@ PR_SET_NAME = 15
 
 
 def main() -> None:
-    """Keep to the name, and to what is in the maps."""
+    """Keep the name and the content of the maps."""
     assert LIBC.prctl(PR_SET_NAME, OWN, 0, 0, 0) == 0
     program = Program(Path(sys.argv[1]))
     maps = [mapped(name) for name in OF_MAPS]
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def mapped(name: bytes) -> mmap.mmap:
-    """A map of memory of that name."""
+    """Map memory with that name."""
     descriptor = LIBC.memfd_create(name, 0)
     assert descriptor >= 0, os.strerror(ctypes.get_errno())
     os.ftruncate(descriptor, 4 * PAGE)

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer, and processes in odd places, for programs that have what is rare."""
+"""System calls that Python does not offer, and helper processes, for programs with rare resources."""
 
 import ctypes
 import mmap
@@ -17,7 +17,7 @@ PAGE: Final = mmap.PAGESIZE
 
 
 def outside(workdir: Path, keep: Callable[[], object]) -> int:
-    """The PID of a process outside the tree that holds what `keep` returns."""
+    """Return the PID of a process outside the tree that holds what `keep` returns."""
     told, tell = os.pipe()
 
     def between() -> NoReturn:
@@ -34,14 +34,14 @@ def outside(workdir: Path, keep: Callable[[], object]) -> int:
 
 
 def answered(child: Callable[[], NoReturn], told: int, tell: int) -> int:
-    """Start it; the number that it writes."""
+    """Start it; return the number that it writes."""
     fork(child)
     os.close(tell)
     return received(told)
 
 
 def received(told: int) -> int:
-    """The number that somebody writes there."""
+    """Return the number that another process writes there."""
     number = int(os.read(told, 20))
     os.close(told)
     return number
@@ -64,13 +64,13 @@ def wait(holds: Callable[[], bool]) -> None:
 def mapped(
     fd: int, size: int = PAGE, flags: int = mmap.MAP_SHARED, prot: int = mmap.PROT_READ | mmap.PROT_WRITE
 ) -> int:
-    """The address of new memory."""
+    """Return the address of new memory."""
     address = LIBC.mmap(None, size, prot, flags, fd, 0)
     return checked(-1) if address == ctypes.c_void_p(-1).value else int(address)
 
 
 def mounted(point: Path) -> bool:
-    """Lay an empty file system over a directory."""
+    """Mount an empty file system over a directory."""
     return checked(LIBC.mount(b"none", os.fsencode(point), b"tmpfs", 0, b"size=1m")) == 0
 
 
@@ -80,12 +80,12 @@ def unshared(namespace: int) -> bool:
 
 
 def called(number: int, *arguments: object) -> int:
-    """What a system call returns."""
+    """Return the result of a system call."""
     return checked(LIBC.syscall(number, *arguments))
 
 
 def checked(returned: int) -> int:
-    """OSError if it is a failure."""
+    """Raise OSError for a failure."""
     if returned < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return returned

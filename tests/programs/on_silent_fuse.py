@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def outside(workdir: Path) -> None:
-    """Start the file system as somebody else's child, and wait until it is mounted."""
+    """Start the file system as another process's child, and wait until it is mounted."""
     server = (sys.executable, str(Path(__file__).with_name("silent_fuse.py")), str(workdir / "mount"))
     words = (*server, str(workdir / "silent"), str(workdir / "server"))
     with subprocess.Popen(
@@ -42,18 +42,18 @@ def outside(workdir: Path) -> None:
 
 
 def opened(mount: Path) -> int:
-    """An open file."""
+    """Open a file."""
     return os.open(mount / "file", os.O_RDONLY)
 
 
 def mapped(mount: Path) -> mmap.mmap:
-    """A private map of which no page was used."""
+    """Map a file privately, without using a page."""
     with (mount / "file").open("rb") as file:
         return mmap.mmap(file.fileno(), 4 * PAGE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
 def directory(mount: Path) -> bool:
-    """The working directory."""
+    """Change the working directory."""
     os.chdir(mount)
     return True
 

@@ -1,4 +1,4 @@
-"""Bytes that lie in pipes and socket pairs until WORKDIR/verify appears, and a pipe with steady traffic both ways."""
+"""Bytes that stay in pipes and socket pairs until WORKDIR/verify appears, and a pipe with steady traffic both ways."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ KINDS = (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
 
 
 class InFlight:
-    """Everything that is filled at the start and read by another process only when asked to."""
+    """Everything that is filled at the start and read by another process only on request."""
 
     def __init__(self, workdir: Path) -> None:
         """Open and fill all of it."""

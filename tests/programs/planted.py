@@ -1,4 +1,4 @@
-"""A file, a directory or a socket in `places`, held open; what holds it writes to the file, and looks at the others."""
+"""A file, a directory or a socket in `places`, held open; its holder writes to the file and examines the others."""
 
 import os
 import socket

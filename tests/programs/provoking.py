@@ -1,7 +1,7 @@
-"""Hold something that stands against a checkpoint or its restore: provoking.py KIND WORKDIR.
+"""Hold something that prevents a checkpoint or its restore: provoking.py KIND WORKDIR.
 
-The kinds are the functions of the modules provoking_*. Once it is held there is WORKDIR/ready, or WORKDIR/cannot with
-the reason where this machine has no such thing. Each SIGUSR1 adds a byte to WORKDIR/answers.
+The kinds are the functions of the modules provoking_*. WORKDIR/ready appears when it is held, or WORKDIR/cannot with
+the reason if this machine lacks it. Each SIGUSR1 adds a byte to WORKDIR/answers.
 """
 
 from __future__ import annotations

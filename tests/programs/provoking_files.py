@@ -35,7 +35,7 @@ PORT = 4711
 
 
 def busy(workdir: Path) -> tuple[object, ...]:
-    """Of what a restore must find again, one of each."""
+    """One of each resource that a restore must find again."""
     file = _open(workdir / "file")
     os.write(file, b"text")
     (workdir / "cwd").mkdir()
@@ -54,7 +54,7 @@ def busy(workdir: Path) -> tuple[object, ...]:
 
 
 def secret_memory(_: Path) -> mmap.mmap:
-    """A page that nobody else can read."""
+    """A page of secret memory."""
     fd = call(MEMFD_SECRET, 0)
     os.ftruncate(fd, PAGE)
     secret = mmap.mmap(fd, PAGE)
@@ -105,7 +105,7 @@ def device_map(_: Path) -> mmap.mmap:
 
 
 def sysv_shm(_: Path) -> int:
-    """Shared memory of the host's IPC namespace, which goes with this process."""
+    """Shared memory of the host's IPC namespace, removed with this process."""
     identity = LIBC.shmget(0, PAGE, 0o1600)
     LIBC.shmat.restype = ctypes.c_void_p
     address = int(LIBC.shmat(identity, None, 0))
@@ -119,7 +119,7 @@ def fuse(_: Path) -> int:
 
 
 def detached_mount(workdir: Path) -> int:
-    """A file on a mount that lies nowhere."""
+    """A file on a mount that is mounted nowhere."""
     (workdir / "directory").mkdir()
     (workdir / "directory/file").touch()
     tree = call(OPEN_TREE, AT_FDCWD, os.fsencode(workdir / "directory"), OPEN_TREE_CLONE | os.O_CLOEXEC)
@@ -142,7 +142,7 @@ def hugetlbfs(workdir: Path) -> None:
 
 
 def bound_from_nowhere(workdir: Path) -> None:
-    """A directory of a tmpfs that itself is mounted no more."""
+    """A directory of a tmpfs that is not mounted any more."""
     mount("none", workdir / "source", "tmpfs")
     (workdir / "source/directory").mkdir()
     mount(workdir / "source/directory", workdir / "bound", flags=MS_BIND)
@@ -218,7 +218,7 @@ def epoll_of_another(_: Path) -> tuple[object, ...]:
 
 
 def terminal_outside(workdir: Path) -> int:
-    """WORKDIR/terminal, whose other side somebody else has."""
+    """WORKDIR/terminal, of which another process has the other side."""
     return os.open(workdir / "terminal", os.O_RDWR | os.O_NOCTTY)
 
 

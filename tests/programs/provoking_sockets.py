@@ -74,7 +74,7 @@ def credentials_on_their_way(_: Path) -> Pair:
 
 
 def unix_in_flight(workdir: Path) -> socket.socket:
-    """Who wanted a connection has gone before it was accepted."""
+    """A connection that waits to be accepted, whose other end has been closed."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(workdir / "listening.sock"))
     listener.listen()
@@ -84,7 +84,7 @@ def unix_in_flight(workdir: Path) -> socket.socket:
 
 
 def netlink_unread(_: Path) -> socket.socket:
-    """A list of network interfaces that was asked for and not read."""
+    """An unread list of network interfaces."""
     held = netlink()
     held.send(struct.pack("=IHHIIB3x", 20, RTM_GETLINK, NLM_F_REQUEST_DUMP, 1, 0, 0))
     return held

@@ -15,7 +15,7 @@ from system_calls import CLONE_NEWUTS, CLONE_VFORK, CLONE_VM, EXIT, LIBC, PIDFD_
 
 
 def wait(workdir: Path, held: object = None) -> NoReturn:
-    """Say that it is held, and answer for ever. `held` is kept by being an argument."""
+    """Report that it is held, and answer for ever. The argument keeps `held` alive."""
     (workdir / "ready").touch()
     while True:
         signal.sigwait({signal.SIGUSR1})
@@ -24,7 +24,7 @@ def wait(workdir: Path, held: object = None) -> NoReturn:
 
 
 def nothing(_: Path) -> None:
-    """Nothing that could stand against it."""
+    """Nothing that prevents a dump."""
 
 
 def pidfd_outside(_: Path) -> int:
@@ -43,12 +43,12 @@ def many_groups(_: Path) -> None:
 
 
 def child_in_namespace(_: Path) -> int:
-    """A child has an UTS namespace of its own."""
+    """A child with its own UTS namespace."""
     return _with_child(lambda: unshare(CLONE_NEWUTS))
 
 
 def child_without_leader(_: Path) -> int:
-    """The main thread of a child has ended, another goes on."""
+    """A child whose main thread has ended, while another runs."""
 
     ours, theirs = os.pipe()
     if os.fork() == 0:
@@ -73,7 +73,7 @@ def _until_alone() -> None:
 
 
 def _with_child(begins: Callable[[], None]) -> int:
-    """Fork a child that does that and stays; a child whose main thread ends there closes nothing, so that is last."""
+    """Fork a child that does that and stays. Run it last: a child whose main thread ends there closes nothing."""
     ours, theirs = os.pipe()
     if os.fork() == 0:
         begins()
@@ -96,7 +96,7 @@ def _waits_when_alone(workdir: Path) -> None:
 
 
 def vforked(workdir: Path) -> None:
-    """It lies in vfork() for as long as its child lives, and no signal but SIGKILL gets through."""
+    """A process that waits in vfork() as long as its child lives; only SIGKILL gets through."""
     stack = mmap.mmap(-1, 1 << 16)
     top = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(stack)) + len(stack))
     (workdir / "ready").touch()

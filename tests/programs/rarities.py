@@ -1,4 +1,4 @@
-"""What few programs hold, each in use: files that are no files, devices, rare sockets, a pidfd, a filter of calls."""
+"""Rare resources, each in use: special files, devices, rare sockets, a pidfd, a filter of system calls."""
 
 import ctypes
 import os
@@ -85,7 +85,7 @@ class Sockets:
 
 
 def main() -> None:
-    """Hold all of it; when asked, see that each works."""
+    """Hold all of it; on request check that each works."""
     workdir = Path(sys.argv[1])
     files, sockets = Files(workdir), Sockets()
     group = _checked(LIBC.syscall(SYS_FANOTIFY_INIT, 2, os.O_RDONLY))  # FAN_NONBLOCK
@@ -121,7 +121,7 @@ def _stop() -> NoReturn:
 
 
 def _restricted(workdir: Path) -> NoReturn:
-    """A child that may gain nothing and may not make every call."""
+    """Start a child that may gain nothing and may not make every call."""
     program = Program(workdir, "restricted")
     _checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     code = ctypes.create_string_buffer(DENY_ACCT + ALLOW)

@@ -1,4 +1,4 @@
-"""Memory of which it matters how much there is: common since a fork, locked, few pages where huge ones are wanted."""
+"""Memory whose amount matters: shared since a fork, locked, few pages where huge ones are wanted."""
 
 import argparse
 import ctypes
@@ -14,7 +14,7 @@ HUGE = 512 * PAGE
 
 
 def main() -> None:
-    """Root and children have the same memory since the fork, and each some for itself, of different sizes."""
+    """Root and children share memory since the fork, and each has some of its own, of different sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--own", type=int, default=1, help="MiB of memory that the root has for itself")
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def run(workdir: Path, parts: tuple[str, ...], size: int, common: mmap.mmap) -> NoReturn:
-    """Be the first of the parts. Fill memory of one's own, and look at all of it at every tick."""
+    """Be one of the parts: fill own memory, and check all of it at every tick."""
     # What it allocates by the way lies in memory that it has in common, but for what a thread of its own has.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     program = Program(workdir, parts[0], parts[1:], size)
@@ -66,7 +66,7 @@ def _locked() -> mmap.mmap:
 
 
 def _wants_huge_pages(size: int, step: int) -> mmap.mmap:
-    """Memory in which one page in `step` is there before huge pages are asked for."""
+    """Return memory of which one page in `step` is present before huge pages are requested."""
     area = _anonymous(size)
     for at in range(PAGE, len(area), step * PAGE):
         area[at : at + PAGE] = pattern(f"page {at}", PAGE)

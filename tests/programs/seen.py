@@ -1,7 +1,7 @@
-"""An action script of CRIU: leaves in argv[1] what each process of the frozen tree has in its private memory.
+"""An action script of CRIU: write to argv[1] what each process of the frozen tree has in its private memory.
 
-A file for each process, by PID: its maps, as (start, end); what every page holds that is its own; and what the other
-pages hold of those maps that lie over a file, as far as they are small.
+A file for each process, by PID: its maps as (start, end), the content of every page of its own, and the content of the
+other pages of maps over a file, as far as they are small.
 """
 
 import array
@@ -25,7 +25,7 @@ MARK: Final = 31
 
 
 def below(pid: int) -> Iterator[int]:
-    """A process and all its descendants that have memory."""
+    """Return a process and all its descendants that have memory."""
     if Path(f"/proc/{pid}/maps").read_bytes():
         yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -34,7 +34,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def maps(pid: int) -> Iterator[tuple[int, int, int | None]]:
-    """Start and end, and of those over a file, hugetlb among them, where in it they begin."""
+    """Return start and end, and for maps over a file (hugetlb too) where in it they begin."""
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         addresses, rights, offset, _, inode, *name = line.split(maxsplit=5)
         called = name[0] if name else ""
@@ -45,12 +45,12 @@ def maps(pid: int) -> Iterator[tuple[int, int, int | None]]:
 
 
 def is_own(entry: int) -> bool:
-    """Whether there is a page of the process's own. A mark that looks swapped out is none, and reading removes it."""
+    """Return whether the process has its own page. A marker that looks swapped out is none; reading removes it."""
     return not entry & OF_FILE and bool(entry & PRESENT or (entry & SWAPPED and entry & KIND != MARK))
 
 
 def pages_of(pid: int) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """The process's own pages, and what lies under the others over a file. Nothing that is not there is touched."""
+    """Return the process's own pages, and the file's pages under the others. Missing pages are not touched."""
     own, beneath = {}, {}
     memory, entries = (os.open(f"/proc/{pid}/{name}", os.O_RDONLY) for name in ("mem", "pagemap"))
     for start, end, offset in maps(pid):
@@ -71,7 +71,7 @@ def pages_of(pid: int) -> tuple[dict[int, bytes], dict[int, bytes]]:
 
 
 def main() -> None:
-    """Look at the tree below CRIU's root."""
+    """Examine the tree below CRIU's root."""
     for pid in below(int(os.environ["CRTOOLS_INIT_PID"])):
         with Path(sys.argv[1], str(pid)).open("wb") as file:
             pickle.dump(([one[:2] for one in maps(pid)], *pages_of(pid)), file)

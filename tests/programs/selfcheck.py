@@ -1,11 +1,11 @@
-"""What every test program shares: a loop that checks itself and says how it goes.
+"""The base of the test programs: a loop that checks itself and reports its status.
 
-A program holds memory that must not change, and a ledger of pages of which one is written at every tick: a page that is
-lost, or older than the rest, is seen at the next tick.
+A program holds memory that must not change, and a ledger of pages of which one is written at every tick: a lost page,
+or one that is older than the rest, is noticed at the next tick.
 
-Its status lies in WORKDIR/status.json (WORKDIR/status-PART.json for a further process), a symbolic link whose text is
+Its status is in WORKDIR/status.json (WORKDIR/status-PART.json for a further process), a symbolic link whose text is
 the JSON. A link is replaced atomically and needs no open descriptor, so that no checkpoint catches a half-written file.
-When WORKDIR/verify appears, the checks that can be made only once are made; when WORKDIR is gone, the program ends.
+When WORKDIR/verify appears, it makes the checks that can be made only once; when WORKDIR is gone, it ends.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Program:
             self.error = message
 
     def tick(self, step: Callable[[], None], verify: Callable[[], bool] = lambda: True) -> None:
-        """Count one on, check memory, do one step, verify when asked to, and publish."""
+        """Count, check memory, do one step, verify on request, and publish."""
         self.counter += 1
         try:
             self._check_memory()
@@ -112,12 +112,12 @@ class Program:
 
 
 def digest(content: bytes | bytearray | memoryview | mmap.mmap) -> str:
-    """First 16 digits of the SHA-256 of `content`."""
+    """Return the first 16 digits of the SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def pattern(name: str, length: int) -> bytes:
-    """The same `length` bytes each time for the same `name`."""
+    """Return the same `length` bytes each time for the same `name`."""
     return random.Random(name).randbytes(length)
 
 

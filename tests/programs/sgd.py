@@ -38,7 +38,7 @@ class Training:
         self.steps += 1
 
     def digest(self) -> str:
-        """Of all weights, bit for bit."""
+        """Return the digest of all weights, bit for bit."""
         return digest(b"".join(weight.tobytes() for weight in self.weights))
 
 

@@ -1,4 +1,4 @@
-"""Signals that are blocked and pending, for the process and for one thread, and timers of three kinds."""
+"""Blocked and pending signals, for the process and for one thread, and timers of three kinds."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ class Sleeper(threading.Thread):
         self.took: int | None = None
 
     def run(self) -> None:
-        """Block SIGUSR2, send it to this thread, and take it only when asked."""
+        """Block SIGUSR2, send it to this thread, and take it only on request."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         self.pending.set()
@@ -51,7 +51,7 @@ class Sleeper(threading.Thread):
 
 
 def main() -> None:
-    """Set all up, look at it at each tick, and take the pending signals when asked."""
+    """Set all up, check it at each tick, and take the pending signals on request."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     sleeper = Sleeper()

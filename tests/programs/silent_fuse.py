@@ -1,7 +1,7 @@
 """A file system in user space that stops answering: `silent_fuse.py MOUNTPOINT SILENT PIDFILE`.
 
-It has one file, `file`, of four pages. Once the file SILENT exists it reads requests and answers none, so that the
-kernel cannot interrupt a task that waits; SILENT with the content `deaf` makes it read none. Nothing is cached.
+It has one file, `file`, of four pages. When the file SILENT exists it reads requests and answers none, so that the
+kernel cannot interrupt a task that waits; with the content `deaf` it reads none. Nothing is cached.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ MS_NOSUID_NODEV: Final = 6
 
 
 def main() -> None:
-    """Mount it, and answer until SILENT is there."""
+    """Mount it, and answer until SILENT exists."""
     mountpoint, silent = sys.argv[1], Path(sys.argv[2])
     fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other,default_permissions"
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def answered(opcode: int, node: int, said: bytes) -> tuple[int, bytes]:
-    """Errno and what follows the header of the answer."""
+    """Return errno and what follows the header of the answer."""
     if opcode == INIT:
         return 0, struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 0, 0, 0)
     if opcode == LOOKUP:
@@ -70,7 +70,7 @@ def answered(opcode: int, node: int, said: bytes) -> tuple[int, bytes]:
 
 
 def attributes(node: int) -> bytes:
-    """`struct fuse_attr` of a node."""
+    """Return `struct fuse_attr` of a node."""
     mode = stat.S_IFDIR | 0o755 if node == ROOT else stat.S_IFREG | 0o644
     return struct.pack(
         "<QQQQQQIIIIIIIIII", node, SIZE, 32, 0, 0, 0, 0, 0, 0, mode, 1, os.getuid(), os.getgid(), 0, 4096, 0

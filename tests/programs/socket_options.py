@@ -40,7 +40,7 @@ class Option(NamedTuple):
 
 
 def flags(level: int, **numbers: int) -> dict[str, Option]:
-    """Options that are on or off."""
+    """Make options that are on or off."""
     return {name: Option(level, number) for name, number in numbers.items()}
 
 
@@ -180,7 +180,7 @@ OPTIONS: Final = {
 
 
 class Kind(NamedTuple):
-    """How such a socket is made. Options are set before `use` and again after it; `without` are left alone."""
+    """How to make a socket. Options are set before `use` and again after it; `without` are left alone."""
 
     family: int
     type: int
@@ -193,18 +193,18 @@ KEPT: list[socket.socket] = []
 
 
 def bind(made: socket.socket) -> None:
-    """To a port of its own on the loopback interface."""
+    """Bind to its own port on the loopback interface."""
     made.bind(("::1" if made.family == socket.AF_INET6 else "127.0.0.1", 0))
 
 
 def listen(made: socket.socket) -> None:
-    """Take connections."""
+    """Accept connections."""
     bind(made)
     made.listen(5)
 
 
 def connect(made: socket.socket) -> None:
-    """To a socket of ours."""
+    """Connect to a socket of ours."""
     other = socket.socket(made.family, made.type)
     bind(other)
     if made.type == socket.SOCK_STREAM:
@@ -220,7 +220,7 @@ def connect(made: socket.socket) -> None:
 
 
 def sign(made: socket.socket) -> None:
-    """Take connections with a key only."""
+    """Accept connections with a key only."""
     made.setsockopt(
         socket.IPPROTO_TCP, TCP_MD5SIG, _address("127.0.0.1") + struct.pack("=BBHi80s", 0, 0, 4, 0, b"key!")
     )
@@ -228,7 +228,7 @@ def sign(made: socket.socket) -> None:
 
 
 def lock_filter(made: socket.socket) -> None:
-    """A filter that lets everything pass, for good."""
+    """Set a filter that passes everything, permanently."""
     instruction = struct.pack("=HBBI", 6, 0, 0, 0xFFFF)
     buffer = ctypes.create_string_buffer(instruction)
     made.setsockopt(1, ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(buffer)))
@@ -237,7 +237,7 @@ def lock_filter(made: socket.socket) -> None:
 
 
 def _address(host: str) -> bytes:
-    """As struct sockaddr_storage."""
+    """Return struct sockaddr_storage."""
     if ":" in host:
         packed = struct.pack("=HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, host), 0)
     else:
@@ -254,7 +254,7 @@ def join(
     only: tuple[str, ...] = (),
     never: tuple[str, ...] = (),
 ) -> None:
-    """A group: all of it, or from `only` these sources, or all but `never`."""
+    """Join a group: all of it, or only the sources `only`, or all but `never`."""
     head = struct.pack("@I4x", interface)
     if not only:
         made.setsockopt(level, MCAST_JOIN, head + _address(group))
@@ -265,7 +265,7 @@ def join(
 
 
 def join_4(made: socket.socket) -> None:
-    """A group, another from two sources only, and one without a source."""
+    """Join a group, another from two sources only, and one without a source."""
     made.bind(("", 0))
     join(made, level=0, group=GROUP)
     join(made, level=0, group="239.7.7.8", only=SOURCES)
@@ -273,13 +273,13 @@ def join_4(made: socket.socket) -> None:
 
 
 def join_elsewhere(made: socket.socket) -> None:
-    """A group on another interface."""
+    """Join a group on another interface."""
     made.bind(("", 0))
     join(made, level=0, group=GROUP, interface=socket.if_nametoindex(INTERFACE))
 
 
 def join_6(made: socket.socket) -> None:
-    """As for IPv4; and a group of IPv4, which such a socket may join too."""
+    """Join groups as for IPv4, and a group of IPv4, which such a socket may join too."""
     made.bind(("::", 0))
     join(made, level=41, group=GROUP_6)
     join(made, level=41, group="ff15::7778", only=(SOURCE_6,))
@@ -288,7 +288,7 @@ def join_6(made: socket.socket) -> None:
 
 
 def memberships(made: socket.socket) -> list[object]:
-    """What the kernel says of each group that might have been joined: mode and sources."""
+    """Return mode and sources of each group that may have been joined."""
     found: list[object] = []
     for level, groups in ((0, [f"239.7.7.{n}" for n in (6, 7, 8, 9)]), (41, [f"ff15::777{n}" for n in (7, 8, 9)])):
         for group in groups:
@@ -301,7 +301,7 @@ def memberships(made: socket.socket) -> list[object]:
 
 
 def _filter(made: socket.socket, level: int, group: str) -> tuple[int, list[str]]:
-    """getsockopt(2) with a question in its buffer, which Python's own does not let us ask."""
+    """Call getsockopt(2) with a request in its buffer, which Python does not offer."""
     buffer = ctypes.create_string_buffer(
         struct.pack("@I4x", LOOPBACK) + _address(group) + struct.pack("=II", 0, 8), 144 + 8 * 128
     )
@@ -358,7 +358,7 @@ KINDS: Final = {
 
 
 def read_option(made: socket.socket, option: Option) -> int | str | None:
-    """Its value, as hexadecimal digits if it is no number; None if this socket has no such option."""
+    """Return its value, as hexadecimal digits if it is no number; None if this socket has no such option."""
     try:
         if option.size:
             return made.getsockopt(option.level, option.number, option.size).hex()
@@ -368,7 +368,7 @@ def read_option(made: socket.socket, option: Option) -> int | str | None:
 
 
 def set_options(made: socket.socket, usual: dict[str, object], without: tuple[str, ...]) -> None:
-    """Each that is as usual gets the first value that changes it."""
+    """Set each option with the usual value to the first value that changes it."""
     for name, option in OPTIONS.items():
         for value in () if name in without else option.values:
             if read_option(made, option) != usual[name]:
@@ -380,12 +380,12 @@ def set_options(made: socket.socket, usual: dict[str, object], without: tuple[st
 
 
 def read_all(made: socket.socket) -> dict[str, object]:
-    """What this socket has of all options."""
+    """Return all options of this socket."""
     return {name: read_option(made, option) for name, option in OPTIONS.items()}
 
 
 def make(kind: Kind) -> tuple[socket.socket, list[str]]:
-    """Such a socket, and the names of its options that are unusual."""
+    """Make such a socket; return it and the names of its unusual options."""
     made, fresh = (socket.socket(kind.family, kind.type, kind.protocol) for _ in range(2))
     usual = read_all(fresh)
     fresh.close()

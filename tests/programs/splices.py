@@ -1,4 +1,4 @@
-"""Moves pages from pipes into files as CRIU does, through the libc, and says what came of it: one JSON object.
+"""Move pages from pipes into files as CRIU does, through the libc, and print the result as one JSON object.
 
 Run with crckpt's preload library and without. argv[1] is a directory for the files.
 """
@@ -22,24 +22,24 @@ MOVE: Final = 1
 
 
 def splice(source: int, target: int, pages: int, flags: int = MOVE, place: int | None = None) -> int | str:
-    """How many bytes were moved, or the name of its errno; `place` is where to in the target."""
+    """Return how many bytes were moved, or the name of its errno; `place` is the offset in the target."""
     where = None if place is None else ctypes.byref(ctypes.c_int64(place))
     moved = LIBC.splice(source, None, target, where, pages * PAGE, flags)
     return int(moved) if moved >= 0 else errno.errorcode[ctypes.get_errno()]
 
 
 def content(first: int) -> bytes:
-    """A pipe full of pages, each unlike the others."""
+    """Return the content of a full pipe, with all pages different."""
     return b"".join(bytes([first + number]) * PAGE for number in range(PAGES))
 
 
 def image(path: Path) -> int:
-    """A new file, opened as CRIU opens its images."""
+    """Open a new file as CRIU opens its images."""
     return int(LIBC.openat64(-100, bytes(path), os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600))
 
 
 def filled(first: int = 0) -> int:
-    """The reading end of a pipe that holds this content."""
+    """Return the reading end of a pipe with this content."""
     reading, writing = os.pipe()
     os.write(writing, content(first))
     os.close(writing)
@@ -47,7 +47,7 @@ def filled(first: int = 0) -> int:
 
 
 def limited(path: Path) -> list[int | str]:
-    """What comes of it when there is room for three pages and a half: in one run, and page by page."""
+    """Try with space for three pages and a half: in one call, and page by page."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (7 * PAGE // 2, hard))
@@ -63,7 +63,7 @@ def limited(path: Path) -> list[int | str]:
 
 
 def main() -> None:
-    """Ask everything; what the library refuses comes last."""
+    """Try everything; what the library refuses comes last."""
     told: dict[str, object] = {}
     work = Path(sys.argv[1])
     target = image(work / "pages-1.img")

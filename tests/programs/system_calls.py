@@ -1,4 +1,4 @@
-"""What Python has no function for, by number or through libc. Each raises OSError as the system says."""
+"""System calls that Python does not have, by number or through libc. Each raises OSError for an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MNT_DETACH: Final = 2
 
 
 def call(number: int, *arguments: object) -> int:
-    """A system call's answer."""
+    """Return the result of a system call."""
     return _done(LIBC.syscall(number, *arguments))
 
 
@@ -37,19 +37,19 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: Path | str, target: Path, kind: str = "", flags: int = 0) -> None:
-    """Mount `source` at `target`, which is made if it is not there."""
+    """Mount `source` at `target`, which is created if it does not exist."""
     if not target.exists():
         target.mkdir()
     _done(LIBC.mount(os.fsencode(source), os.fsencode(target), kind.encode(), flags, None))
 
 
 def unmount(target: Path) -> None:
-    """Take it away, whoever uses it."""
+    """Unmount it, even if it is in use."""
     _done(LIBC.umount2(os.fsencode(target), MNT_DETACH))
 
 
 def watch(path: Path, events: int) -> int:
-    """An inotify descriptor that watches `path`."""
+    """Make an inotify descriptor that watches `path`."""
     descriptor = _done(LIBC.inotify_init1(os.O_CLOEXEC))
     _done(LIBC.inotify_add_watch(descriptor, os.fsencode(path), events))
     return descriptor

@@ -1,4 +1,4 @@
-"""System V shared memory, a semaphore and a message queue; to be started in an IPC namespace of its own."""
+"""System V shared memory, a semaphore and a message queue; start it in its own IPC namespace."""
 
 import struct
 import sys
@@ -15,7 +15,7 @@ SEMAPHORE = 5
 
 
 def main() -> None:
-    """Parent and child attach the same segment and count in it; messages lie unread until asked for."""
+    """Parent and child attach the same segment and count in it; messages stay unread until requested."""
     workdir = Path(sys.argv[1])
     segment, memory = native.shared_segment(KEY, LENGTH)
     memory[PAGE:] = pattern("segment", LENGTH - PAGE)

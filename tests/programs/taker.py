@@ -1,6 +1,6 @@
-"""Take a number: usage taker.py NUMBER PID|thread|group|session. Prints `taken` and keeps it until it is ended.
+"""Take an id: usage taker.py NUMBER PID|thread|group|session. Prints `taken` and keeps it until it is ended.
 
-A group or session is kept by a child whose leader, which had the number, has ended.
+A child whose leader had the id and has ended keeps a group or session.
 """
 
 import os
@@ -17,7 +17,7 @@ LAST: Final = Path("/proc/sys/kernel/ns_last_pid")
 
 
 def main() -> None:
-    """Take it in the way that is asked for."""
+    """Take it as requested."""
     number, kind = int(sys.argv[1]), sys.argv[2]
     if kind == "PID" and os.getpid() == number:
         hold()
@@ -34,7 +34,7 @@ def main() -> None:
 
 @contextmanager
 def counting_from(number: int) -> Iterator[None]:
-    """The next PID comes after that one. Afterwards none does: others that were given up are waited for, too."""
+    """Let the next PID come after that one, and afterwards no more; also wait for processes given up."""
     before = int(LAST.read_text())
     LAST.write_text(str(number))
     yield
@@ -42,7 +42,7 @@ def counting_from(number: int) -> Iterator[None]:
 
 
 def take_pid(number: int) -> int:
-    """Fork a child with that PID: 0 in the child, its PID here. Others fork too, so that it may need a few tries."""
+    """Fork a child with that PID: 0 in the child, its PID here. Others fork too, so that it may need some tries."""
     for _ in range(TRIES):
         with counting_from(number - 1):
             pid = os.fork()
@@ -78,7 +78,7 @@ def leave_behind(kind: str) -> None:
 
 
 def hold() -> NoReturn:
-    """Say that it is done, and stay."""
+    """Report that it is done, and stay."""
     os.write(1, f"taken by {os.getpid()}\n".encode())
     while True:
         signal.pause()

@@ -1,6 +1,6 @@
 """A counter that also writes its numbers to standard output; with `--listen` it reads words from standard input.
 
-The facts say which words came, and how often SIGINT came.
+The facts have the words that came, and the number of SIGINTs.
 """
 
 import os
@@ -13,7 +13,7 @@ from selfcheck import Program
 
 
 def main() -> None:
-    """Talk and listen, with nothing buffered."""
+    """Talk and listen, without buffering."""
     program = Program(Path(sys.argv[1]))
     listens = "--listen" in sys.argv
     lines: list[str] = []

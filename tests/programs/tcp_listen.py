@@ -1,4 +1,4 @@
-"""Listening TCP sockets, IPv4 and IPv6, that greet whoever connects. The ports are written to WORKDIR/ports."""
+"""Listening TCP sockets, IPv4 and IPv6, that greet each client. The ports are written to WORKDIR/ports."""
 
 import socket
 import sys

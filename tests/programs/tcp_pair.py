@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def client(workdir: Path, port: int) -> NoReturn:
-    """Number what is sent and check the numbers that come back; read the other connection only when asked."""
+    """Number what is sent and check the numbers that come back; read the other connection only on request."""
     talking = socket.create_connection(("127.0.0.1", port))
     holding = socket.create_connection(("127.0.0.1", port))
     talking.setblocking(False)
@@ -81,7 +81,7 @@ def client(workdir: Path, port: int) -> NoReturn:
 
 
 def _fill(sender: socket.socket) -> int:
-    """Send until neither end takes more; bytes sent."""
+    """Send until both buffers are full; return the bytes sent."""
     sender.setblocking(False)
     sent = 0
     with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Does what it is told, a Python statement a line, and says "done" with the number that is now in `told`."""
+"""Run Python statements from stdin, one a line; print "done" and the number in `told` after each."""
 
 import ctypes
 import mmap
@@ -13,7 +13,7 @@ LIBC.mmap.restype = LIBC.mremap.restype = ctypes.c_void_p
 
 
 def area(pages: int, flags: int = 0) -> int:
-    """The address of so many fresh private pages."""
+    """Return the address of this many new private pages."""
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags
     place: int = LIBC.mmap(None, ctypes.c_size_t(pages * PAGE), 3, kind, -1, ctypes.c_long(0))
     assert place not in (None, 2**64 - 1), os.strerror(ctypes.get_errno())
@@ -32,14 +32,14 @@ def drop(place: int, pages: int) -> None:
 
 
 def resized(place: int, pages: int, to: int) -> int:
-    """The pages, and more or fewer at their end; it may be at another address."""
+    """Resize the pages at their end; return their address, which may be another."""
     found: int = LIBC.mremap(ctypes.c_void_p(place), ctypes.c_size_t(pages * PAGE), ctypes.c_size_t(to * PAGE), 1)
     assert found != 2**64 - 1, os.strerror(ctypes.get_errno())
     return found
 
 
 def moved(place: int, pages: int, to: int) -> int:
-    """The pages, at another address."""
+    """Move the pages; return their new address."""
     size = ctypes.c_size_t(pages * PAGE)
     found: int = LIBC.mremap(ctypes.c_void_p(place), size, size, 3, ctypes.c_void_p(to))
     assert found == to, os.strerror(ctypes.get_errno())
@@ -47,7 +47,7 @@ def moved(place: int, pages: int, to: int) -> int:
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Run until stdin ends."""
     print("ready", flush=True)
     for line in sys.stdin:
         exec(line, globals())  # noqa: S102

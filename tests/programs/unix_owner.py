@@ -1,4 +1,4 @@
-"""A program of a user that listens on a unix socket; with `peer` it is also connected to what another user made.
+"""A program of a user that listens on a unix socket; with `peer` it is also connected to another user's socket.
 
 `unix_owner.py WORKDIR [peer]` listens on the abstract name `crckpt-owner-` and its PID.
 """

@@ -1,4 +1,4 @@
-"""Named unix sockets: a stream listener that serves anybody, a connection with bytes in flight, and datagrams."""
+"""Named unix sockets: a stream listener that serves anybody, a connection with unread bytes, and datagrams."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ LETTERS = [pattern(str(index), 100 * (index + 1)) for index in range(6)]
 
 
 class Server:
-    """The listener and the datagram socket; `held` is a connection of which nothing is read until asked."""
+    """The listener and the datagram socket; `held` is a connection that is not read until requested."""
 
     def __init__(self, workdir: Path) -> None:
         """Bind both names in `workdir`, and one in the abstract namespace."""
@@ -33,7 +33,7 @@ class Server:
         self.listener.setblocking(False)
 
     def greet(self, counter: int) -> None:
-        """Answer all who have connected, then hang up."""
+        """Answer all clients, then hang up."""
         while True:
             try:
                 guest, _ = self.listener.accept()
@@ -43,7 +43,7 @@ class Server:
                 guest.sendall(f"hello {counter}\n".encode())
 
     def verify(self, program: Program) -> bool:
-        """Read what has been in flight; both sockets still go by their names."""
+        """Read the bytes in flight; both sockets still have their names."""
         assert self.held is not None
         found = b""
         while len(found) < len(STREAM):
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def client(workdir: Path) -> NoReturn:
-    """Send, and wait for the server to go on with the connection once all has been verified."""
+    """Send, and wait until the server reads the connection, after everything was verified."""
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(str(workdir / "stream.sock"))
     stream.sendall(STREAM)
