@@ -40,9 +40,9 @@ def note(command: str, place: Path = PLACE) -> None:
     with suppress(OSError):
         before = _read_note(path)
         if len(loaded) > len(before) and not sys.dont_write_bytecode:
-            beside = path.with_name(f"{path.name}.{os.getpid()}")
-            write_private(beside, os.fsencode("\n".join(loaded)))
-            beside.replace(path)
+            temporary = path.with_name(f"{path.name}.{os.getpid()}")
+            write_private(temporary, os.fsencode("\n".join(loaded)))
+            temporary.replace(path)
 
 
 def _read_note(path: Path) -> list[bytes]:

@@ -1,38 +1,33 @@
-"""Options and multicast memberships of sockets: read and set through borrowed descriptors.
+"""Properties of sockets that CRIU does not save: read and set them through borrowed descriptors.
 
-`OPTIONS` lists what CRIU loses of a socket. Only values that differ from those of a new socket of its kind are read.
+`OPTIONS` lists options that CRIU loses. Only values that differ from those of a new socket of its kind are recorded.
 
-Not in the list, for the kernel does not tell them: an interface for multicast of IPv4 that was chosen by its number
-(IP_MULTICAST_IF), programs that choose a socket of a group (SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF),
-policies of IPsec, IP_ROUTER_ALERT, anycast memberships. Not in the list, for it follows the traffic: TCP_QUICKACK.
+The kernel does not report these, so they are not in the list: an IPv4 multicast interface that was chosen by its number
+(IP_MULTICAST_IF), programs that select a socket of a group (SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF),
+IPsec policies, IP_ROUTER_ALERT, anycast memberships. Nor is TCP_QUICKACK, which changes with the traffic.
 Sources: socket(7), ip(7), ipv6(7), tcp(7), udp(7), packet(7), netlink(7), RFC 3678, and the headers named below.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from crckpt.host.attributes import multicast
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
 from crckpt.host.proc.fd import read_targets, socket_inode
-from crckpt.host.proc.net import read_multicast_groups
-from crckpt.host.syscalls.libc import getsockopt
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Value = Annotated[tuple[Number, ...], Meta(max_length=64)]
 User = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
-Name = Annotated[str, Meta(max_length=64)]
 
 _SOCKET, _IP, _TCP, _UDP, _IPV6, _PACKET, _NETLINK = 1, 0, 6, 17, 41, 263, 270
 
@@ -118,32 +113,8 @@ _LEVELS: Final[dict[int, tuple[int, ...]]] = {
 _INET: Final = (socket.AF_INET, socket.AF_INET6)
 _SO_PRIORITY, _SO_PROTOCOL, _SO_DOMAIN, _SO_MEMINFO = 12, 38, 39, 55
 _OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
-_SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
 _PEER: Final = struct.Struct("=iII")  # struct ucred
 _NOBODY: Final = (1 << 32) - 1
-_INTERFACE: Final = struct.Struct("16si20x")  # struct ifreq
-
-# linux/in.h: MCAST_*, and struct group_req, group_source_req, group_filter on hosts of 64 bits
-_JOIN_GROUP, _BLOCK_SOURCE, _JOIN_SOURCE, _FILTER = 42, 43, 46, 48
-_GROUP: Final = struct.Struct("@I4x128s")
-_MODE: Final = struct.Struct("@II")
-_ADDRESS_BYTES: Final = 128
-_EXCLUDES: Final = 0
-_MOST_SOURCES: Final = 1024
-_BY_KERNEL: Final = ("224.0.0.1", "ff01::1", "ff02::1")
-"""Groups that every interface is a member of, once."""
-
-
-class Membership(Struct, frozen=True):
-    """A multicast group that a socket is a member of on `interface`.
-
-    It receives packets from `sources` only, or with `excludes` from all others.
-    """
-
-    interface: Name
-    group: Name
-    excludes: bool = True
-    sources: Annotated[tuple[Name, ...], Meta(max_length=_MOST_SOURCES)] = ()
 
 
 class SocketRecord(Struct, frozen=True):
@@ -165,8 +136,8 @@ class SocketRecord(Struct, frozen=True):
     protocol: int
     is_connected: bool = False
     options: dict[str, Value] = {}
-    interfaces: dict[str, Name] = {}
-    memberships: tuple[Membership, ...] = ()
+    interfaces: dict[str, multicast.Name] = {}
+    memberships: tuple[multicast.Membership, ...] = ()
     owner: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
     is_listening: bool = False
     has_keys: bool = False
@@ -202,13 +173,13 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
         with suppress(OSError), _as_socket(ours) as held:
             kind = _kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
-            memberships: tuple[Membership, ...] = ()
+            memberships: tuple[multicast.Membership, ...] = ()
             uses_memory = kind[0] in _INET and _uses_option_memory(held)
             if uses_memory and kind[1] == socket.SOCK_STREAM:
                 with_keys = find_sockets_with_keys() if with_keys is None else with_keys
             elif uses_memory:
-                groups = list(_groups(pid)) if groups is None else groups
-                memberships = tuple(_memberships(held, groups))
+                groups = list(multicast.find_groups(pid)) if groups is None else groups
+                memberships = tuple(multicast.find_memberships(held, groups))
             owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
             found = SocketRecord(
                 inside,
@@ -242,7 +213,10 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
         if _kind(held) != (record.family, record.kind, record.protocol):
             return
         is_gone = record.is_connected and record.kind == socket.SOCK_STREAM and not _is_connected(held)
-        failed = [*_join(held, record.memberships), *_set_options(held, record)]
+        failed = [
+            *(SocketFailure(title, protects=False, why=why) for title, why in multicast.join(held, record.memberships)),
+            *_set_options(held, record),
+        ]
     if not is_gone:
         yield from failed
 
@@ -316,7 +290,7 @@ def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict
         value = tuple(found) if isinstance(found, bytes) else (found,)
         if option.interface:
             with suppress(OSError):
-                interfaces[name] = _interface_name(held, _interface_number(option, value))
+                interfaces[name] = multicast.interface_name(held, _interface_number(option, value))
         else:
             options[name] = value
     return options, interfaces, is_connected
@@ -329,7 +303,7 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
             continue
         try:
             if option.interface:
-                value = _interface_value(option, _interface_index(held, record.interfaces[name]))
+                value = _interface_value(option, multicast.interface_index(held, record.interfaces[name]))
             else:
                 given = record.options[name]
                 value = bytes(given) if option.size else struct.pack("=i", *given)
@@ -350,75 +324,7 @@ def _interface_value(option: Option, number: int) -> bytes:
     return number.to_bytes(4, sys.byteorder if option.interface == "host" else "big")
 
 
-def _interface_name(held: socket.socket, number: int) -> str:
-    """The name of an interface in the socket's network namespace."""
-    said = fcntl.ioctl(held, _SIOCGIFNAME, _INTERFACE.pack(b"", number))
-    return os.fsdecode(_INTERFACE.unpack(said)[0].rstrip(b"\0"))
-
-
-def _interface_index(held: socket.socket, name: str) -> int:
-    said = fcntl.ioctl(held, _SIOCGIFINDEX, _INTERFACE.pack(os.fsencode(name), 0))
-    return int(_INTERFACE.unpack(said)[1])
-
-
 def _uses_option_memory(held: socket.socket) -> bool:
     """Whether the socket uses memory for options: memberships and keys of TCP do."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])
-
-
-def _groups(pid: int) -> Iterator[tuple[int, int, str]]:
-    """Level, interface and address of the groups of which sockets of the process may be members."""
-    for group, index, users in read_multicast_groups(pid):
-        if users > (group in _BY_KERNEL):
-            yield _IPV6 if ":" in group else _IP, index, group
-
-
-def _memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) -> Iterator[Membership]:
-    """Find memberships by trying each group and interface: the kernel does not list them."""
-    for level, index, group in groups:
-        with suppress(OSError):
-            excludes, sources = _filter(held, level, index, group)
-            yield Membership(_interface_name(held, index), group, excludes, sources)
-
-
-def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bool, tuple[str, ...]]:
-    """Read whether a membership excludes sources, and which. Raises OSError if the socket is no member."""
-    sources = 16
-    while True:
-        head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)
-        buffer = ctypes.create_string_buffer(head, len(head) + sources * _ADDRESS_BYTES)
-        getsockopt(held.fileno(), level, _FILTER, buffer, len(buffer))
-        mode, count = _MODE.unpack_from(buffer.raw, _GROUP.size)
-        if count <= sources or sources >= _MOST_SOURCES:
-            packed = (buffer.raw[len(head) + _ADDRESS_BYTES * place :] for place in range(min(count, sources)))
-            return mode == _EXCLUDES, tuple(_host(address) for address in packed)
-        sources = min(count, _MOST_SOURCES)
-
-
-def _join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[SocketFailure]:
-    for member in memberships:
-        level = _IPV6 if ":" in member.group else _IP
-        try:
-            group = _GROUP.pack(_interface_index(held, member.interface), _address(member.group))
-            if member.excludes:
-                held.setsockopt(level, _JOIN_GROUP, group)
-            for source in member.sources:
-                held.setsockopt(level, _BLOCK_SOURCE if member.excludes else _JOIN_SOURCE, group + _address(source))
-        except (OSError, ValueError) as error:
-            title = f"the membership in {member.group} on {member.interface}"
-            yield SocketFailure(title, protects=False, why=str(getattr(error, "strerror", None) or error))
-
-
-def _address(host: str) -> bytes:
-    """An address as struct sockaddr_storage. Raises OSError if it is none."""
-    if ":" in host:
-        packed = struct.pack("=HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, host), 0)
-    else:
-        packed = struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_pton(socket.AF_INET, host))
-    return packed.ljust(_ADDRESS_BYTES, b"\0")
-
-
-def _host(address: bytes) -> str:
-    family = int.from_bytes(address[:2], sys.byteorder)
-    return socket.inet_ntop(family, address[8:24] if family == socket.AF_INET6 else address[4:8])

@@ -219,10 +219,10 @@ def move_durably(source: Path, target: Path, what: str) -> None:
 
 def write_durably(path: Path, content: bytes, what: str) -> None:
     """Create or replace `path` so that after any crash it has either all of the old or all of the new content."""
-    beside = path.with_name(f".{path.name}.{own_name()}")
-    with removed_on_failure(beside, what):
-        write_new(beside, content, what)
-        rename(beside, path, what)
+    temporary = path.with_name(f".{path.name}.{own_name()}")
+    with removed_on_failure(temporary, what):
+        write_new(temporary, content, what)
+        rename(temporary, path, what)
     sync_directory(path.parent, what)
 
 
@@ -267,7 +267,7 @@ def _empty(top: int, path: Path, what: str) -> None:
     while left:
         name = left.pop()
         here = _directory_in(top, name)
-        if here is None:  # it was exchanged meanwhile
+        if here is None:  # it was replaced
             _unlink_in(top, path / name, what)
             continue
         try:

@@ -134,7 +134,7 @@ def _remove(directory: int, name: str, tail: int) -> None:
 
 
 def _check_room(file: int, size: int, tail: int, path: Path) -> None:
-    """Raises OSError if what came after does not fit on the disk beside what root alone may use."""
+    """Raise OSError if the later lines do not fit on the disk, apart from space that is reserved for root."""
     found = os.fstatvfs(tail)
     status = os.fstat(file)
     wanted = min(status.st_size - size, status.st_blocks * _SECTOR)
@@ -145,7 +145,7 @@ def _check_room(file: int, size: int, tail: int, path: Path) -> None:
 def _copy(source: int, start: int, target: int, at: int, what: str, most: int | None = None) -> None:
     """Append what `source` has from `start` on, as it is now, to `target`, which has `at` bytes; durably.
 
-    At most `most` bytes. What grows meanwhile is not waited for. Holes are holes again: a log may declare terabytes.
+    At most `most` bytes, and none that are appended from now on. Holes stay holes: a log may declare terabytes.
     """
     end = os.fstat(source).st_size if most is None else min(os.fstat(source).st_size, start + most)
     shift = at - start

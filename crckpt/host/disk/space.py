@@ -44,9 +44,9 @@ def free_memory(*, swap: bool = False) -> int:
 
     Source: proc_meminfo(5).
     """
-    told = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    swappable = _size(told, "SwapFree") if swap else 0
-    return min((_size(told, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    swappable = _size(fields, "SwapFree") if swap else 0
+    return min((_size(fields, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
 
 
 def free_huge_pages(size: int) -> int:
@@ -72,5 +72,5 @@ def unwritten_limit() -> int:
     return fixed or free_memory() * share // 100
 
 
-def _size(told: dict[str, str], name: str) -> int:
-    return int(told.get(name, "0").split()[0]) << 10
+def _size(fields: dict[str, str], name: str) -> int:
+    return int(fields.get(name, "0").split()[0]) << 10

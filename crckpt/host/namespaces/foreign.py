@@ -28,7 +28,7 @@ class ForeignNamespace(Struct, frozen=True):
 def find_foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple[ForeignNamespace, ...]:
     """List each process in another user namespace, and each namespace that belongs to one, once.
 
-    Costs nothing for our own namespaces. Skips a process that ends meanwhile.
+    Takes no time for our own namespaces. Skip a process that ends at the same time.
     """
     ours = dict(own.namespaces)
     belongs: dict[int, bool] = {}

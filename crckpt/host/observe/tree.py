@@ -150,21 +150,23 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
     return without_ended(_observe(root, own, memory))
 
 
-def without_ended(seen: Observed) -> Observed:
+def without_ended(observed: Observed) -> Observed:
     """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
 
     The caller pins the root by a pidfd. `foreign_namespaces` stay: they only make preflight refuse.
     """
-    tree = seen.tree
+    tree = observed.tree
     ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
     if not ended:
-        return seen
-    kept = {name: tuple(found for found in getattr(seen, name) if found.pid not in ended) for name in _OF_ONE_PROCESS}
-    descriptors = tuple(found for found in seen.descriptors if found.pid not in ended)
+        return observed
+    kept = {
+        name: tuple(found for found in getattr(observed, name) if found.pid not in ended) for name in _OF_ONE_PROCESS
+    }
+    descriptors = tuple(found for found in observed.descriptors if found.pid not in ended)
     return structs.replace(
-        seen,
+        observed,
         tree=proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
-        frozen=tuple((pid, frozen) for pid, frozen in seen.frozen if pid not in ended),
+        frozen=tuple((pid, frozen) for pid, frozen in observed.frozen if pid not in ended),
         closed_pipes=find_closed_pipes(descriptors),
         **kept,
     )

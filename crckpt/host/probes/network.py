@@ -1,4 +1,4 @@
-"""Can TCP connections be saved, and their packets be held back meanwhile?"""
+"""Can TCP connections be saved, and their packets be blocked during that?"""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ def criu_plugins(criu: Path | None) -> Outcome:
     lost = "programs that use a GPU cannot be checkpointed"
     if criu is None:
         return missing("there is no CRIU", lost, "scripts/install-criu")
-    told = _PLUGINS.search(run.run([criu, "--help"], timeout=_PROGRAM_S).output)
-    if told is None:
+    found = _PLUGINS.search(run.run([criu, "--help"], timeout=_PROGRAM_S).output)
+    if found is None:
         return missing(f"{criu} names no directory of plugins", lost)
-    directory = Path(told[1])
+    directory = Path(found[1])
     names = sorted(path.name for path in directory.glob("*.so"))
     if not names:
         return missing(f"none in {directory}", lost, f"install the GPU's plugin for this CRIU into {directory}")

@@ -25,7 +25,7 @@ class Descriptor(Struct, frozen=True):
 
     `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
     answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
-    `identity` are the number of its file system and its inode; zeros if it was exchanged for another meanwhile.
+    `identity` are the number of its file system and its inode; zeros if another file has replaced it.
     `is_namespace` is whether it names one, whatever its path.
     """
 
@@ -102,7 +102,7 @@ def open_flags(pid: int, fd: int) -> int:
 
 
 def descriptors(pid: int) -> tuple[Descriptor, ...]:
-    """Every open descriptor of a process; none if it has ended or ends meanwhile."""
+    """Every open descriptor of a process; none if it has ended or ends now."""
     found = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):

@@ -110,6 +110,6 @@ class _Holders:
         with suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
                 with suppress(OSError):
-                    for told in procfs.lines(str(descriptor)):
-                        if told.startswith("lock:"):
-                            self._found.setdefault(told.partition(": ")[2], pid)
+                    for line in procfs.lines(str(descriptor)):
+                        if line.startswith("lock:"):
+                            self._found.setdefault(line.partition(": ")[2], pid)

@@ -99,9 +99,9 @@ def read_process(pid: int) -> Process | None:
 
 
 def read_tree(root: Process) -> Tree:
-    """`root` with all its living descendants. Processes that end meanwhile are left out.
+    """`root` with all its living descendants. Leave out processes that end at the same time.
 
-    So is another process that has got the PID of one of them, with its children.
+    Also leave out another process that has got the PID of one of them, with its children.
     """
     children: dict[int, list[int]] = {}
     for pid, ppid in _parents():

@@ -44,13 +44,13 @@ def continue_in_background() -> Callable[[], None]:
 
 
 def _wait(child: int, reading: int) -> NoReturn:
-    told = None
-    while told is None:
+    message = None
+    while message is None:
         try:
-            told = os.read(reading, 1)
+            message = os.read(reading, 1)
         except Interrupted:
             os.kill(child, signal.SIGINT)
-    if told:
+    if message:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -71,8 +71,8 @@ def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple
 
 def _bytes_moved(pid: int) -> int:
     with suppress(OSError):
-        told = dict(line.split(": ", 1) for line in procfs.lines(f"/proc/{pid}/io") if ": " in line)
-        return int(told["rchar"]) + int(told["wchar"])
+        fields = dict(line.split(": ", 1) for line in procfs.lines(f"/proc/{pid}/io") if ": " in line)
+        return int(fields["rchar"]) + int(fields["wchar"])
     return 0
 
 

@@ -85,9 +85,9 @@ def brings_pages_later() -> bool:
         child = os.fork()
         if child == 0:
             _bring(descriptor)
-        seen = memory[0]
+        content = memory[0]
         os.waitpid(child, 0)
-        return seen == _BROUGHT
+        return content == _BROUGHT
 
 
 def _bring(descriptor: int) -> NoReturn:

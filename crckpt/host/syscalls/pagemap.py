@@ -173,7 +173,7 @@ def _request(
     room = len(buffer) // _REGION if buffer else 0
     place = ctypes.addressof(buffer) if buffer else 0
     holds_something = (excluded, excluded, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
-    told = _PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN
-    request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *holds_something, told))
+    reported = _PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN
+    request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *holds_something, reported))
     count: int = fcntl.ioctl(pagemap, PAGEMAP_SCAN, request)
     return count, struct.unpack_from("<Q", request, 32)[0]

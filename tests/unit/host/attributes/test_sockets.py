@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host.attributes.sockets import Membership, SocketRecord, read_sockets, restore_socket
+from crckpt.host.attributes.multicast import Membership
+from crckpt.host.attributes.sockets import SocketRecord, read_sockets, restore_socket
 from crckpt.preflight.attribute_record import read_attribute_record
 
 RECVERR, USER_TIMEOUT = 11, 18
