@@ -49,9 +49,9 @@ def keep_log(path: Path, counts: "queue.Queue[int]") -> None:
 
 def say(path: Path, text: str) -> None:
     """Replace the status atomically, so that a reader never sees half of it."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _setting(options: argparse.Namespace, work: Path) -> Setting:
 
 def _measured(setting: Setting, wanted: tuple[str, ...]) -> Report:
     rows: list[Row] = []
-    ways: list[Choice] = []
+    variants: list[Choice] = []
     for name, group in GROUPS.items():
         if name in wanted:
             for row in group(setting):
@@ -103,15 +103,15 @@ def _measured(setting: Setting, wanted: tuple[str, ...]) -> Report:
     if CHOICES in wanted:
         for choice in choices.choices(setting):
             say(f"{CHOICES}: {choice.target}: {choice.way}")
-            ways.append(choice)
-    return Report(machine.described(setting), tuple(rows), tuple(ways))
+            variants.append(choice)
+    return Report(machine.described(setting), tuple(rows), tuple(variants))
 
 
 def _arguments() -> argparse.Namespace:
     names = (*GROUPS, CHOICES)
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure crckpt beside bare CRIU, tar, restic and borg, in turn and in the same run, and judge it.",
+        description="Compare crckpt with bare CRIU, tar, restic and borg in the same run, and check its bounds.",
         epilog="Ends with 0 if all bounds hold, 1 if not, 2 if something could not be measured.",
     )
     parser.add_argument("rows", nargs="*", metavar="ROWS", help=f"which (default: all): {', '.join(names)}")

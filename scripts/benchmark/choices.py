@@ -65,6 +65,6 @@ def _measured(setting: Setting, variant: StoreSettings, images: tuple[Path, Path
     with setting.fresh() as directory:
         level = () if variant.level is None else ("--level", str(variant.level))
         words = [*level, "--cores", str(variant.cores), *(() if variant.dedup else ("--no-dedup",))]
-        said = run([sys.executable, "-m", "benchmark.store_once", *words, directory, *images])
-    found: dict[str, float] = json.loads(said)
+        output = run([sys.executable, "-m", "benchmark.store_once", *words, directory, *images])
+    found: dict[str, float] = json.loads(output)
     return found

@@ -35,13 +35,13 @@ def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
             status = child.wait()
         finally:
             child.wait()
-        said = []
+        output = []
         for file in (out, err):
             file.seek(0)
-            said.append(file.read().decode(errors="replace"))
+            output.append(file.read().decode(errors="replace"))
     if status != 0:
-        raise Failed(f"{shlex.join(words)} ended with {status}:\n{said[0]}{said[1]}")
-    return said[0]
+        raise Failed(f"{shlex.join(words)} ended with {status}:\n{output[0]}{output[1]}")
+    return output[0]
 
 
 def seconds(work: Callable[[], object]) -> float:

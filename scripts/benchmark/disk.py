@@ -16,27 +16,27 @@ USUAL: Final = 500
 _LIMIT: Final = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 
 
-def can_be_held(path: Path) -> bool:
+def can_be_limited(path: Path) -> bool:
     """Return whether the kernel can limit the disk of `path`.
 
     With the blkio controller of cgroup v1 it does, unless that is a partition or no disk at all.
     """
     try:
-        hold(path, rate(path))
+        set_limit(path, rate(path))
     except OSError:
         return False
     return True
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def limited(path: Path) -> Iterator[None]:
     """Limit reads from the disk of `path` to USUAL while the block runs."""
     before = rate(path)
     try:
-        hold(path, USUAL * MEBIBYTE)
+        set_limit(path, USUAL * MEBIBYTE)
         yield
     finally:
-        hold(path, before)
+        set_limit(path, before)
 
 
 def rate(path: Path) -> int:
@@ -45,7 +45,7 @@ def rate(path: Path) -> int:
     return int(limits.get(_number(path), 0))
 
 
-def hold(path: Path, limit: int) -> None:
+def set_limit(path: Path, limit: int) -> None:
     """Set the limit of the disk in bytes per second, 0 for none. Raises OSError."""
     _LIMIT.write_text(f"{_number(path)} {limit}")
 

@@ -34,7 +34,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             for act in ("ingest", "read", "place"):
                 size = str(mebibytes * MEBIBYTE)
                 found = run([sys.executable, "-m", "benchmark.peak_memory", act, directory / "store", images, size])
-                what_else = f"{act} {mebibytes >> 10} GiB of {what}: memory beside the images"
+                what_else = f"{act} {mebibytes >> 10} GiB of {what}: memory besides the images"
                 yield Row("memory", what_else, "B", (float(found),), bound=float(BOUND_BYTES))
 
 

@@ -44,10 +44,10 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
 
         yield row("warm cache", partial(_warm, directory), WARM_BOUND)
         # With a disk as fast as memory no cache is cold: then only the limited disk has a bound.
-        yield row("cold cache", _cold, None if disk.can_be_held(directory) else COLD_BOUND)
-        if disk.can_be_held(directory):
-            with disk.held(directory):
-                yield row(f"cold, disk held to {disk.USUAL} MiB/s", _cold, COLD_BOUND)
+        yield row("cold cache", _cold, None if disk.can_be_limited(directory) else COLD_BOUND)
+        if disk.can_be_limited(directory):
+            with disk.limited(directory):
+                yield row(f"cold, disk limited to {disk.USUAL} MiB/s", _cold, COLD_BOUND)
 
 
 def restored(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:

@@ -36,4 +36,4 @@ def rows(setting: Setting) -> Iterator[Row]:
                 samples[name].append(seconds(partial(setting.crckpt, directory / "store", *words)))
     for name, (_, bound) in commands.items():
         yield Row("startup", f"crckpt {name}", "s", tuple(samples[name]), bound=bound)
-    yield Row("startup", "crckpt dump, beside CRIU and the store", "s", tuple(samples["dump"]), bound=DUMP_BOUND_S)
+    yield Row("startup", "crckpt dump, without CRIU and the store", "s", tuple(samples["dump"]), bound=DUMP_BOUND_S)

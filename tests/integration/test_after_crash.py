@@ -80,7 +80,7 @@ def test_a_log_opened_for_appending_is_kept(crckpt: Crckpt) -> None:
         size = _size_told(crckpt, log)
         said = crckpt.run("restore", JOB, "--detach", "--grown", "keep")
         assert f"{log} grew from {size} to {len(content)} bytes" in said.out
-        assert "left as it is" in said.out
+        assert "stays as it is" in said.out
         _goes_on(tree)
         now = log.read_bytes()
         assert now.startswith(content)

@@ -72,7 +72,7 @@ def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
     _refused(crckpt, REFUSED, "dump", "1", names=("process 1 is the system itself",))
     threads = [pid for pid in psutil.pids() if pid > 1 and not Path(f"/proc/{pid}/exe").exists() and _is_kernel(pid)]
     if not threads:
-        pytest.skip("no thread of the kernel is to be seen here")
+        pytest.skip("no kernel thread is visible here")
     _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "is a kernel thread"))
 
 
@@ -390,7 +390,7 @@ def _status_without_unit() -> int:
 
 
 def _is_kernel(pid: int) -> bool:
-    """A thread of the kernel has no program and no arguments."""
+    """A kernel thread has no program and no arguments."""
     try:
         return psutil.Process(pid).cmdline() == [] and psutil.Process(pid).ppid() in (0, 2)
     except psutil.NoSuchProcess:

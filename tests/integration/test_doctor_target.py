@@ -50,7 +50,7 @@ def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> Non
         assert {blocker["key"] for blocker in result["blockers"]} == {"tcp"}
         assert result["able"] is False
         (told,) = (warning for warning in result["warnings"] if warning["key"] == "unread")
-        assert f"of PID {tree.pid} ({what}) is not saved" in told["what"]
+        assert f"of PID {tree.pid} ({what}): a restore loses it" in told["what"]
         assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
 
 

@@ -191,7 +191,7 @@ def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: in
     with frozen(target.pid, version) as group:
         for words in (("dump", "--incremental"), ("dump", "--no-incremental"), ("pre-dump",)):
             error = crckpt.run(*words, str(target.pid), "job", "--json", status=24).document["error"]
-            assert "stands still" in error["message"]
+            assert "is frozen with its control group" in error["message"]
             assert f"echo {freezer.thaw} > '{group}/{freezer.switch}'" in error["hint"]
     target.write()
     result = dumped(crckpt, target)

@@ -136,7 +136,7 @@ def test_mount_namespace_of_its_own_is_said(started: Callable[[str], Service]) -
     isolated = started("isolated")
     before = isolated.counters()
     (warning,) = crckpt("dump", "unit:isolated", "job")["warnings"]
-    assert "mount namespace of its own" in warning
+    assert "has its own mount namespace" in warning
     assert "PrivateTmp=no" in warning
     isolated.goes_on_from(before)
 
@@ -153,7 +153,7 @@ def test_unit_whose_root_directory_is_its_users_runs_nothing(started: Callable[[
     before = hostile.counters()
     assert Path(f"/proc/{hostile.pid}/root/etc/criu/default.conf").exists()
     (warning,) = crckpt("dump", "unit:hostile", "job")["warnings"]
-    assert "mount namespace of its own" in warning
+    assert "has its own mount namespace" in warning
     hostile.goes_on_from(before)
 
     crckpt("dump", "unit:hostile", "job", "--stop")

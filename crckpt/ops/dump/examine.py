@@ -238,6 +238,6 @@ def _read_free_space(context: Context) -> FreeSpace:
         disk=space.free_disk(directory),
         memory=space.free_memory(),
         in_memory=space.is_in_memory(directory),
-        beside=directory.stat().st_dev == store.stat().st_dev,
+        shares_disk=directory.stat().st_dev == store.stat().st_dev,
         read_only=next((str(place) for place in (store, directory) if space.is_read_only(place)), ""),
     )

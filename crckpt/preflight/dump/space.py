@@ -20,15 +20,16 @@ _NEW_SHARE: Final = 8
 class FreeSpace(Struct, frozen=True):
     """Free bytes on the disk of `directory`, where the images go, and in memory.
 
-    `in_memory`: `directory` is in memory. `beside`: the packs go to the same disk. `read_only`: the path, of store and
-    staging, that cannot be written; empty if both can.
+    - `in_memory`: `directory` is in memory
+    - `shares_disk`: the packs go to the same disk
+    - `read_only`: the store or staging directory that cannot be written; empty if both can
     """
 
     directory: str
     disk: int
     memory: int
     in_memory: bool
-    beside: bool
+    shares_disk: bool
     read_only: str = ""
 
 
@@ -37,7 +38,7 @@ def find_shortages(images: int, space: FreeSpace) -> Iterator[Finding]:
     if space.read_only:
         yield cause("store-read-only").finding(directory=space.read_only)
         return
-    on_disk = images + (images // _NEW_SHARE if space.beside else 0)
+    on_disk = images + (images // _NEW_SHARE if space.shares_disk else 0)
     if on_disk > space.disk:
         yield cause("disk").finding(needed=mebibytes(on_disk), free=mebibytes(space.disk), directory=space.directory)
     memory = OWN_MEMORY + (on_disk if space.in_memory else 0)

@@ -17,18 +17,18 @@ HERE = TESTS / "unit"
 @pytest.fixture
 def limited() -> Iterator[int]:
     """An earlier limit of the disk in bytes per second, too high to matter."""
-    if not disk.can_be_held(HERE):
-        pytest.skip("the kernel lets us hold no disk here: that takes root and the blkio controller of cgroup v1")
+    if not disk.can_be_limited(HERE):
+        pytest.skip("the kernel cannot limit a disk here: that needs root and the blkio controller of cgroup v1")
     before = disk.rate(HERE)
-    disk.hold(HERE, FAST)
+    disk.set_limit(HERE, FAST)
     yield FAST
-    disk.hold(HERE, before)
+    disk.set_limit(HERE, before)
 
 
 @pytest.mark.parametrize("failure", [None, SystemExit(143), KeyboardInterrupt()])
 def test_the_limit_is_restored(limited: int, failure: BaseException | None) -> None:
     try:
-        with disk.held(HERE):
+        with disk.limited(HERE):
             assert disk.rate(HERE) == disk.USUAL * MEBIBYTE
             if failure:
                 raise failure
@@ -38,4 +38,4 @@ def test_the_limit_is_restored(limited: int, failure: BaseException | None) -> N
 
 
 def test_files_on_no_disk_cannot_be_limited() -> None:
-    assert not disk.can_be_held(Path("/proc"))
+    assert not disk.can_be_limited(Path("/proc"))

@@ -13,13 +13,13 @@ ENOUGH = 1 << 40
 @pytest.mark.parametrize(
     ("images", "space", "short"),
     [
-        (800, FreeSpace("/disk", 900 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), []),
-        (800, FreeSpace("/disk", 899 * MEBIBYTE, ENOUGH, in_memory=False, beside=True), ["disk"]),
-        (800, FreeSpace("/disk", 800 * MEBIBYTE, ENOUGH, in_memory=False, beside=False), []),
-        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE, in_memory=True, beside=False), ["memory"]),
-        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE + OWN_MEMORY, in_memory=True, beside=False), []),
-        (800, FreeSpace("/disk", ENOUGH, OWN_MEMORY - 1, in_memory=False, beside=True), ["memory"]),
-        (800, FreeSpace("/shm", 0, 0, in_memory=True, beside=False), ["disk", "memory"]),
+        (800, FreeSpace("/disk", 900 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), []),
+        (800, FreeSpace("/disk", 899 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["disk"]),
+        (800, FreeSpace("/disk", 800 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=False), []),
+        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE, in_memory=True, shares_disk=False), ["memory"]),
+        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE + OWN_MEMORY, in_memory=True, shares_disk=False), []),
+        (800, FreeSpace("/disk", ENOUGH, OWN_MEMORY - 1, in_memory=False, shares_disk=True), ["memory"]),
+        (800, FreeSpace("/shm", 0, 0, in_memory=True, shares_disk=False), ["disk", "memory"]),
     ],
 )
 def test_shortages(images: int, space: FreeSpace, short: list[str]) -> None:
@@ -27,11 +27,15 @@ def test_shortages(images: int, space: FreeSpace, short: list[str]) -> None:
 
 
 def test_shortages_have_numbers() -> None:
-    (disk,) = find_shortages(4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, beside=True))
+    (disk,) = find_shortages(
+        4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True)
+    )
     assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
     assert "--staging" in disk.remedy
 
 
 def test_a_read_only_mount_is_reported_instead() -> None:
-    (found,) = find_shortages(MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, beside=True, read_only="/store"))
+    (found,) = find_shortages(
+        MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, shares_disk=True, read_only="/store")
+    )
     assert (found.key, found.what) == ("store-read-only", "/store is on a read-only mount")
