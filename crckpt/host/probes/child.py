@@ -16,7 +16,7 @@ from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 WITHIN_S = 10
 """Time limit of a probe. Programs that probes start have a shorter one, so that they end before."""
 
-_UNKNOWN = "whether this works is not known"
+_UNKNOWN = "it is not known whether this works"
 _ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RAISED = 255
 _MOST = 65536

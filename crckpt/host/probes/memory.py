@@ -9,7 +9,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.probes.outcome import Outcome, missing, ok
 from crckpt.host.syscalls import memory_trials
 
-_WRITTEN = "a written page is seen as written, one that was not is not"
+_WRITTEN = "writes to a page are detected"
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
@@ -18,7 +18,7 @@ def soft_dirty() -> Outcome:
     if memory_trials.tracks_by_soft_dirty():
         return ok(_WRITTEN)
     return missing(
-        "a written page is not seen as written",
+        "writes to a page are not detected",
         "CRIU's own pre-dump and incremental dumps do not work here",
         "use a kernel with CONFIG_MEM_SOFT_DIRTY",
     )
@@ -29,7 +29,7 @@ def write_protection() -> Outcome:
     return _tried(
         memory_trials.tracks_by_write_protection,
         _WRITTEN,
-        "what was written since the last dump cannot be seen this way",
+        "crckpt cannot track writes by write protection",
         "use a kernel from 6.7 on",
     )
 
@@ -58,6 +58,6 @@ def lazy_pages() -> Outcome:
 
 def _tried(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
     try:
-        return ok(works) if trial() else missing("the trial's page was not seen", lost, fix)
+        return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
     except (HostCannot, OSError) as error:
         return missing(str(error), lost, fix)

@@ -69,12 +69,12 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
         return missing(f"{tool} may not look at the packet filter", lost, _more_rights("NET_ADMIN"))
     refused = _refused_in_own_network((tool, _TABLE))
     if refused is None:
-        return limited("not tried: a network of our own needs root", lost, "sudo crckpt doctor")
+        return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
     if refused:
         return missing(f"{tool}: {refused}", lost, "modprobe nf_tables")
     if of_criu is False:
         return missing(f"{tool} works, but this CRIU was built without nftables", lost, "scripts/install-criu")
-    return ok(f"{tool} made a lock in a network of our own", "" if of_criu else "whether CRIU can is not known")
+    return ok(f"{tool} made a lock in a new network namespace", "" if of_criu else "whether CRIU can is not known")
 
 
 def lock_by_iptables() -> Outcome:
@@ -85,10 +85,10 @@ def lock_by_iptables() -> Outcome:
         return missing("there is no iptables", lost, "apt-get install iptables")
     refused = _refused_in_own_network((tool, *_RULE))
     if refused is None:
-        return limited("not tried: a network of our own needs root", lost, "sudo crckpt doctor")
+        return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
     if refused:
         return missing(f"{tool}: {refused}", lost, _MODULES_OF_RULE)
-    return ok(f"{tool} made a rule in a network of our own", "crckpt uses nftables")
+    return ok(f"{tool} made a rule in a new network namespace", "crckpt uses nftables")
 
 
 def no_lock() -> Outcome:

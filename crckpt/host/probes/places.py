@@ -23,10 +23,10 @@ def run_directory() -> Outcome:
     """Check /run, where CRIU caches kernel features."""
     kind = _file_system(_RUN)
     if kind == "tmpfs":
-        return ok("/run is a tmpfs: CRIU remembers there what the kernel can")
+        return ok("/run is a tmpfs: CRIU caches kernel features there")
     return limited(
-        f"/run is no tmpfs but {kind}",
-        "CRIU tries out the kernel anew at each run, about 40 ms, and leaves /run/criu.kdat.tmp behind",
+        f"/run is not a tmpfs but {kind}",
+        "each run of CRIU probes the kernel again (40 ms) and leaves /run/criu.kdat.tmp behind",
         "docker run --tmpfs /run ... (a container), or a line for /run in /etc/fstab",
     )
 
@@ -63,7 +63,7 @@ def cgroups() -> Outcome:
     """Check which versions of control groups are mounted."""
     kinds = {found.kind for found in mount_points()} & {"cgroup", "cgroup2"}
     if not kinds:
-        lost = "limits of memory are not seen when it is decided where images lie"
+        lost = "crckpt ignores memory limits when it decides where images lie"
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
     layout = "hybrid: v1 and v2" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
     return ok(layout, "crckpt leaves a tree in the groups of the command that restores it")
@@ -84,7 +84,7 @@ def _refused(path: Path) -> Outcome | None:
     lost = "nothing can be stored"
     status = path.stat()
     if status.st_uid != os.geteuid():
-        return missing(f"{path} belongs to uid {status.st_uid}, and we are uid {os.geteuid()}", lost, _ANOTHER)
+        return missing(f"{path} belongs to uid {status.st_uid}, but we are uid {os.geteuid()}", lost, _ANOTHER)
     if not path.is_dir():
         return missing(f"{path} is no directory", lost, _ANOTHER)
     if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():

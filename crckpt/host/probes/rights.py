@@ -35,13 +35,13 @@ def capabilities() -> Outcome:
     if lacking:
         return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
     if not _reach_the_kernel():
-        lost = "nothing can be checkpointed: the kernel does not tell us which files are mapped"
+        lost = "nothing can be checkpointed: the kernel does not show us which files are mapped"
         return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")
     lacking = [name for number, name in _HELPFUL.items() if number not in held]
     if lacking:
         lost = "trees with processes of several users cannot be checkpointed"
         return limited(_without(lacking), lost, _add(lacking))
-    return ok("root with all that is needed")
+    return ok("root with all capabilities that CRIU needs")
 
 
 def rootless(criu: Path | None) -> Outcome:
@@ -54,7 +54,7 @@ def rootless(criu: Path | None) -> Outcome:
         is_script = file.read(2) == b"#!"
     if is_script:
         return limited(
-            f"{program} is a script: capabilities of its file count for nothing", lost, _given_to_run(program)
+            f"{program} is a script: the kernel ignores capabilities of scripts", lost, _given_to_run(program)
         )
     held = _of_file(program)
     lacking = [name for number, name in _OF_FILES.items() if number not in held]
@@ -85,9 +85,9 @@ def security_modules() -> Outcome:
     if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y":
         if label.startswith("unconfined"):
             return ok("AppArmor; we are not confined")
-        lost = "what this profile forbids, CRIU cannot do"
+        lost = "CRIU cannot do what this profile forbids"
         return limited(f"AppArmor confines us: {label}", lost, "docker run --security-opt apparmor=unconfined ...")
-    return ok("neither AppArmor nor SELinux is in force")
+    return ok("neither AppArmor nor SELinux is active")
 
 
 def _reach_the_kernel() -> bool:

@@ -45,7 +45,7 @@ def pid_selection() -> Outcome:
             os._exit(0)
         os.waitpid(child, 0)
         return ok(f"clone3 made a child as PID {child}, as asked") if child == wanted else _other_pid(wanted, child)
-    return limited(f"{_TRIES} free PIDs were taken by others meanwhile", "whether this works is not known")
+    return limited(f"other processes took {_TRIES} free PIDs first", "it is not known whether this works")
 
 
 def time_namespaces() -> Outcome:

@@ -27,7 +27,7 @@ from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls.libc import LIBC, check
-from crckpt.host.syscalls.registers import GETREGS, SETREGS, Registers, is_supported
+from crckpt.host.syscalls.registers import GETREGS, SETREGS, ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import result_to_go_on
 
 _CONT: Final = 7
@@ -67,7 +67,7 @@ class Refused(HostCannot):
 class StoppedThread:
     """A thread that is stopped for us, with every signal blocked."""
 
-    def __init__(self, pid: int, tid: int, found: Registers) -> None:
+    def __init__(self, pid: int, tid: int, found: ThreadRegisters) -> None:
         self._pid = pid
         self.tid = tid
         self._found = found
@@ -81,7 +81,7 @@ class StoppedThread:
         Raises Refused, and makes no call, if the thread gets no CPU time for `within_s` seconds, or if another thread
         has changed the instruction.
         """
-        registers = Registers.from_buffer_copy(self._found)
+        registers = ThreadRegisters.from_buffer_copy(self._found)
         registers.set_call(self._instruction, number, arguments)
         _ask(SETREGS, self.tid, registers)
         try:
@@ -138,7 +138,7 @@ class StoppedThread:
             # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
             delivered = 0 if event else stop
 
-    def _leave_out_system_call(self, registers: Registers) -> None:
+    def _leave_out_system_call(self, registers: ThreadRegisters) -> None:
         """Stop it before the call, or where it enters the call, which then does nothing."""
         _ask(_INTERRUPT, self.tid)
         while True:
@@ -177,8 +177,8 @@ def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stoppe
 
 
 @contextmanager
-def _restored(pid: int, tid: int) -> Iterator[Registers]:
-    found, mask = Registers(), ctypes.c_uint64()
+def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
+    found, mask = ThreadRegisters(), ctypes.c_uint64()
     _ask(GETREGS, tid, found)
     _ask(_GETSIGMASK, tid, mask, ctypes.sizeof(mask))
     _refuse_own_dispatch(pid, tid)
@@ -243,7 +243,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     try:
         _ask(_SETOPTIONS, tid, _TRACESYSGOOD | SUSPEND_SECCOMP)
     except OSError as error:
-        registers = Registers()
+        registers = ThreadRegisters()
         _ask(GETREGS, tid, registers)
         registers.forget_call()
         _ask(SETREGS, tid, registers)
@@ -307,7 +307,7 @@ def _find_instruction(pid: int, wanted: bytes) -> int:
     raise Refused(f"PID {pid} has no vdso with a system call instruction")
 
 
-def _leave_restartable_sequence(pid: int, tid: int, registers: Registers) -> None:
+def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:
     """Abort a restartable sequence, as the kernel does: it would see our registers. Source: kernel/rseq.c."""
     info = ctypes.create_string_buffer(24)
     with suppress(OSError):  # a kernel before 5.13 has no such request, and cannot track either
@@ -326,7 +326,7 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: Registers) -> Non
                 registers.instruction_pointer = abort
 
 
-def _let_call_go_on(tid: int, registers: Registers) -> None:
+def _let_call_go_on(tid: int, registers: ThreadRegisters) -> None:
     """Have the kernel make the call again that the thread waits in, unless a handler runs."""
     changed = result_to_go_on(
         registers.call,

@@ -69,7 +69,7 @@ MACHINES: Final = {
 _MACHINE: Final = MACHINES.get(platform.machine(), MACHINES["x86_64"])
 
 
-class Registers(ctypes.Structure):
+class ThreadRegisters(ctypes.Structure):
     """The general registers of a thread, as ptrace(2) fills them."""
 
     _fields_ = tuple((name, ctypes.c_uint64) for name in _MACHINE.registers)
