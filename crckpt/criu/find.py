@@ -59,13 +59,13 @@ def search(option: Path | None, configured: Path | None, memory: Path | None = N
     """
     rejected: list[tuple[Candidate, str]] = []
     for candidate in candidates(option, configured):
-        facts = recall(candidate.path, memory) or _tried(candidate, memory, rejected)
+        facts = recall(candidate.path, memory) or _try(candidate, memory, rejected)
         if facts:
             return Search(Criu(candidate.path, candidate.origin, *facts), tuple(rejected))
     return Search(None, tuple(rejected))
 
 
-def _tried(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> CriuFacts | None:
+def _try(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> CriuFacts | None:
     if not os.access(candidate.path, os.X_OK):
         rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
         return None

@@ -1,4 +1,4 @@
-"""Whether a CRIU works on this kernel: it really dumps and restores a small process of ours. Versions tell nothing."""
+"""Try whether a CRIU works on this kernel, by a dump and a restore of a small process. Its version proves nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crckpt.host import proc
 from crckpt.host.process import run
 from crckpt.model import DumpOptions
 
-# Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the trial has one of each common kind.
+# Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the process has one of each common kind.
 _PROGRAM = """
 import os, signal, socket, threading
 signal.alarm(60)  # should crckpt be killed meanwhile, it ends by itself
@@ -45,12 +45,12 @@ def trial(criu: Path, python: str = sys.executable) -> str | None:
 
 
 def locks_by_nftables(criu: Path) -> bool:
-    """Whether it can lock a tree's network by nftables on this host."""
+    """Whether CRIU can lock a tree's network by nftables on this host."""
     return run.run([criu, "check", "--no-default-config", "--feature", "network_lock_nftables"]).ok
 
 
 def digest_of(criu: Path) -> str:
-    """The SHA-256 of the program."""
+    """The SHA-256 of CRIU's program."""
     with criu.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -64,23 +64,23 @@ def _dump_and_restore(criu: Path, work: Path, python: str) -> str | None:
     try:
         if not _is_ready(work / "ready", child):
             return f"the trial's program does not start: {(work / 'program.out').read_text(errors='replace').strip()}"
-        dumped = run_criu(dump_command(criu, child.pid, paths, DumpOptions(), leave_running=False), work / "dump.log")
-        if not dumped.ok:
-            return _reason(dumped.log, "the trial dump fails")
+        dump = run_criu(dump_command(criu, child.pid, paths, DumpOptions(), leave_running=False), work / "dump.log")
+        if not dump.ok:
+            return _reason(dump.log, "the trial dump fails")
         if not child.ends_within(_ENDED_WITHIN_S):
             return "the trial dump did not end the program"
         child.wait()
-        restored = run_criu(
+        restore = run_criu(
             restore_command(criu, paths, DumpOptions(), sibling=True), work / "restore.log", limited=True
         )
-        return None if _restored(restored, child.pid) else _reason(restored.log, "the trial restore fails")
+        return None if _is_restored(restore, child.pid) else _reason(restore.log, "the trial restore fails")
     finally:
         _end(child)
 
 
-def _restored(outcome: CriuResult, pid: int) -> bool:
+def _is_restored(result: CriuResult, pid: int) -> bool:
     process = proc.read_process(pid)
-    return outcome.ok and process is not None and process.state != "zombie"
+    return result.ok and process is not None and process.state != "zombie"
 
 
 def _is_ready(ready: Path, child: run.Child) -> bool:
@@ -91,7 +91,7 @@ def _is_ready(ready: Path, child: run.Child) -> bool:
 
 
 def _end(child: run.Child) -> None:
-    """End and reap the child, and whom CRIU restored as its sibling under the same PID."""
+    """End and reap the child, and the process that CRIU restored under the same PID."""
     process = proc.read_process(child.pid)
     if process is not None and process.ppid == os.getpid():
         os.kill(child.pid, signal.SIGKILL)
@@ -101,8 +101,8 @@ def _end(child: run.Child) -> None:
 
 
 def _reason(log: str, what: str) -> str:
-    told = explain(log)
-    if told.finding:
-        return f"{what}: {told.finding.what}"
-    lines = told.lines or tuple(log.strip().splitlines()[-1:])
+    explanation = explain(log)
+    if explanation.finding:
+        return f"{what}: {explanation.finding.what}"
+    lines = explanation.lines or tuple(log.strip().splitlines()[-1:])
     return f"{what}: {lines[0].strip()}" if lines else what

@@ -36,7 +36,7 @@ class SoftDirty:
         """Do nothing yet."""
         self._misses_huge = misses_huge
 
-    def attach(self, pids: Iterable[int]) -> dict[int, Watched | str]:
+    def attach(self, pids: Iterable[int]) -> dict[int, PagemapAttachment | str]:
         """Open each process's page map. The attachment, or why there is none."""
         return {pid: self._attach_to(pid) for pid in pids}
 
@@ -53,9 +53,9 @@ class SoftDirty:
         """As `pagemap.soft_dirty`."""
         return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))
 
-    def _attach_to(self, pid: int) -> Watched | str:
+    def _attach_to(self, pid: int) -> PagemapAttachment | str:
         try:
-            attachment = Watched(pid, misses_huge=self._misses_huge)
+            attachment = PagemapAttachment(pid, misses_huge=self._misses_huge)
         except (OSError, IndexError):
             return "it has ended"
         why = attachment.catch_up()
@@ -64,7 +64,7 @@ class SoftDirty:
         return why or attachment
 
 
-class Watched:
+class PagemapAttachment:
     """The attachment to a process: the page map of the memory that it has now."""
 
     def __init__(self, pid: int, *, misses_huge: bool = False) -> None:

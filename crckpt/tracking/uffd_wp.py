@@ -36,11 +36,11 @@ class UffdWp:
         """Nothing is attached."""
         self._made: list[userfaultfd.WriteProtection] = []
 
-    def attach(self, pids: Iterable[int]) -> dict[int, Protected | str]:
+    def attach(self, pids: Iterable[int]) -> dict[int, UserfaultfdAttachment | str]:
         """Make a userfaultfd in each process, and take it. The attachment, or why there is none."""
         wanted = tuple(pids)
         self._close_inherited(wanted)
-        refused: dict[int, Protected | str] = {
+        refused: dict[int, UserfaultfdAttachment | str] = {
             pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
@@ -58,7 +58,7 @@ class UffdWp:
         found = unseen.userfaultfds_of(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
-    def _attach_to(self, taken: TakeResult) -> Protected | str:
+    def _attach_to(self, taken: TakeResult) -> UserfaultfdAttachment | str:
         if taken.descriptor < 0:
             why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
             return f"{why} ({taken.hint})" if taken.hint else why
@@ -66,7 +66,7 @@ class UffdWp:
             protection = userfaultfd.WriteProtection(taken.descriptor)
         except HostCannot as error:
             return error.message
-        attachment = Protected(taken.pid, protection)
+        attachment = UserfaultfdAttachment(taken.pid, protection)
         self._made = [one for one in self._made if one.is_open] + [protection]
         why, _ = attachment.register_new()
         if why:
@@ -82,7 +82,7 @@ class UffdWp:
         return pagemap.written(pid, pagemap.private_anonymous(pid))
 
 
-class Protected:
+class UserfaultfdAttachment:
     """The attachment to a process: its userfaultfd, with which its maps are registered."""
 
     def __init__(self, pid: int, protection: userfaultfd.WriteProtection) -> None:

@@ -35,7 +35,7 @@ def writes_unseen(pids: Iterable[int]) -> str:
 
 def userfaultfds_of(pid: int) -> tuple[int, ...]:
     """The descriptors by which the program manages its memory itself."""
-    return tuple(number for number, target in _opened(pid) if target == "anon_inode:[userfaultfd]")
+    return tuple(number for number, target in _list_descriptors(pid) if target == "anon_inode:[userfaultfd]")
 
 
 def _of_maps(pid: int) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _of_maps(pid: int) -> Iterator[str]:
 
 
 def _of_descriptors(pid: int) -> Iterator[str]:
-    for number, target in _opened(pid):
+    for number, target in _list_descriptors(pid):
         if target == "anon_inode:[io_uring]":
             yield "an io_uring"
         elif target.startswith(_DEVICES):
@@ -61,7 +61,7 @@ def _of_memory(pid: int) -> Iterator[str]:
             yield f"{pinned >> 10} KiB of memory pinned for a device"
 
 
-def _opened(pid: int) -> Iterator[tuple[int, str]]:
+def _list_descriptors(pid: int) -> Iterator[tuple[int, str]]:
     """Number and name of each descriptor, and no more: the tree is frozen meanwhile, and may have many."""
     with suppress(OSError):
         yield from read_targets(pid)

@@ -28,7 +28,7 @@ from rounds import PAGE, PAGES, PROGRAM, Target
 from crckpt.host.disk import space
 from crckpt.host.syscalls import memory_trials
 from crckpt.images.mm import MAP_HUGETLB
-from crckpt.tracking.soft_dirty import SoftDirty, Watched
+from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
@@ -269,7 +269,7 @@ def test_huge_pages_of_which_the_bits_are_lost(program: Path, tmp_path: Path) ->
         assert "a CRIU before 3.18 misses" in str(held[target.pid])
         others = (held[os.getpid()], *SoftDirty().attach((target.pid,)).values())
         for other in others:
-            assert isinstance(other, Watched)
+            assert isinstance(other, PagemapAttachment)
             assert other.catch_up() == ""
             other.close()
 

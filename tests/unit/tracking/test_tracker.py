@@ -17,7 +17,7 @@ from places import PROJECT
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
-from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.host.syscalls import memory_trials
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.host.syscalls.userfaultfd import WriteProtection
@@ -402,8 +402,8 @@ def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
 ) -> None:
     """And they are where any of its processes cannot be entered for it."""
     # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
-    monkeypatch.setattr(pagemap, "tracks_by_soft_dirty", lambda: True)
-    monkeypatch.setattr(pagemap, "soft_dirty_misses_joined", lambda: miss)
+    monkeypatch.setattr(memory_trials, "tracks_by_soft_dirty", lambda: True)
+    monkeypatch.setattr(memory_trials, "soft_dirty_misses_joined", lambda: miss)
     monkeypatch.setattr("crckpt.tracking.preload.library.refusal", lambda _criu, _tracker: "")
     assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
     child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
