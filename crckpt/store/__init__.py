@@ -1,24 +1,24 @@
-"""The store: immutable checkpoints in deduplicated, compressed, verified packs. This is its format, format 1.
+"""The store: immutable checkpoints in deduplicated, compressed, verified packs. This specifies its format, format 1.
 
-Directory (all directories have mode 0700, all files 0600, the owner is who runs crckpt)::
+Directory (directories have mode 0700, files 0600, the owner is the user who runs crckpt)::
 
     store.json                          {"format": 1, "id": UUID, "created": time}
-    checkpoints/ID/manifest.json        what a checkpoint is; a signature may lie beside it as manifest.sig
+    checkpoints/ID/manifest.json        describes a checkpoint; manifest.sig next to it may be a signature
     packs/AB/DIGEST.pack                pages; AB are the first two digits of DIGEST
-    pending/                            who is storing a checkpoint, or why it was lost: PID-RANDOM, JSON
-    refs/tags/JOB/TAG                   the ID that JOB:TAG names, and a newline
+    pending/                            processes that store a checkpoint, or why it was lost: PID-RANDOM, JSON
+    refs/tags/JOB/TAG                   the ID that JOB:TAG names, then a newline
     cache/fingerprints/DIGEST           derived from a pack; may be deleted
-    cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are made anew
+    cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are computed again
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
-    lock, locks/                        flock(2) on `lock`; in `locks` who holds it, for people
+    lock, locks/                        flock(2) on `lock`; `locks` records the holders, for messages
     locks/restore-JOB                   flock(2): one restore of JOB at a time
 
-Nothing here is a link but `staging` in a transaction, which leads to where its images are if that is outside. A reader
-refuses what is no regular file or directory, or belongs neither to root nor to who runs crckpt: see `SECURITY.md`.
-A reader that finds another `format`, or another `schema` in a manifest, refuses.
+The only link is `staging` in a transaction, which leads to its images if they are outside the store. A reader refuses
+what is no regular file or directory, or belongs neither to root nor to the user who runs crckpt: see `SECURITY.md`. A
+reader refuses another `format`, and another `schema` in a manifest.
 
 Page. Everything is stored as pages of 4096 bytes: memory, small image files, details, indexes. The last page of an
-object is filled up with zeros; its size in bytes is kept beside its extents. A page of zeros is not stored.
+object is padded with zeros; its size in bytes is stored with its extents. A page of zeros is not stored.
 
 Pack. Numbers are little endian, without padding::
 
@@ -27,69 +27,71 @@ Pack. Numbers are little endian, without padding::
     frame table, 48 bytes a frame   offset u64, stored bytes u32, raw bytes u32, SHA-256 of the stored bytes
     footer                          offset of the table u64, frames u32, page size u32, "CRCKPAK1"
 
-A frame itself says how many bytes its content has, as the table does, and takes at most 512 KiB; a pack has at most
-2^20 frames. DIGEST is the SHA-256 of the frame table. Frames leave no gaps, so every byte of the file is covered. A
+A frame declares the size of its content, as the table does, and takes at most 512 KiB; a pack has at most 2^20 frames.
+DIGEST is the SHA-256 of the frame table. There are no gaps between frames, so every byte of the file is covered. A
 checkpoint makes as many new packs as it needs; none holds more than a sixteenth of its images, or 16 MiB if that is
 more.
 
-Extent. 24 bytes: first u64, count u32, pack u32, page u64: the pages numbered `first` and following, `count` of them,
-lie in the pack of that number in the manifest's list, from its page `page` on. Pack 0xFFFFFFFF: they are zero.
-Extents of an object stand in the order of its pages.
+Extent. 24 bytes: first u64, count u32, pack u32, page u64. The `count` pages from number `first` on lie in the pack of
+that number in the manifest's list, from its page `page` on. Pack 0xFFFFFFFF: they are zero. The extents of an object
+are in the order of its pages.
 
 Index. One for each checkpoint, itself an object: length u32, JSON of that length, the extents of all files. The JSON
 is {"coding": "columns", "files": [{"name", "kind", "bytes", "pagemap", "extents": how many}, ...]}. The kinds:
 
     file      an image file as it was; its pages are numbered from 0
     pages     pages-N.img; its pages are numbered by address / 4096, as the image file `pagemap` says, in its order
-    details   bytes that the caller gave: JSON that may be secret, and is no image
+    details   bytes from the caller: JSON that may be secret, no image
 
 An index has at most 512 MiB and 2^25 extents, a manifest at most 32 MiB.
 
 Columns are one zstd frame of four columns, each of 8 byte planes (the lowest byte of all extents first), of numbers
 modulo 2^64: `first` as steps, `count` less 1, `pack` plus 1 modulo 2^32, `page` as steps among the extents of its pack
 (0 for pages that are zero). A step is from the end of the extent before, or 0, to the start of this one; step n is
-written as 2n, or as -2n-1 if it is negative.
+encoded as 2n, or as -2n-1 if it is negative.
 
-Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages.
-If the set before was stored, they are extents of that checkpoint's, in the same page map, at the same address.
+Incremental image sets (CRIU's `parent` link) are made complete: every page map entry is PRESENT, and has its pages. If
+the parent set was stored, these are extents of that checkpoint, of the same page map at the same address.
 
 Manifest. JSON: schema 1, job, sequence, created, parent, host, options, tree, note, run_id, stopped, config_digest,
 statistics, packs [{digest, frames, pages}] (the last two: how many of it this checkpoint uses), index {bytes, extents}.
-ID is the SHA-256 of its bytes. So ID, manifest, pack, frame and byte are one chain of SHA-256.
+ID is the SHA-256 of the manifest. So one chain of SHA-256 leads from ID to manifest, pack, frame and byte.
 
-Order. A manifest's `sequence` is one more than the highest of the store when it is committed, which is done in turn
-(flock(2) on `checkpoints`); without one it is 0. Checkpoints stand in the order of `sequence`, then `created`, then ID:
-a clock that was wrong makes none the newest of its job.
+Order. A manifest's `sequence` is one more than the highest in the store at its commit; commits take turns (flock(2) on
+`checkpoints`). A manifest without it has 0. Checkpoints are ordered by `sequence`, then `created`, then ID: a wrong
+clock makes no checkpoint the newest of its job.
 
 Fingerprints. AES-256-GMAC of each page of a pack, under the key in `cache/fingerprints.key` and a nonce of 12 zero
-bytes, 16 bytes each; then the SHA-256 of key, DIGEST (32 bytes) and the fingerprints. Those with another seal, as of
-another key, or of the seeded xxh3-128 that stood here before, are worked out again. Where damage is found in a pack its
-fingerprints are removed: to work them out again it is read whole, and not used if it is damaged.
+bytes, 16 bytes each; then the SHA-256 of key, DIGEST (32 bytes) and the fingerprints. Fingerprints with another seal,
+of another key or of the seeded xxh3-128 of older crckpts, are computed again. If damage is found in a pack, its
+fingerprints are removed: to compute them again the pack is read whole, and is not used if it is damaged.
 
-Pages with equal fingerprints are taken for equal. That is safe against a program that chooses its pages, as GMAC is a
-universal hash: whatever two different pages are, their fingerprints are equal for at most 257 of the 2^128 points that
-a key may stand for. So the probability is at most 2^-119 for a pair, and 2^-57 for any pair among 16 TiB of pages, and
-no program can do better by what it computes. It rests on three things: the key is random, AES hides what it stands for,
-and nobody sees the key or a fingerprint: from two of those with their pages the point can be worked out. Both lie in
-`cache` alone, which only the store's owner can read, who can read the pages, too; neither comes into a manifest, an
-export or a report. What others may learn, from how long a dump takes or how big it is, is whether pages were equal to
-some that are stored. Whose backup of a store was read by others, or who was given a store by somebody, removes `cache`
-before more is stored. A fast hash with a secret seed does not do: pages were found that collide under most seeds.
+Pages with equal fingerprints are treated as equal. This is safe against a program that chooses its pages, because GMAC
+is a universal hash: the fingerprints of two different pages are equal for at most 257 of the 2^128 points that a key
+can select. So the probability is at most 2^-119 for a pair, and 2^-57 for any pair among 16 TiB of pages; no
+computation helps a program. This requires three things: the key is random, AES hides the point, and nobody sees the key
+or a fingerprint, because the point can be computed from two fingerprints with their pages. Both lie only in `cache`,
+which only the store's owner can read, who can read the pages too; neither is in a manifest, an export or a report. From
+the time or the size of a dump others may learn whether its pages were equal to stored ones. If others have read a
+backup of a store, or if a store came from somebody else, remove `cache` before more is stored. A fast hash with a
+secret seed is not enough: pages were found that collide under most seeds.
 
-Copying forward. Pages that are in use of packs of which little else is in use are stored again in new packs, so that
-old packs die; they are taken from the images, or from the packs if the images left them to the parent.
-`copy_forward` says which, and why.
+Copying forward. If little of a pack is still in use, the pages in use are stored again in new packs, so that old packs
+die. They come from the images, or from the packs if the images left them to the parent. `copy_forward` says which
+pages, and why.
 
 Order of writing. Each pack is written in tmp and synced; then all are renamed into packs, and their directories and
-`packs` synced; then the manifest is written in a directory in tmp, both are synced, the directory is renamed into
-checkpoints, and that is synced. So a checkpoint exists if and only if its directory does; it is removed by a rename,
-too, and one whose manifest is missing is damaged. Nothing is modified afterwards. Every checkpoint is complete: it
-refers to packs, never to other checkpoints. Who relies on a name that is there already syncs its directory first:
-whoever made it may have died before that. So gc syncs checkpoints before it removes packs.
+`packs` are synced; then the manifest is written in a directory in tmp, both are synced, the directory is renamed into
+checkpoints, and that is synced. So a checkpoint exists if and only if its directory does. It is removed by a rename
+too; a directory without a manifest is damaged. Nothing is modified afterwards. Every checkpoint is complete: it refers
+to packs, never to other checkpoints. Whatever relies on an existing name syncs its directory first, because the process
+that made the name may have died before its sync. So gc syncs checkpoints before it removes packs.
 
-Lock. Who reads or adds holds it shared, who removes holds it alone. What lies in tmp or pending, or is named by no
-manifest, is removed by gc, which refuses to remove anything as long as a manifest cannot be read. A damaged pack or
-manifest may be replaced, by a rename, by the whole file of that name: the one change that what is stored can suffer.
+Lock. Reading and adding hold it shared, removing holds it alone. gc removes what lies in tmp or pending without a
+living owner, and packs that no manifest names; it removes nothing while a manifest cannot be read. The only change to
+what is stored is a repair: a rename replaces a damaged pack or manifest by the intact file of that name.
+
+`backend` is where all this lies, `format` has the bytes, `write` and `read` the pages, `upkeep` has verify, repair, gc.
 """
 
 from crckpt.store.backend.directory import is_blank

@@ -1,7 +1,7 @@
-"""Pages from the store straight into the memory of processes, on every core.
+"""Write pages from the store into the memory of processes, on every core.
 
-Frame by frame: each is unpacked once, and what it holds is written wherever it belongs. So neither the order of the
-addresses nor in how many packs the pages lie makes a difference, and little memory is taken.
+Each frame is unpacked once, and its pages are written wherever they belong. So the order of addresses and the number of
+packs make no difference, and little memory is used.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
 from crckpt.store.workers import Workers, wait_for_result
 
 _FRAMES_AT_ONCE: Final = 8
-"""Frames that are unpacked, and then written, by one thread: 2 MiB."""
+"""Frames that one thread unpacks and then writes: 2 MiB."""
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
 
 _RUNS_AT_ONCE: Final = 256
-"""Runs that are written at once, which are 2 MiB each at most: then it is seen whether to go on."""
+"""Runs, of 2 MiB at most each, that are written before a thread checks whether to go on."""
 
 _READ_AHEAD: Final = 16
-"""Batches of as many that the disk reads while others are unpacked: at most 32 MiB, which are the kernel's."""
+"""Batches that the disk reads while others are unpacked: at most 32 MiB of page cache."""
 
 _MOST_AHEAD: Final = 64
-"""Batches of as many that may be unpacked before the memory is there: 128 MiB."""
+"""Batches that may be unpacked before the processes exist: 128 MiB."""
 
 _EXTENTS_AT_ONCE: Final = 1 << 18
-"""Extents that are planned at once, or all of one pack: that takes some 200 bytes each."""
+"""Extents that are planned at once, or all of one pack: each takes some 200 bytes."""
 
 
 class _Runs(NamedTuple):
-    """Pages that follow each other both where they are unpacked and where they belong, in the order of batches.
+    """Runs of pages that are adjacent both in the unpacked batch and in memory, in the order of batches.
 
-    All are arrays of as many: the number of the owner, and in bytes where in the unpacked batch they begin, how many
-    they are, and at which address they belong.
+    Arrays of equal length: the number of the owner, and in bytes the start in the unpacked batch, the length, and the
+    address.
     """
 
     owner: npt.NDArray[np.uint32]
@@ -57,20 +57,20 @@ class _Runs(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A batch that is unpacked, or is to be, and its place in our memory."""
+    """A batch of frames, and the slot in our memory into which it is unpacked."""
 
     number: int
     slot: int
 
 
 class MemoryFill:
-    """Pages, and where they belong. They may be placed once.
+    """Fills the memory of processes with pages, once.
 
-    Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; to plan them, 50 MiB for a while.
+    Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; while it plans, another 50 MiB.
     """
 
     def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
-        """`parts` has the pages of each owner, by any name; `first` of the extents is an address / PAGE_SIZE."""
+        """`parts` has the pages of each owner, under any name; `first` of the extents is an address / PAGE_SIZE."""
         self.bytes = sum(page_count(extents) for extents in parts.values()) * PAGE_SIZE
         self._contents = contents
         self._pool = pool
@@ -78,7 +78,7 @@ class MemoryFill:
         extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
         owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
         self._frames: list[Positions] = []
-        # Where the runs of each batch begin, and at last their number.
+        # Where the runs of each batch begin, then the number of all runs.
         self._begins = [0]
         runs = []
         for rows in _by_packs(extents):
@@ -91,7 +91,7 @@ class MemoryFill:
             self._frames += frames
         self._runs = _Runs(*map(np.concatenate, zip(*runs, strict=True)))
         slots = min(len(self._frames), _MOST_AHEAD + pool.size)
-        # Not numpy's own memory, which asks for huge pages: where few are free, the kernel takes long to find them.
+        # mmap, because numpy's memory asks for huge pages: if few are free, the kernel is slow to find them.
         memory = mmap(-1, max(slots, 1) * _PAGES_AT_ONCE * PAGE_SIZE, MAP_PRIVATE)
         self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
         # The pool's threads take from these and add to them.
@@ -103,15 +103,15 @@ class MemoryFill:
         self._is_placed = self._has_ended = False
 
     def begin(self) -> None:
-        """Begin to unpack what there is room for. Whatever else the pool is asked for has its turn in between."""
+        """Begin to unpack, as far as there is room. Other tasks of the pool get their turn between batches."""
         self._ahead = [self._pool.submit(self._unpack_ahead) for _ in range(self._pool.size)]
 
     def fill(self, pids: Mapping[str, int], progress: Callable[[int], None]) -> None:
         """Write all pages into the memory of the processes that own them; `pids` has them by the names.
 
-        `progress` is told how many bytes more are done, by several threads. Raises IntegrityError naming checkpoint,
-        pack and frame on any damage, OSError if a process or its memory is not there. Whatever it raises, some of the
-        pages are written by then, and none is any more.
+        `progress` gets how many more bytes are done, from several threads. Raises IntegrityError, which names
+        checkpoint, pack and frame, on damage; OSError if a process or its memory is not there. When it raises, some
+        pages may be written, and no more will be.
         """
         owners = [pids[name] for name in self._owners]
         works: list[Future[int]] = []
@@ -132,8 +132,8 @@ class MemoryFill:
                 wait(works)
 
     def _unpack_ahead(self) -> Future[Any] | None:
-        """Unpack one batch; the next one, if there is room, is a turn of its own."""
-        # Each of those who place will need a slot.
+        """Unpack one batch; the next one, if there is room, is another task."""
+        # Each thread that writes needs a slot.
         if self._is_placed or len(self._free) <= self._pool.size or (batch := self._next()) is None:
             return None
         self._unpack(batch)
@@ -141,14 +141,14 @@ class MemoryFill:
         return self._pool.submit(self._unpack_ahead)
 
     def _work(self, owners: list[int], progress: Callable[[int], None]) -> int:
-        """Place batches until none is left, or who waits for it is to be interrupted; how many."""
+        """Write batches until none is left, or an interrupt waits; return how many were written."""
         placed = 0
         while self._goes_on() and (batch := self._next_unpacked()) is not None:
             for begin, end in self._slices(batch):
                 if not self._goes_on():
                     return placed
                 progress(self._write(batch, begin, end, owners))
-            # Taken next: what was touched a moment ago is still in the core's cache.
+            # This slot is taken next: it is still in the core's cache.
             self._free.appendleft(batch.slot)
             placed += 1
         return placed
@@ -166,12 +166,12 @@ class MemoryFill:
             return batch
 
     def _next(self) -> _Batch | None:
-        """The next batch to be unpacked, and where; there is room."""
+        """Return the next batch to unpack, with a slot; None if none is left."""
         try:
             batch = _Batch(self._left.popleft(), self._free.popleft())
         except IndexError:
             return None
-        # Of two threads here at once both may ask for some: no harm.
+        # Two threads may ask for the same frames at once: harmless.
         first, self._asked_for = self._asked_for, batch.number + 1 + _READ_AHEAD
         for frames in self._frames[first : self._asked_for]:
             read_ahead(self._contents, frames)
@@ -182,7 +182,7 @@ class MemoryFill:
         unpack(self._contents, frames, self._pages[batch.slot * _PAGES_AT_ONCE :], range(len(frames)))
 
     def _slices(self, batch: _Batch) -> Iterator[tuple[int, int]]:
-        """From where to where in the runs the batch's ones are, each time of one owner and no more than a few."""
+        """Yield ranges of the batch's runs, each of one owner and of at most _RUNS_AT_ONCE runs."""
         first, last = self._begins[batch.number : batch.number + 2]
         owner = self._runs.owner[first:last]
         bounds = [first, *(np.flatnonzero(np.diff(owner)) + 1 + first).tolist(), last]
@@ -190,7 +190,7 @@ class MemoryFill:
             yield from ((at, min(at + _RUNS_AT_ONCE, end)) for at in range(begin, end, _RUNS_AT_ONCE))
 
     def _write(self, batch: _Batch, begin: int, end: int, owners: list[int]) -> int:
-        """Write the runs from `begin` to before `end`, which lie in the batch; how many bytes."""
+        """Write the runs from `begin` to `end` - 1 of the batch; return how many bytes."""
         runs, memory = self._runs, self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data
         lengths = runs.length[begin:end].astype(np.uint64)
         ours = np.stack((runs.start[begin:end] + np.uint64(memory), lengths), axis=1)
@@ -200,7 +200,7 @@ class MemoryFill:
 
 
 def _by_packs(extents: Extents) -> Iterator[Positions]:
-    """Which extents are to be planned at once: all of some packs."""
+    """Yield which extents are planned at once: all of some packs."""
     if len(extents) <= _EXTENTS_AT_ONCE:
         yield np.arange(len(extents))
         return
@@ -213,7 +213,7 @@ def _by_packs(extents: Extents) -> Iterator[Positions]:
 
 
 def _runs(pieces: Pieces, owner: Positions, batches: int) -> tuple[_Runs, Positions]:
-    """The runs of some pieces, each with an owner; and where those of each batch end."""
+    """Return the runs of some pieces, each with an owner, and where the runs of each batch end."""
     batch = pieces.which // _FRAMES_AT_ONCE
     order = np.lexsort((owner, batch))
     batch, owner, to, count = batch[order], owner[order], pieces.to[order], pieces.count[order]

@@ -1,8 +1,8 @@
-"""Files of a checkpoint from front to back: frames are verified and unpacked ahead of their use, on every core.
+"""Read files of a checkpoint from front to back. Frames are verified and unpacked ahead of their use, on every core.
 
-Where pages are rewritten one by one, pages that follow each other lie in many packs, and one page may stand in many
-places. So it is planned beforehand which frames each part of a file needs. An unpacked frame stays as long as a later
-part needs it. Where memory is short, those go that are needed last, and are unpacked once more.
+If a program rewrites single pages, adjacent pages lie in many packs, and one page belongs in many places. So the reader
+plans which frames each part of a file needs. An unpacked frame is kept as long as a later part needs it. If memory runs
+short, the frames that are needed last are dropped, and unpacked again later.
 """
 
 from __future__ import annotations
@@ -44,45 +44,44 @@ _SMALL: Final = 1 << 20
 
 _PAGES_IN_PART: Final = 512
 _PARTS_AT_FIRST: Final = 64
-"""Parts of which the frames are unpacked before anything is asked for: up to 128 MiB."""
+"""Parts whose frames are unpacked before the first part is read: up to 128 MiB."""
 
 _PARTS_AHEAD: Final = 16
-"""And later: what was unpacked a moment ago is still in the cores' caches, and little memory is touched at all."""
+"""The same later: frames unpacked a moment ago are still in the caches of the cores, and little memory is used."""
 
 _FRAMES_AT_ONCE: Final = 8
-"""Frames that follow each other in a pack and are read at once: up to 2 MiB."""
+"""Adjacent frames of a pack that are read at once: up to 2 MiB."""
 
 _MOST_FRAMES: Final = 1024
 """Unpacked frames that are kept for all files together: 256 MiB of memory."""
 
 _FEWEST_FRAMES: Final = 8
-"""But so many, 2 MiB, for each file; as much again is for pages that pipes refer to."""
+"""Frames that each file may keep at least: 2 MiB, and as much again for pages that pipes refer to."""
 
 _NOWHERE: Final = -1
 _ASKED_FOR: Final = -2
 
 _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 _SHARE_OF_PART: Final = 3
-"""A part needs at most a third of the frames that are kept: so it finds room beside the one before and what is lent.
-Where all are kept there is room for each."""
+"""A part needs at most a third of the kept frames: so it fits next to the part before and to what pipes refer to."""
 
 _PAGES_WORTH_LENDING: Final = 16
-"""Where fewer follow each other in memory on average, to copy them takes less than to give each run by itself."""
+"""With fewer adjacent pages on average, copying them takes less time than passing on each run separately."""
 
 _ZEROS: Final = memoryview(bytearray(1 << 20))
-"""Writable, so that a pipe can refer to it; nobody does write."""
+"""Writable, so that a pipe can refer to it; nothing writes there."""
 
 
 class Reader:
-    """Reads the image files of a checkpoint, several at once if need be, each in a thread of its own.
+    """Reads the image files of a checkpoint; several may be read at once, each in its own thread.
 
-    `files` are all of them, `total` their size in bytes. It takes up to 256 MiB of memory, and some 5 MiB for each file
-    that is read at the same time. Every method raises IntegrityError, naming the checkpoint, pack and frame, on any
-    damage.
+    `files` are all of them, `total` is their size in bytes. It takes up to 256 MiB of memory, and some 5 MiB for each
+    file that is read at the same time. On damage every method raises IntegrityError, which names checkpoint, pack and
+    frame.
     """
 
     def __init__(self, contents: Contents, pool: Workers) -> None:
-        """Reads the index. Frames are unpacked in the `pool`."""
+        """Read the index. The threads of `pool` unpack frames."""
         self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
@@ -93,10 +92,10 @@ class Reader:
         self._bounds: dict[str, Numbers] = {}
 
     def set_apart(self, own: Mapping[str, Sequence[MemoryRange]]) -> MemoryFill:
-        """Take pages out of the images, to be put into place without CRIU.
+        """Take pages out of the images; the result fills memory with them, without CRIU.
 
-        `own` has, by the names of page maps, the memory in which they are. Those of a page map in which a page could
-        stand twice stay. To be called before an image is asked for.
+        `own` has the memory of these pages by the names of page maps. The pages of a page map that may have a page
+        twice stay in the images. Call this before reading an image.
         """
         apart: dict[str, Extents] = {}
         for file in self.files:
@@ -109,7 +108,7 @@ class Reader:
             return MemoryFill(self._contents, apart, self._pool)
 
     def begin(self) -> None:
-        """Begin to unpack the largest image, which will be asked for: until then the cores have nothing to do."""
+        """Begin to unpack the largest image, while the cores are idle."""
         with self._contents.named():
             largest = max((self._left.get(file.name, file) for file in self.files), key=lambda file: file.bytes)
             if largest.bytes > _SMALL:
@@ -118,11 +117,10 @@ class Reader:
                 self._begun = largest.name, plan
 
     def image(self, name: str) -> Iterator[memoryview] | None:
-        """The content of an image file, in parts, to be put into a pipe; None if there is no such file.
+        """Yield the content of an image file in parts, for a pipe; return None if there is no such file.
 
-        A part that is writable memory stays as it is until PIPE_SIZE bytes more were asked for: so a pipe can refer to
-        it. The last PIPE_SIZE bytes are zeros, which stay for ever, or read-only copies: memory is used again once a
-        file was read to its end.
+        A part in writable memory stays valid until PIPE_SIZE more bytes were read, so that a pipe can refer to it. The
+        last PIPE_SIZE bytes are zeros, which stay valid, or read-only copies: memory is reused after the end of a file.
         """
         file = self._left.get(name) or self._contents.index.find(name)
         if file is None:
@@ -130,7 +128,7 @@ class Reader:
         return self._cut(file) if name in self._bounds else self._filled(file)
 
     def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
-        """(offset, content) of all that is not zero, in order; each is good until the next is asked for."""
+        """Yield (offset, content) of all that is not zero, in order; each is valid until the next is read."""
         if file.bytes <= _SMALL:
             with self._one_at_a_time:
                 content = self._contents.read(file)
@@ -152,7 +150,7 @@ class Reader:
         return plan
 
     def _cut(self, file: StoredFile) -> Iterator[memoryview]:
-        """A page map, without the pages that are set apart."""
+        """Yield a page map without the pages that are set apart."""
         with self._one_at_a_time:
             content = self._contents.read(file)
         with self._contents.named():
@@ -181,7 +179,7 @@ def _is_in_order(extents: Extents) -> bool:
 
 
 class _Plan:
-    """Which frames each part of a file needs, and which of them are unpacked, where."""
+    """Plans which frames each part of a file needs, and keeps those that are unpacked."""
 
     def __init__(self, contents: Contents, file: StoredFile, most: int, pool: Executor) -> None:
         """`most` is how many unpacked frames may be kept."""
@@ -227,7 +225,7 @@ class _Plan:
             yield from self._part(part)
 
     def _ask_ahead(self, now: int, parts: int) -> None:
-        """Have the frames of part `now`, and of others up to so many `parts`, unpacked, as far as there is room."""
+        """Let the frames of `parts` parts from `now` on be unpacked, as far as there is room."""
         in_use = self._first_in_use(now)
         self._let_go(in_use)
         for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
@@ -242,19 +240,19 @@ class _Plan:
         return missing
 
     def _first_in_use(self, part: int) -> int:
-        """When `slice_extents` is to be read: it, or the first part before it of which pipes may still hold pages."""
+        """Return the first part that is in use when `part` is read: pipes may still refer to pages of earlier parts."""
         if not part or not self._are_lent:
             return part
         return int(np.searchsorted(self._read_after, self._read_after[part - 1] - _LENT_PAGES, side="right"))
 
     def _let_go(self, now: int) -> None:
-        """Free what no part from `now` on needs."""
+        """Drop frames that no part from `now` on needs."""
         end = int(np.searchsorted(self._needed_until, now))
         self._forget(self._by_last_use[self._let_go_of : end])
         self._let_go_of = end
 
     def _has_room(self, wanted: int, part: int, now: int) -> bool:
-        """Make room for so many frames of a part; whether there was, beside what it and those from `now` on need."""
+        """Make room for the frames of a part; False if frames that are needed up to it leave none."""
         short = wanted - self._room
         if short > 0:
             frames = self._frame_in[self._frame_in >= 0]
@@ -273,13 +271,13 @@ class _Plan:
         self._free += slots.tolist()
 
     def _next_use(self, frames: Positions, now: int) -> Positions:
-        """The part, `now` or later, that needs each of the frames next; there is one."""
+        """Return the part from `now` on that needs each of the frames next; there is one."""
         parts = len(self._ends)
         found: Positions = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
         return found
 
     def _ask(self, missing: Positions) -> list[Future[None]]:
-        """Have frames unpacked that are not; there is room."""
+        """Let missing frames be unpacked; there is room."""
         self._room -= len(missing)
         self._slot_of[missing] = _ASKED_FOR
         return [
@@ -288,9 +286,9 @@ class _Plan:
         ]
 
     def _unpack(self, missing: Positions) -> None:
-        """Unpack frames, which are in order."""
-        # Only now: what was let go of meanwhile is taken first, and is memory that was touched before. In order: what
-        # follows each other in the file then does so in memory, and need not be copied together.
+        """Unpack frames, given in order."""
+        # Slots are taken here, so that those just dropped, whose memory was used before, come first. They are sorted,
+        # so that pages that are adjacent in the file are adjacent in memory, and need not be copied.
         slots = sorted(self._free.pop() for _ in range(len(missing)))
         unpack(self._contents, self._pieces.frames[missing], self._pages, slots)
         self._slot_of[missing], self._frame_in[slots] = slots, missing
@@ -305,7 +303,7 @@ class _Plan:
         if self._are_lent and np.count_nonzero(scattered) * _PAGES_WORTH_LENDING <= total:
             pages, places, cuts = self._pages, rows, cuts | scattered
         else:
-            # The places are known to be inside; any other mode than "clip" copies twice.
+            # All rows exist; any mode but "clip" copies twice.
             pages = self._pages.take(
                 expand_ranges(rows, counts).view(np.int64), axis=0, out=self._ring.next(total), mode="clip"
             )
@@ -317,16 +315,16 @@ class _Plan:
 
 
 class _Ring:
-    """Memory for pages that is used again when pipes hold nothing of it any more."""
+    """Memory for pages that is reused when no pipe refers to it any more."""
 
     def __init__(self, most: int) -> None:
-        """`most` is how many pages are asked for at once."""
-        # At once, given before with less than _LENT_PAGES after them, and unused at the end.
+        """`most` is the largest number of pages asked for at once."""
+        # What is asked for now, what was given less than _LENT_PAGES ago, and what is unused at the end.
         self._pages = np.empty((3 * most + _LENT_PAGES, PAGE_SIZE), np.uint8)
         self._at = 0
 
     def next(self, count: int) -> Bytes:
-        """Room for so many pages."""
+        """Return memory for `count` pages."""
         if self._at + count > len(self._pages):
             self._at = 0
         self._at += count
@@ -339,7 +337,7 @@ def _zeros(count: int) -> Iterator[memoryview]:
 
 
 def _ends(pieces: Pieces, most: int) -> list[int]:
-    """Where the parts end, in pieces: each has about so many pages as are read at once, in up to `most` frames."""
+    """Return where parts end, in pieces: each has about _PAGES_IN_PART pages, in up to `most` frames."""
     by_pages = np.cumsum(pieces.count) // _PAGES_IN_PART
     cuts = np.diff(by_pages, prepend=by_pages[:1]) != 0
     needs = unique_sorted(np.cumsum(cuts) * len(pieces.frames) + pieces.which) // max(1, len(pieces.frames))

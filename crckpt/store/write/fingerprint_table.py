@@ -1,4 +1,4 @@
-"""Which fingerprints were met before: a hash table in arrays, since objects would cost 200 bytes a page. Pure."""
+"""A hash table of fingerprints, in arrays: objects would take 200 bytes a page. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 from crckpt.store.format.extents import Numbers, Positions
 
 MOST: Final = 1 << 22
-"""How many a checkpoint remembers: those of 16 GiB of pages, in 96 MiB. What comes after them is stored again."""
+"""The most fingerprints of a table: 16 GiB of pages, in 96 MiB. Equal pages after them are stored again."""
 
 
 class FingerprintTable:
-    """Fingerprints (n by 2 numbers), numbered from 0 in the order in which they come.
+    """Fingerprints (n by 2 numbers), numbered from 0 in the order in which they are added.
 
-    The first `most` of them are remembered, in 24 to 32 bytes each; the others only count. Open addressing: a
-    fingerprint lies in the first slot that was free, from the one on that its low bits name.
+    The first `most` are kept, in 24 to 32 bytes each; the others only count. Open addressing: a fingerprint is in the
+    first slot that was free, from the slot of its low bits on.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,7 +30,7 @@ class FingerprintTable:
         self._mask = np.uint64(len(self._slots) - 1)
 
     def find(self, prints: Numbers) -> Positions:
-        """The number of each, -1 for those that are not remembered."""
+        """Find the number of each, -1 for those that are not kept."""
         found = np.full(len(prints), -1, np.int64)
         left = np.arange(len(prints) if min(self.count, self._most) else 0)
         low, high = np.ascontiguousarray(prints.T)
@@ -45,7 +45,7 @@ class FingerprintTable:
         return found
 
     def extend(self, prints: Numbers) -> None:
-        """Give the next numbers to all of them, also to those that were met before: `find` knows the older number."""
+        """Give the next numbers to all of them, also to those that have one: `find` finds the older number."""
         some = prints[: max(0, self._most - self.count)]
         numbers = np.arange(self.count, self.count + len(some))
         self._prints[:, self.count : self.count + len(some)] = some.T
@@ -59,9 +59,9 @@ class FingerprintTable:
             numbers, slot = numbers[lost], (slot[lost] + np.uint64(1)) & self._mask
 
     def number(self, prints: Numbers) -> tuple[Positions, Positions]:
-        """The number of each, and which rows are the first with theirs, in order: those are new, and now have one.
+        """Return the number of each, and the rows that are new, in order: they now have a number.
 
-        Once no more can be remembered, all that is not found is new, even if it comes twice.
+        Once the table is full, all that is not found is new, even if it comes twice.
         """
         numbers = self.find(prints)
         missing = np.flatnonzero(numbers < 0)
@@ -75,10 +75,10 @@ class FingerprintTable:
 
 
 def _grouped(prints: Numbers) -> tuple[Positions, npt.NDArray[np.intp]]:
-    """The first row of each fingerprint, in order, and which of those each row is equal to.
+    """Return the first row of each fingerprint, in order, and which of those each row equals.
 
-    Equal ones that another one with the same low half comes between may pass for different: it takes 2^32 pages to
-    meet two such, and a page is then stored twice.
+    Equal fingerprints may count as different if another with the same low half sorts between them: that takes some
+    2^32 pages, and then a page is stored twice.
     """
     low, high = np.ascontiguousarray(prints.T)
     order = np.argsort(low)

@@ -1,4 +1,4 @@
-"""Open image files, which may come from elsewhere: open once, check, and only then read."""
+"""Open image files, which may come from elsewhere: open once, check, then read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from crckpt.host.disk.checked_files import open_checked, read_checked
 from crckpt.images.pagemap import is_pagemap
 
 _MOST: Final = 256 << 20
-"""The size of the largest image that is read as a whole: `files.img` of more than a million files."""
+"""The largest size of an image that is read as a whole: `files.img` of more than a million files."""
 
 _MOST_LARGE: Final = 1 << 30
-"""The same of a page map, which has 64 million entries then, and of a deleted file, which has its content."""
+"""The same of a page map, then of 64 million entries, and of a deleted file, which has its content."""
 
 
 @contextmanager
 def opened_image(path: Path) -> Iterator[int]:
-    """A descriptor of an image file. Raises IntegrityError, OSError.
+    """Open an image file, and yield its descriptor. Raises IntegrityError, OSError.
 
     It must belong to root, to us, or to the owner of its directory: unpacking an archive gives both the same owner.
     """
@@ -32,6 +32,6 @@ def opened_image(path: Path) -> Iterator[int]:
 
 
 def read_image_file(path: Path) -> bytes:
-    """An image as a whole. Raises what `opened_image` raises, and IntegrityError if it is too large for that."""
+    """Read an image as a whole. Raises what `opened_image` raises, and IntegrityError if it is too large."""
     is_large = is_pagemap(path.name) or path.name.startswith("ghost-file-")
     return read_checked(path, _MOST_LARGE if is_large else _MOST, owner=path.parent.stat().st_uid)

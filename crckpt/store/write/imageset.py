@@ -1,8 +1,8 @@
-"""An image directory as CRIU left it, as sources of pages; incremental ones are made complete.
+"""Read an image directory that CRIU wrote as sources of pages; make incremental sets complete.
 
-An incremental set has page map entries whose pages lie in the set before it, behind its symlink `parent`, and so on.
-They are gathered from there. One set of the chain may be a *base*, that is a checkpoint: of its pages is told only
-which they are. Page maps are changed to have them all.
+An incremental set has page map entries whose pages lie in its parent, to which its symlink `parent` leads, and so on.
+The pages are collected from there. One set of the chain may be a *base*, which is a checkpoint: its pages are only
+listed. Page maps are changed to have all pages.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ from crckpt.store.write.image_files import opened_image, read_image_file
 
 _NOTHING: Final = np.empty(0, EXTENT)
 _IN_BASE: Final = ZERO
-"""In place of a file's number. As pages of zeros, those of the base have no place that could be joined or moved."""
+"""Replaces the number of a file. Like pages of zeros, those of the base have no place that joins or moves."""
 
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
 
 
 class Source(Struct, frozen=True, dict=True):
-    """An object to be stored: `size` bytes of `content`, or of `files`.
+    """An object to store: `size` bytes of `content`, or of `files`.
 
-    `extents` say where its pages lie, as in `Index`, with the number of a file for that of a pack: nothing here takes
-    memory by the page, however large the images are. `left` are the addresses of pages that belong to the object beside
-    these, and lie in the checkpoint before.
+    `extents` say where its pages lie, as in `Index`, with file numbers for pack numbers: memory does not grow with the
+    number of pages. `left` are addresses of further pages of the object, which the parent checkpoint has.
     """
 
     name: str
@@ -72,11 +71,11 @@ class Source(Struct, frozen=True, dict=True):
 
     @property
     def pages(self) -> int:
-        """The last one may be filled up with zeros."""
+        """How many pages it has; the last one may be padded with zeros."""
         return -(-self.size // PAGE_SIZE)
 
     def read(self, start: int, into: Bytes) -> Numbers:
-        """Fill `into` (n by page size) with the pages from the `start`-th on; their numbers (addresses for PAGES).
+        """Fill `into` (n by page size) with pages from the `start`-th on; return their numbers (addresses for PAGES).
 
         Raises IntegrityError if files shrink.
         """
@@ -86,9 +85,9 @@ class Source(Struct, frozen=True, dict=True):
         return expand_ranges(some["first"], some["count"])
 
     def read_some(self, which: Positions) -> Iterator[tuple[slice, Bytes]]:
-        """The pages at these positions, in order, in batches: which of them, and their contents.
+        """Yield the pages at these positions, in order, in batches: which of them, and their contents.
 
-        The contents are good until the next batch: its memory is used again. Raises IntegrityError if files shrink.
+        The contents are valid until the next batch, which reuses the memory. Raises IntegrityError if files shrink.
         """
         buffer = np.empty((min(len(which), BATCH_PAGES), PAGE_SIZE), np.uint8)
         for start in range(0, len(which), BATCH_PAGES):
@@ -126,15 +125,15 @@ class Source(Struct, frozen=True, dict=True):
 
 
 def bytes_source(name: str, kind: str, content: bytes) -> Source:
-    """Bytes to be stored."""
+    """Make a source of bytes."""
     return Source(name, kind, len(content), _whole_file(len(content)), content=content)
 
 
 def find_sources(directory: Path, details: bytes, base: Path | None = None) -> tuple[Source, ...]:
-    """Everything to be stored of an image directory, in the order of the names, `details` last.
+    """Find everything to store of an image directory, in the order of names, `details` last.
 
-    What it leaves to the set in `base`, which needs not be there, is `left`. Raises IntegrityError if page maps and
-    pages do not fit together, or if something is no regular file.
+    Pages that it leaves to the set in `base`, which need not exist, are `left`. Raises IntegrityError if page maps and
+    pages do not match, or if something is no regular file.
     """
     sizes = _sizes(directory)
     found: dict[str, Source] = {}
@@ -192,7 +191,7 @@ def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | Non
     except RecursionError:
         raise IntegrityError(f"{name}: it has too many parent image sets") from None
     in_base = extents["pack"] == _IN_BASE
-    # What is left and what is not is put together by the addresses.
+    # Pages that are left are later merged with the others by address.
     if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
         raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
     own = extents[~in_base]
@@ -203,14 +202,14 @@ def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | Non
 
 
 class _Chain(NamedTuple):
-    """The sets that the pages of one page map lie in; `files` are those found so far."""
+    """The sets in which the pages of one page map lie; `files` are those found so far."""
 
     name: str
     base: Path | None
     files: list[Path]
 
     def locate_pages(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
-        """Where all its pages lie, in its order, with numbers of `files`."""
+        """Locate all pages of a page map, in its order, with numbers of `files`."""
         _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
         number = len(self.files)
         self.files.append(directory / pagemap.pages_name)
@@ -236,7 +235,7 @@ class _Chain(NamedTuple):
         return _replace_inherited(extents, inherited, above, self.name)
 
     def _locate_in_parent(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
-        """What lies in the set before; None if that is the base, which has what is left to it."""
+        """Locate the pages of the parent set; None if that is the base."""
         link = directory / PARENT
         above = link.resolve()
         if link.is_symlink() and above == self.base:
@@ -249,7 +248,7 @@ class _Chain(NamedTuple):
 
 
 def _replace_inherited(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
-    """The extents, with those that are inherited replaced by what `above` has there."""
+    """Replace the inherited extents by what `above` has at their addresses."""
     if not inherited.any():
         return extents
     try:
