@@ -137,7 +137,7 @@ class CriuRun:
         is_interrupted = interrupt_is_waiting()
         self._dump_limit.look(is_to_end=self._failure is not None or is_interrupted)
         if self._dump_limit.is_lost:
-            self._child.let_go()
+            self._child.abandon()
             said = f"CRIU, process {self.pid}, waits in the kernel and cannot be ended"
             if is_interrupted:
                 raise self._failure or interruption(said)

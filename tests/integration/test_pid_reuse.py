@@ -136,7 +136,7 @@ def test_a_process_keeps_its_number_until_it_is_reaped(sleeper: Sleeper) -> None
 
 
 def assert_has_number(held: PinnedProcess, *, has: bool = True) -> None:
-    assert held.has_its_number == has
+    assert held.keeps_pid == has
 
 
 def test_a_number_that_another_process_has_is_not_waited_for(sleeper: Sleeper) -> None:

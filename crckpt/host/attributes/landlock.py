@@ -87,7 +87,7 @@ def _other_process(pid: int) -> Iterator[int]:
         finally:
             child.kill()
             # Do not wait for its end: a tracer could delay that.
-            child.let_go()
+            child.abandon()
     finally:
         for descriptor in (listened, asks, hears, answers):
             if descriptor >= 0:

@@ -97,7 +97,7 @@ def _wait_for_progress(child: run.Child, answers: int) -> bool:
         written = now
         if child.ends_within(_PATIENCE_S):
             return True
-    child.let_go()
+    child.abandon()
     return False
 
 

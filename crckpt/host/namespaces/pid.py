@@ -32,7 +32,7 @@ def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = Tru
     """
     with started_init(("unshare",), root, work, owner, own_session=own_session) as (child, init):
         yield PidNamespace(init, child.pid)
-        child.let_go()
+        child.abandon()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def continue_in_background() -> Callable[[], None]:
     os.close(reading)
     os.setsid()
 
-    def let_go() -> None:
+    def detach() -> None:
         # The parent may have ended.
         with suppress(OSError):
             sys.stdout.flush()
@@ -40,7 +40,7 @@ def continue_in_background() -> Callable[[], None]:
             os.write(writing, b".")
         os.close(writing)
 
-    return let_go
+    return detach
 
 
 def _wait(child: int, reading: int) -> NoReturn:

@@ -35,14 +35,14 @@ class Ending(Struct, frozen=True):
     code: int | None
 
     @property
-    def how(self) -> str:
+    def clause(self) -> str:
         """The end of a clause, like ` with status 1`; empty if it is not known."""
         if self.code is None:
             return ""
         return f" with status {self.code}" if self.code >= 0 else f" by signal {-self.code}"
 
 
-def ending_of(pid: int) -> Ending | None:
+def find_ending(pid: int) -> Ending | None:
     """How a process, perhaps our child, has ended; None if it is alive. A child still has to be waited for."""
     with suppress(ChildProcessError):
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -62,7 +62,7 @@ class Child:
         if self.pidfd >= 0:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Never reap it ourselves: others wait for it by its PID."""
         self._close()
         self._process.returncode = 0  # Popen's finalizer reaps a child whose status it does not know

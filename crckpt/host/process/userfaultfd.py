@@ -79,7 +79,7 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
             why = f"ended with {child.wait()}"
         except TimeoutError:
             # Do not kill it: during a call the process would end, too.
-            child.let_go()
+            child.abandon()
             why = f"was kept waiting for {_PATIENCE_S:g} s"
     return tuple(
         found.get(pid) or TakeResult(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted

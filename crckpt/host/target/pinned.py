@@ -18,14 +18,14 @@ class PinnedProcess:
     """The process that had the PID `pid` when this object was made."""
 
     def __init__(self, pid: int) -> None:
-        """Open a pidfd. If there is no such process, `has_its_number` is false."""
+        """Open a pidfd. If there is no such process, `keeps_pid` is false."""
         self.pid = pid
         self._descriptor = -1
         with suppress(OSError):
             self._descriptor = os.pidfd_open(pid)
 
     @property
-    def has_its_number(self) -> bool:
+    def keeps_pid(self) -> bool:
         """Whether the PID still belongs to this process: it runs, or is a zombie."""
         if self._descriptor < 0:
             return False
@@ -33,7 +33,7 @@ class PinnedProcess:
         return parse_info(read_info("self", self._descriptor)).get("Pid") == str(self.pid)
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it has not ended."""
         if self._descriptor < 0:
             return False
@@ -43,7 +43,7 @@ class PinnedProcess:
 
     def check(self) -> None:
         """Raise DumpFailed unless the PID has belonged to this process all the time."""
-        if self.has_its_number:
+        if self.keeps_pid:
             return
         now = proc.read_process(self.pid)
         whose = f", and another process ({now.comm}) now has its number" if now is not None else ""
@@ -52,7 +52,7 @@ class PinnedProcess:
     @property
     def is_replaced(self) -> bool:
         """Whether another process has its number."""
-        return not self.has_its_number and proc.start_time(self.pid) is not None
+        return not self.keeps_pid and proc.start_time(self.pid) is not None
 
     def close(self) -> None:
         """Close the pidfd."""

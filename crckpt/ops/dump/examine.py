@@ -73,7 +73,7 @@ class DumpTarget(Struct, frozen=True):
     @property
     def root_has_ended(self) -> bool:
         """Whether the root has ended since it was held."""
-        return self.root is not None and not self.root.lives
+        return self.root is not None and not self.root.is_alive
 
     def check_root(self) -> None:
         """Raise DumpFailed if the root's PID may have been another process's since it was held."""

@@ -258,14 +258,14 @@ def _lift_network_lock(checkpoint: Checkpoint) -> None:
 
 def _check_root(root: int, init: int | None) -> Iterator[Finding]:
     """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed."""
-    ending = orphans.ending_of(init or root)
+    ending = orphans.find_ending(init or root)
     if ending is None:
         return
     if ending.code == 0:
         yield cause("root-ended").finding(pid=str(root))
         return
     raise RestoreFailed(
-        f"the root of the restored tree, PID {root}, ended at once{ending.how}; nothing is left behind",
+        f"the root of the restored tree, PID {root}, ended at once{ending.clause}; nothing is left behind",
         hint="read the program's output: crckpt restore REF, without --detach",
     )
 

@@ -148,7 +148,7 @@ def test_a_child_that_was_let_go_keeps_its_status(tmp_path: Path) -> None:
     child = run.start(["sh", "-c", "exit 7"], output=tmp_path / "out")
     pid = child.pid
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    child.let_go()
+    child.abandon()
     del child
     gc.collect()
     subprocess.run(["true"], check=True)

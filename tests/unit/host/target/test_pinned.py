@@ -33,7 +33,7 @@ def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> No
     systemctl.write_text(_ANSWERS.format(start="", pid=sleeper.pid))
     with pinned("unit:web") as process:
         process.check()
-        assert process.lives
+        assert process.is_alive
         assert process.pid == sleeper.pid
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
     process = PinnedProcess(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
-    assert not process.lives
+    assert not process.is_alive
     with pytest.raises(DumpFailed, match=f"PID {sleeper.pid} ended"):
         process.check()
     process.close()
