@@ -146,7 +146,7 @@ SOCKETS: Final = (
     Dump("tun", "tun"),
 )
 PLACES: Final = (
-    Dump("nested-namespace", "child_in_namespace", "has a uts namespace of its own"),
+    Dump("nested-namespace", "child_in_namespace", "has its own uts namespace"),
     Dump("no-namespace-init", within=("unshare", "--pid", "--fork", *BEHIND_SHELL), depth=2),
     Dump("session-outside", says="process {pid}", within=("unshare", "--pid", "--fork"), depth=1),
     Dump(
@@ -188,6 +188,6 @@ OPTIONS: Final = (
     Dump("arguments", options=("--network-lock", "nonsense")),
     Dump("configuration", options=("--config", "/etc/passwd")),
     Dump("images-directory", options=("--images-dir", "/nonexistent")),
-    Dump("log-file", says="the log /nonexistent/log cannot be made", options=("--log-file", "/nonexistent/log")),
+    Dump("log-file", says="the log /nonexistent/log cannot be created", options=("--log-file", "/nonexistent/log")),
 )
 DUMPS: Final = (*MEMORY, *FILES, *SOCKETS, *PLACES, *PROCESSES, *OPTIONS)
