@@ -1,7 +1,7 @@
 """Read /proc: each of its files has one parser here.
 
 `tree`, `command`, `ids` and `writers` answer questions that take several files. psutil has no start time in clock
-ticks, namespaces, fdinfo or thread states, and takes 60 ms to import: so what names a process is read here.
+ticks, namespaces, fdinfo or thread states, and takes 12 to 60 ms to import: so what names a process is read here.
 """
 
 from crckpt.host.proc.command import command_line, read_commands, title, working_directory

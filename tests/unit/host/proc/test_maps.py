@@ -1,0 +1,36 @@
+"""Maps of our own process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from crckpt.host.proc.maps import Map, count_maps, mapped_files, read_maps
+
+
+def test_a_mapped_file(tmp_path: Path) -> None:
+    path = tmp_path / "with spaces "
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
+        (found,) = (each for each in read_maps(os.getpid()) if each.path.startswith(str(tmp_path)))
+        assert found.path == str(path)
+        assert (found.is_shared, found.is_writable, found.has_file) == (True, True, True)
+        assert found.end - found.start == mmap.PAGESIZE
+        assert Path(found.link(os.getpid())).stat().st_ino == path.stat().st_ino
+        assert found.link(os.getpid()) in mapped_files(os.getpid()).values()
+
+
+def test_memory_without_a_file() -> None:
+    (stack,) = (each for each in read_maps(os.getpid()) if each.path == "[stack]")
+    assert (stack.is_shared, stack.is_writable, stack.has_file) == (False, True, False)
+
+
+def test_the_name_of_a_link_has_no_zeros_in_front() -> None:
+    found = Map("00400000-00401000", "r-xp", "0", "08:01", "7", "/bin/true")
+    assert found.link(1) == "/proc/1/map_files/400000-401000"
+
+
+def test_an_ended_process_has_none() -> None:
+    assert count_maps(2**22 + 1) == 0
+    assert mapped_files(2**22 + 1) == {}
