@@ -21,7 +21,7 @@ from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.names import ID, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
-from crckpt.store.removal import remove_checkpoints
+from crckpt.store.remove_checkpoints import remove_checkpoints
 from crckpt.store.transaction import Transaction, transaction
 
 

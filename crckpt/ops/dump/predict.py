@@ -81,7 +81,7 @@ def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
     above = space.nearest_existing(context.store)
     store = context.repository() if above == context.store and any(above.iterdir()) else None
     with ExitStack() as stack:
-        # The lock is held for a moment only: what `OnTrial` needs of the store stays open even if it is removed.
+        # The lock is held for a moment only: what `StorageTrial` needs of the store stays open even if it is removed.
         with store.shared() if store else nullcontext():
             work = stack.enter_context(staged(store.backend.scratch if store else above))
             own = Repository.open(work / "own", create=True)

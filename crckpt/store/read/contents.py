@@ -14,7 +14,7 @@ import numpy as np
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.doubt import forget_fingerprints
+from crckpt.store.forget_fingerprints import forget_fingerprints
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
 from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
-from crckpt.store.doubt import forget_fingerprints
+from crckpt.store.forget_fingerprints import forget_fingerprints
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 from crckpt.store.upkeep.damage import Damage

@@ -37,10 +37,10 @@ class FingerprintTable:
         slot = low[left] & self._mask
         while len(left):
             # A free slot, 0, becomes the last fingerprint: what that is does not matter.
-            held = self._slots[slot].astype(np.int64) - 1
-            hit = (self._prints[0][held] == low[left]) & (self._prints[1][held] == high[left]) & (held >= 0)
-            found[left[hit]] = held[hit]
-            further = ~hit & (held >= 0)
+            number = self._slots[slot].astype(np.int64) - 1
+            hit = (self._prints[0][number] == low[left]) & (self._prints[1][number] == high[left]) & (number >= 0)
+            found[left[hit]] = number[hit]
+            further = ~hit & (number >= 0)
             left, slot = left[further], (slot[further] + np.uint64(1)) & self._mask
         return found
 

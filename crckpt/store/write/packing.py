@@ -106,8 +106,8 @@ def pack_images(
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
     found = find_sources(images, details, base)
-    held = sum(source.size for source in found)
-    raw = held + sum(page_count(source.left) for source in found) * PAGE_SIZE
+    size = sum(source.size for source in found)
+    raw = size + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     known = KnownPages(backend, key, parent if target.dedup or base else None)
     left = [known.find_inherited(source.key, source.left) for source in found]
@@ -115,7 +115,7 @@ def pack_images(
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
         packing = Packing(known, new_pages, packs, key)
-        files = packing.store(found, pool, lambda done: target.progress(min(done, held), held))
+        files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         counts, new = _add_inherited(packing.counts, left), packs.pages
         chosen = choose_pages(_known_pages_in_use(files, left, known), known.starts, new)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]

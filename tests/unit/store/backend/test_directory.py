@@ -1,4 +1,4 @@
-"""What is a store, who may use it, and how one comes to be."""
+"""Which directory is a store, who may use it, and how one is made."""
 
 from __future__ import annotations
 
