@@ -47,9 +47,7 @@ def find(option: Path | None, configured: Path | None) -> Criu:
         alone = f": {causes[0]}" if len(causes) == 1 else ""
         raise HostCannot(f"no CRIU works on this host{alone}", hint=_HINT, causes=causes)
     named = (pair for pair in found.rejected if pair[0].origin in _NAMED)
-    return replace(
-        found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was passed over: {why}" for bad, why in named)
-    )
+    return replace(found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was skipped: {why}" for bad, why in named))
 
 
 def search(option: Path | None, configured: Path | None, memory: Path | None = None) -> Search:

@@ -66,7 +66,7 @@ def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
     with started(BY_NAME["nobody"]) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
             done = subprocess.run((*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False)
-            assert (done.returncode, "may not look into the tree" in done.stderr) == (20, True), done.stderr
+            assert (done.returncode, "is not allowed to read the tree" in done.stderr) == (20, True), done.stderr
             assert "CAP_SYS_PTRACE" in done.stderr
 
 

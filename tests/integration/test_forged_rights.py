@@ -36,7 +36,7 @@ def test_no_checkpoint_gives_a_program_more_than_it_had(crckpt: Crckpt) -> None:
         command.send_signal(signal.SIGCONT)
         _, said = command.communicate(timeout=60)
         assert command.returncode == 21, said
-        assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it has not" in said
+        assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it does not have" in said
         tree.wait_growth(tree.counters())
         assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
 

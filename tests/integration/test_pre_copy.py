@@ -434,7 +434,7 @@ def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, targ
     checksum = target.signalled(signal.SIGIO)
     result = dumped(crckpt, target)
     assert result["tracked"]["rounds"] == (0 if is_left else 1)
-    assert ("did not fit what was copied before" in result["tracked"]["why_full"]) == is_left
+    assert ("does not match what was copied before" in result["tracked"]["why_full"]) == is_left
     is_whole(crckpt, result["checkpoint"]["id"], target)
     assert restored(crckpt, target, "job", 2) == checksum
 

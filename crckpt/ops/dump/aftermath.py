@@ -73,7 +73,7 @@ def _find_mismatch(result: CriuResult) -> str:
     if result.status < 0 or finding is None or finding.key not in _OF_THE_BASE:
         return ""
     what = f"of {explanation.place} " if explanation.place else ""
-    return f"what CRIU found {what}did not fit what was copied before: {finding.what}"
+    return f"what CRIU found {what}does not match what was copied before: {finding.what}"
 
 
 class TreeState(Struct, frozen=True):

@@ -63,8 +63,10 @@ def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:
         tid = int(image.stem.removeprefix("core-"))
         had = rights.get(tid)
         if had is None or (more := ", ".join(excess_rights(saved, had))):
-            what = f"the rights of {more}, which it has not" if had is not None else "rights that nobody has seen"
+            what = (
+                f"the rights of {more}, which it does not have" if had is not None else "rights that could not be read"
+            )
             raise DumpFailed(
-                f"the dump failed: task {tid} told CRIU that it has {what}: its memory was changed meanwhile",
-                hint="look which other process of its user did that, and end it",
+                f"the dump failed: task {tid} told CRIU that it has {what}: its memory was changed during the dump",
+                hint="find the process of its user that did that, and end it",
             )

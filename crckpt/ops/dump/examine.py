@@ -198,8 +198,10 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
     try:
         return tree.observe(process, own, memory), JobName(job)
     except PermissionError as error:
-        hint = "give us the capability CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
-        raise HostCannot(f"we may not look into the tree: {error.filename or error.strerror}", hint=hint) from error
+        hint = "run crckpt with the capability CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+        raise HostCannot(
+            f"crckpt is not allowed to read the tree: {error.filename or error.strerror}", hint=hint
+        ) from error
 
 
 def _default_job(comm: str) -> str:

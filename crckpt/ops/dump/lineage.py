@@ -20,7 +20,7 @@ from crckpt.tracking.keeper.client import ENDED, KeeperSession, find_session, op
 from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.preload.library import identity
 
-_APART: Final = "CRIU runs as another user, or in namespaces of the tree: what was written is not asked for there"
+_APART: Final = "CRIU runs as another user, or in namespaces of the tree, where crckpt does not track"
 
 
 class Lineage:
