@@ -32,8 +32,9 @@ _AGAIN = "try again: the next dump of this tree is full"
 class BaseMismatch(DumpFailed):
     """The tree does not match what the dump or round counts from: a full one can be made. `reason` is a clause."""
 
-    def __init__(self, message: str, *, hint: str, causes: tuple[str, ...], reason: str) -> None:
+    def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), reason: str = "") -> None:
         """As DumpFailed, with the reason."""
+        # It has a default as every error is made again, from its message, hint and causes, with the tree's state.
         super().__init__(message, hint=hint, causes=causes)
         self.reason = reason
 
