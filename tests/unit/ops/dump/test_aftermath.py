@@ -12,7 +12,7 @@ import pytest
 
 from crckpt.errors import DumpFailed, TreeStopped
 from crckpt.host import proc
-from crckpt.ops.dump.aftermath import tree_state_reported
+from crckpt.ops.dump.aftermath import BaseMismatch, tree_state_reported
 from crckpt.store import Repository
 
 
@@ -43,3 +43,12 @@ def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Pat
     repository = Repository.open(tmp_path / "store", create=True)
     with pytest.raises(TreeStopped, match="are gone"), tree_state_reported(tree, tmp_path / "none", repository):
         raise DumpFailed("the dump failed")
+
+
+def test_a_base_mismatch_ends_with_the_state_as_every_error(tree: proc.Tree, tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "store", create=True)
+    with (
+        pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree runs on$"),
+        tree_state_reported(tree, tmp_path / "none", repository),
+    ):
+        raise BaseMismatch("the dump failed", reason="another program")
