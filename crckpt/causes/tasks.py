@@ -131,7 +131,7 @@ TASKS = (
         "crckpt did not answer while the tree was frozen: crckpt was stopped, or this host is overloaded",
         "look for what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's (?:preload: no answer while the tree was frozen|hold: no answer while CRIU waited at post-dump)",
-        "crckpt/tracking/preload/preload.c, crckpt/criu/hold.c",
+        "crckpt/tracking/preload/gate.c, crckpt/criu/hold.c",
     ),
     Cause(
         "unanswered-before",

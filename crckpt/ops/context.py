@@ -40,6 +40,7 @@ class Context(Struct, frozen=True):
 
     def repository(self, *, create: bool = False) -> Repository:
         """Open the store. Raises StoreUnusable."""
+        # Slow to import, and needed by few of the commands that make a context.
         from crckpt.store import Repository
 
         return Repository.open(self.store, create=create)
