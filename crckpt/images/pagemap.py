@@ -17,7 +17,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.framing import Image, Record, read_head, read_image, write_image
-from crckpt.images.wire import VARINT, Message, encode, fields, varint
+from crckpt.images.wire import VARINT, Message, encode, encode_varint, fields
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -238,5 +238,10 @@ def _entry(payload: bytes, name: str) -> Entry:
 
 def _payload(entry: Entry) -> bytes:
     old_count = entry.pages if entry.pages < _OLD_COUNTS else 0
-    numbers = (varint(entry.vaddr), varint(old_count), varint(entry.flags), varint(entry.pages))
+    numbers = (
+        encode_varint(entry.vaddr),
+        encode_varint(old_count),
+        encode_varint(entry.flags),
+        encode_varint(entry.pages),
+    )
     return b"\x08%b\x10%b\x20%b\x28%b" % numbers

@@ -50,17 +50,17 @@ def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int
     raise IntegrityError(f"{where}: a number is longer than 64 bits")
 
 
-def unzigzag(value: int) -> int:
+def decode_zigzag(value: int) -> int:
     """Decode a `sint32` or `sint64` varint."""
     return (value >> 1) ^ -(value & 1)
 
 
-def signed(value: int) -> int:
+def decode_signed(value: int) -> int:
     """Decode an `int32` or `int64` varint: two's complement of 64 bits."""
     return value - _U64 if value >> 63 else value
 
 
-def packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
+def decode_packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
     """Decode the varints of a packed repeated field. Raises IntegrityError."""
     at, values = 0, []
     while at < len(data):
@@ -105,11 +105,11 @@ class Message:
 
     def signed(self, number: int, default: int = 0) -> int:
         """Return an `int32` or `int64`."""
-        return signed(self.uint(number)) if number in self._fields else default
+        return decode_signed(self.uint(number)) if number in self._fields else default
 
     def sint(self, number: int, default: int = 0) -> int:
         """Return a `sint32` or `sint64` (zigzag)."""
-        return unzigzag(self.uint(number)) if number in self._fields else default
+        return decode_zigzag(self.uint(number)) if number in self._fields else default
 
     def flag(self, number: int) -> bool:
         """Return a boolean, False if it is missing."""
@@ -131,7 +131,7 @@ class Message:
         """Return a repeated unsigned integer, packed or not."""
         values: list[int] = []
         for value in self._fields.get(number, ()):
-            values += packed(value, self.where) if isinstance(value, bytes) else (value,)
+            values += decode_packed(value, self.where) if isinstance(value, bytes) else (value,)
         return tuple(values)
 
     def message(self, number: int) -> Message:
@@ -163,10 +163,10 @@ class Message:
 
 def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:
     """Encode fields: the inverse of `fields`. Negative integers become two's complement of 64 bits."""
-    return b"".join(varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
+    return b"".join(encode_varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode an integer as a varint; a negative one in two's complement of 64 bits."""
     value %= _U64
     out = bytearray()
@@ -177,8 +177,8 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def zigzag(value: int) -> int:
-    """Encode a `sint32` or `sint64`: the inverse of `unzigzag`."""
+def encode_zigzag(value: int) -> int:
+    """Encode a `sint32` or `sint64`: the inverse of `decode_zigzag`."""
     return value << 1 if value >= 0 else (-value << 1) - 1
 
 
@@ -200,5 +200,5 @@ def _read_value(data: bytes, at: int, kind: int, where: str) -> tuple[int | byte
 
 def _value(kind: int, value: int | bytes) -> bytes:
     if isinstance(value, bytes):
-        return varint(len(value)) + value
-    return varint(value) if kind == VARINT else value.to_bytes(_FIXED_SIZE[kind], "little")
+        return encode_varint(len(value)) + value
+    return encode_varint(value) if kind == VARINT else value.to_bytes(_FIXED_SIZE[kind], "little")

@@ -64,7 +64,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="crckpt-bench-", dir=options.work) as work:
             setting = _setting(options, Path(work))
             with machine.memory_kept(setting):
-                report = _measured(setting, options.rows)
+                report = _measure(setting, options.rows)
     except (Failed, CrckptError, TimeoutError) as error:
         say(str(error))
         return 2
@@ -92,7 +92,7 @@ def _setting(options: argparse.Namespace, work: Path) -> Setting:
     )
 
 
-def _measured(setting: Setting, wanted: tuple[str, ...]) -> Report:
+def _measure(setting: Setting, wanted: tuple[str, ...]) -> Report:
     rows: list[Row] = []
     variants: list[Choice] = []
     for name, group in GROUPS.items():
@@ -104,7 +104,7 @@ def _measured(setting: Setting, wanted: tuple[str, ...]) -> Report:
         for choice in choices.choices(setting):
             say(f"{CHOICES}: {choice.target}: {choice.way}")
             variants.append(choice)
-    return Report(machine.described(setting), tuple(rows), tuple(variants))
+    return Report(machine.describe(setting), tuple(rows), tuple(variants))
 
 
 def _arguments() -> argparse.Namespace:

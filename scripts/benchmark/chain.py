@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmark.commands import Failed, seconds
 from benchmark.report import Row
-from benchmark.restore import restored
+from benchmark.restore import time_restore
 from benchmark.setting import Setting
 from benchmark.targets import Target, started
 from crckpt.store import Repository
@@ -50,7 +50,7 @@ def _rows(setting: Setting, target: Target, directory: Path, what: str) -> Itera
         return Row("chain", f"{what}: {doing}", "s", tuple(ours), "a full one", tuple(of_full), bound)
 
     def restore(store: Path) -> float:
-        return restored(target, lambda: None, partial(setting.crckpt, store, "restore", "job", "--detach"))
+        return time_restore(target, lambda: None, partial(setting.crckpt, store, "restore", "job", "--detach"))
 
     def export(store: Path) -> float:
         images = directory / "images"

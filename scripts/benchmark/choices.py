@@ -54,13 +54,13 @@ def choices(setting: Setting) -> Iterator[Choice]:
             samples: defaultdict[StoreSettings, list[dict[str, float]]] = defaultdict(list)
             for _ in range(setting.runs):
                 for variant in VARIANTS:
-                    samples[variant].append(_measured(setting, variant, images))
+                    samples[variant].append(_measure(setting, variant, images))
             for variant, found in samples.items():
                 middle = {name: median(sample[name] for sample in found) for name in found[0]}
                 yield Choice(f"{kind}, {setting.sizes[0]} MB", str(variant), variant == StoreSettings(), **middle)
 
 
-def _measured(setting: Setting, variant: StoreSettings, images: tuple[Path, Path]) -> dict[str, float]:
+def _measure(setting: Setting, variant: StoreSettings, images: tuple[Path, Path]) -> dict[str, float]:
     """Measure in a separate process, so that its cores and patches end with it."""
     with setting.fresh() as directory:
         level = () if variant.level is None else ("--level", str(variant.level))

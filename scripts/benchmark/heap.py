@@ -24,7 +24,7 @@ AT_ONCE = 50
 def main(path: Path, mebibytes: int) -> None:
     """Fill the memory, then tick for ever."""
     gc.disable()
-    heap = filled(mebibytes << 20)
+    heap = fill(mebibytes << 20)
     gc.freeze()
     board = np.memmap(path, np.uint64, "r+")
     board[0] = 1
@@ -66,7 +66,7 @@ class Heap:
                 array[self.chance.randrange(len(array))] += 1
 
 
-def filled(size: int) -> Heap:
+def fill(size: int) -> Heap:
     """Return arrays, a dictionary and a list that take about `size` bytes together."""
     rng = np.random.default_rng(1)
     same = rng.integers(0, 1 << 12, PAGE * 64 // 8)

@@ -40,7 +40,7 @@ def memory_kept(setting: Setting) -> Iterator[None]:
             _REPORTED.write_text(before)
 
 
-def described(setting: Setting) -> dict[str, str]:
+def describe(setting: Setting) -> dict[str, str]:
     """Describe kernel, cores, memory, CRIU, and the disk of the work directory."""
     memory = _pages("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))

@@ -85,16 +85,16 @@ def _of_trees(setting: Setting) -> Iterator[Row]:
                 yield from _first_and_second(setting, target, directory / "store", f"{kind}, {size} MB")
     for shape in SHAPES:
         with _started(setting, shape) as pid, setting.fresh() as directory:
-            yield from _compared(setting, pid, directory / "store", shape.name)
+            yield from _compare(setting, pid, directory / "store", shape.name)
 
 
 def _first_and_second(setting: Setting, target: Target, store: Path, what: str) -> Iterator[Row]:
-    yield from _compared(setting, target.pid, store, f"{what}, first")
+    yield from _compare(setting, target.pid, store, f"{what}, first")
     target.write(WRITTEN_BETWEEN)
-    yield from _compared(setting, target.pid, store, f"{what}, second")
+    yield from _compare(setting, target.pid, store, f"{what}, second")
 
 
-def _compared(setting: Setting, pid: int, store: Path, what: str) -> Iterator[Row]:
+def _compare(setting: Setting, pid: int, store: Path, what: str) -> Iterator[Row]:
     """Compare prediction and dump. Both use the default job, which is named after the program."""
     foreseen = setting.document(store, "doctor", str(pid))["prediction"]
     came = setting.document(store, "dump", str(pid))["checkpoint"]["statistics"]

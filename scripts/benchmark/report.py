@@ -78,7 +78,7 @@ class Report:
 
 def document(report: Report) -> str:
     """Return the report as JSON."""
-    rows = [{**asdict(row), **_judged(row)} for row in report.rows]
+    rows = [{**asdict(row), **_with_verdict(row)} for row in report.rows]
     choices = [asdict(choice) for choice in report.choices]
     return json.dumps(
         {
@@ -110,7 +110,7 @@ def line(row: Row) -> str:
     return f"{row.group}: {row.what}: " + "  ".join(cell for cell in _cells(row)[2:] if cell)
 
 
-def shown(amount: float, unit: Unit) -> str:
+def format_amount(amount: float, unit: Unit) -> str:
     """Format an amount."""
     if unit == "x":
         return f"{amount:.2f}"
@@ -119,7 +119,7 @@ def shown(amount: float, unit: Unit) -> str:
     return f"{amount / 2**20:.1f} MiB"
 
 
-def _judged(row: Row) -> dict[str, object]:
+def _with_verdict(row: Row) -> dict[str, object]:
     return {
         "ours_median": median(row.ours),
         "peer_median": median(row.peer) if row.peer else None,
@@ -130,12 +130,12 @@ def _judged(row: Row) -> dict[str, object]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     ratio = row.ratio
-    bound = "" if row.bound is None else f"≤ {row.bound:g}" if row.peer else f"≤ {shown(row.bound, row.unit)}"
+    bound = "" if row.bound is None else f"≤ {row.bound:g}" if row.peer else f"≤ {format_amount(row.bound, row.unit)}"
     return (
         row.group,
         row.what,
-        shown(median(row.ours), row.unit),
-        f"{shown(median(row.peer), row.unit)} {row.peer_name}" if row.peer else "",
+        format_amount(median(row.ours), row.unit),
+        f"{format_amount(median(row.peer), row.unit)} {row.peer_name}" if row.peer else "",
         "" if ratio is None else f"{ratio:.2f}",
         bound,
         {None: "", True: "met", False: "NOT MET"}[row.met],
@@ -159,11 +159,11 @@ def _choices_drawn(choices: Iterable[Choice]) -> Table:
         table.add_row(
             choice.target,
             choice.way,
-            shown(choice.first_s, "s"),
-            shown(choice.first_bytes, "B"),
-            shown(choice.second_s, "s"),
-            shown(choice.second_bytes, "B"),
-            shown(choice.unpack_s, "s"),
+            format_amount(choice.first_s, "s"),
+            format_amount(choice.first_bytes, "B"),
+            format_amount(choice.second_s, "s"),
+            format_amount(choice.second_bytes, "B"),
+            format_amount(choice.unpack_s, "s"),
             style="bold" if choice.default else None,
         )
     return table

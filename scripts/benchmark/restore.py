@@ -37,8 +37,8 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
             ours: list[float] = []
             bare: list[float] = []
             for _ in range(setting.runs):
-                ours.append(restored(target, prepare, from_store))
-                bare.append(restored(target, prepare, from_images))
+                ours.append(time_restore(target, prepare, from_store))
+                bare.append(time_restore(target, prepare, from_images))
             what = f"{kind}, {size} MB: {cache}"
             return Row("restore", what, "s", tuple(ours), "criu restore", tuple(bare), bound)
 
@@ -50,7 +50,7 @@ def _rows(setting: Setting, kind: str, size: int) -> Iterator[Row]:
                 yield row(f"cold, disk limited to {disk.USUAL} MiB/s", _cold, COLD_BOUND)
 
 
-def restored(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:
+def time_restore(target: Target, prepare: Callable[[], None], work: Callable[[], object]) -> float:
     """End the target, `prepare`, and return how many seconds `work` takes to bring it back."""
     target.end()
     prepare()

@@ -22,7 +22,7 @@ MEMORY_AT_ONCE = 64 << 20
 
 def main(board: npt.NDArray[np.uint64], size: int, share: int) -> None:
     """Fill the memory, then write for ever; `share`: how many processes share the pages that the board asks for."""
-    memory = filled(size)
+    memory = allocate(size)
     # Pages in random order, each once before any again.
     order = np.random.default_rng(os.getpid()).permutation(len(memory) // mmap.PAGESIZE)
     root = os.getsid(0)
@@ -66,7 +66,7 @@ def note(board: npt.NDArray[np.uint64], last: int, now: int) -> None:
     board[3] += 1
 
 
-def filled(size: int) -> npt.NDArray[np.uint8]:
+def allocate(size: int) -> npt.NDArray[np.uint8]:
     """Return memory in small pages: a write would touch a whole huge page."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(mmap.MADV_NOHUGEPAGE)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from benchmark.predictions import factor, nine_of_ten
-from benchmark.report import Row, shown
+from benchmark.report import Row, format_amount
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_one_of_ten_may_be_anywhere() -> None:
     assert nine_of_ten([1.0] * 9 + [9.0]) == 1.0
     assert nine_of_ten([1.0] * 8 + [9.0, 9.0]) == 9.0
     assert nine_of_ten([9.0, 1.0, 2.0, *[1.0] * 16]) == 2.0
-    assert shown(1.234, "x") == "1.23"
+    assert format_amount(1.234, "x") == "1.23"

@@ -29,25 +29,25 @@ def test_fields_reads_what_encode_wrote(items: list[tuple[int, int, int | bytes]
 
 @given(U64)
 def test_varint_round_trip(value: int) -> None:
-    data = wire.varint(value)
+    data = wire.encode_varint(value)
     assert wire.read_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_signed_numbers_round_trip(value: int) -> None:
-    assert wire.unzigzag(wire.zigzag(value)) == value
-    assert wire.signed(wire.read_varint(wire.varint(value), 0)[0]) == value
+    assert wire.decode_zigzag(wire.encode_zigzag(value)) == value
+    assert wire.decode_signed(wire.read_varint(wire.encode_varint(value), 0)[0]) == value
 
 
 @pytest.mark.parametrize(("written", "means"), [(0, 0), (1, -1), (2, 1), (3, -2), (4294967294, 2147483647)])
 def test_zigzag_is_that_of_protobuf(written: int, means: int) -> None:
-    assert wire.unzigzag(written) == means
-    assert wire.zigzag(means) == written
+    assert wire.decode_zigzag(written) == means
+    assert wire.encode_zigzag(means) == written
 
 
 @given(st.lists(U64))
 def test_repeated_numbers_packed_or_not(values: list[int]) -> None:
-    packed = b"".join(map(wire.varint, values))
+    packed = b"".join(map(wire.encode_varint, values))
     assert Message(encode([(4, wire.BYTES, packed)]), "x").uints(4) == tuple(values)
     assert Message(encode([(4, wire.VARINT, value) for value in values]), "x").uints(4) == tuple(values)
 
@@ -92,7 +92,7 @@ def test_a_message_answers_by_field_number() -> None:
                 (1, wire.VARINT, 6),
                 (2, wire.BYTES, b"na\xff"),
                 (3, wire.VARINT, -7),
-                (4, wire.VARINT, wire.zigzag(-8)),
+                (4, wire.VARINT, wire.encode_zigzag(-8)),
                 (5, wire.BYTES, encode([(1, wire.VARINT, 9)])),
                 (5, wire.BYTES, encode([(1, wire.VARINT, 10)])),
             ]
