@@ -50,8 +50,8 @@ class SoftDirty:
         return False
 
     def written(self, pid: int) -> NDArray[np.uint64]:
-        """As `pagemap.soft_dirty`."""
-        return pagemap.soft_dirty(pid, pagemap.private_anonymous(pid))
+        """As `pagemap.find_soft_dirty`."""
+        return pagemap.find_soft_dirty(pid, pagemap.private_anonymous(pid))
 
     def _attach_to(self, pid: int) -> PagemapAttachment | str:
         try:

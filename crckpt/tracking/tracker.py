@@ -263,7 +263,7 @@ def count_written(name: str, pid: int) -> int:
 
 def count_untracked(name: str, pid: int) -> int:
     """How many private pages of a process always count as written. Raises OSError."""
-    return 0 if name == SoftDirty.name else pagemap.changed_of_files(pid)
+    return 0 if name == SoftDirty.name else pagemap.count_changed_file_pages(pid)
 
 
 def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:

@@ -78,8 +78,8 @@ class UffdWp:
         return library.environment(criu, NAME)
 
     def written(self, pid: int) -> NDArray[np.uint64]:
-        """As `pagemap.written`."""
-        return pagemap.written(pid, pagemap.private_anonymous(pid))
+        """As `pagemap.find_written`."""
+        return pagemap.find_written(pid, pagemap.private_anonymous(pid))
 
 
 class UserfaultfdAttachment:

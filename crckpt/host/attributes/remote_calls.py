@@ -240,17 +240,17 @@ def _without_tracer(order: Order) -> Iterator[None]:
         yield
         return
     with ptrace.stopped(tracer) as holder:
-        _checked(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
+        _raise_if_failed(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
         # It stops at once: no signal can stop it otherwise.
-        _checked(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
-        _checked(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
+        _raise_if_failed(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
+        _raise_if_failed(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
         try:
             yield
         finally:
-            _checked(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
+            _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
 
 
-def _checked(answer: int) -> None:
+def _raise_if_failed(answer: int) -> None:
     if answer < 0:
         raise OSError(-answer, f"its tracer does not hand it over: {os.strerror(-answer)}")
 

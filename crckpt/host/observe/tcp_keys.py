@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from crckpt.host.syscalls.sock_diag import aligned, ask_for_sockets
+from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 
 # linux/inet_diag.h
 _INFO: Final = 2
@@ -35,4 +35,4 @@ def _attributes(rest: memoryview) -> Iterator[int]:
     while len(rest) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(rest)
         yield kind
-        rest = rest[max(aligned(size), _ATTRIBUTE.size) :]
+        rest = rest[max(align(size), _ATTRIBUTE.size) :]

@@ -147,10 +147,10 @@ def observe(root: proc.Process, own: proc.Process, memory: int | None = None) ->
 
     Leave out what was read by the PID of a process that has ended since: another process may have got that PID.
     """
-    return without_ended(_observe(root, own, memory))
+    return leave_out_ended(_observe(root, own, memory))
 
 
-def without_ended(observed: Observed) -> Observed:
+def leave_out_ended(observed: Observed) -> Observed:
     """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
 
     The caller pins the root by a pidfd. `foreign_namespaces` stay: they only make preflight refuse.
@@ -247,7 +247,7 @@ def _read_transient(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Transie
             if held.family == socket.AF_NETLINK and is_readable(held.pid, held.fd)
         ),
         shared=shared,
-        waiting=frozenset(parent for _, parent in shared if _waits(parent)),
+        waiting=frozenset(parent for _, parent in shared if _is_waiting(parent)),
     )
 
 
@@ -266,7 +266,7 @@ def _find_shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]
             yield from (SharedLock(found.pid, found.fd, found.target, other) for other in find_sharers(found, inside))
 
 
-def _waits(pid: int) -> bool:
+def _is_waiting(pid: int) -> bool:
     process = proc.read_process(pid)
     return process is not None and process.state == "uninterruptible"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.sock_diag import aligned, ask_for_sockets
+from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 
 # include/uapi/linux/unix_diag.h
 _NAME: Final = 0
@@ -65,4 +65,4 @@ def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
     while len(rest) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(rest)
         yield kind, rest[_ATTRIBUTE.size : size]
-        rest = rest[aligned(size) :]
+        rest = rest[align(size) :]

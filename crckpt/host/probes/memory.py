@@ -26,7 +26,7 @@ def soft_dirty() -> Outcome:
 
 def write_protection() -> Outcome:
     """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
-    return _tried(
+    return _try(
         memory_trials.tracks_by_write_protection,
         _WRITTEN,
         "crckpt cannot track writes by write protection",
@@ -36,8 +36,8 @@ def write_protection() -> Outcome:
 
 def pagemap_scan() -> Outcome:
     """Ask for the written pages of a map of ours."""
-    return _tried(
-        memory_trials.scans,
+    return _try(
+        memory_trials.can_scan,
         "it finds a page of ours",
         "CRIU reads page maps entry by entry: dumps of large memory freeze longer",
         "use a kernel from 6.7 on",
@@ -48,15 +48,15 @@ def lazy_pages() -> Outcome:
     """Touch a missing page, which another process of ours fills, as `criu lazy-pages` does."""
     # If this is 0 the kernel has the call, but only for root.
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
-    return _tried(
-        memory_trials.brings_pages_later,
+    return _try(
+        memory_trials.can_bring_pages_later,
         "a page was brought when it was touched",
         "a restore cannot start before all of its memory is there",
         "sudo crckpt doctor" if for_root else "use a kernel with CONFIG_USERFAULTFD",
     )
 
 
-def _tried(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+def _try(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
     try:
         return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
     except (HostCannot, OSError) as error:

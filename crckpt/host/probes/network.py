@@ -67,7 +67,7 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
         return limited("there is no nft", left, "apt-get install nftables")
     if not network_locks.can_filter():
         return missing(f"{tool} may not look at the packet filter", lost, _more_rights("NET_ADMIN"))
-    refused = _refused_in_own_network((tool, _TABLE))
+    refused = _try_in_new_network((tool, _TABLE))
     if refused is None:
         return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
     if refused:
@@ -83,7 +83,7 @@ def lock_by_iptables() -> Outcome:
     tool = shutil.which("iptables", path=run.ENVIRONMENT["PATH"])
     if tool is None:
         return missing("there is no iptables", lost, "apt-get install iptables")
-    refused = _refused_in_own_network((tool, *_RULE))
+    refused = _try_in_new_network((tool, *_RULE))
     if refused is None:
         return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
     if refused:
@@ -116,7 +116,7 @@ def tun() -> Outcome:
     return ok("/dev/net/tun opens")
 
 
-def _refused_in_own_network(argv: tuple[str | Path, ...]) -> str | None:
+def _try_in_new_network(argv: tuple[str | Path, ...]) -> str | None:
     """Run a program in a new network namespace; return its error, empty if it succeeds, None if we cannot make one."""
     try:
         # The namespace ends with us, and all that is made in it.

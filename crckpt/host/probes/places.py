@@ -36,9 +36,9 @@ def store(path: Path) -> Outcome:
     there = _nearest(path)
     if there != path:
         prefix = f"{path} is not there yet, the first dump makes it: "
-        refused = _unmakable(path, there)
+        refused = _find_obstacle(path, there)
     else:
-        prefix, refused = "", _refused(path)
+        prefix, refused = "", _find_refusal(path)
     if refused:
         return refused
     if space.is_read_only(there):
@@ -47,16 +47,16 @@ def store(path: Path) -> Outcome:
         return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
     if _file_system(there) in ("tmpfs", "ramfs"):
         return limited(f"{prefix}{_room(there)}", "checkpoints are gone after a reboot", _ANOTHER)
-    return _spacious(there, "crckpt gc, or --store DIR on a larger disk", prefix)
+    return _check_room(there, "crckpt gc, or --store DIR on a larger disk", prefix)
 
 
 def staging(path: Path | None, in_store: Path) -> Outcome:
     """Check the directory for the images of a dump until they are stored."""
     if path is None:
-        return _spacious(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
+        return _check_room(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
     if not path.is_dir():
         return missing(f"{path} is no directory", "no dump can be made", run.quote(["mkdir", str(path)]))
-    return _spacious(path, "crckpt dump --staging DIR")
+    return _check_room(path, "crckpt dump --staging DIR")
 
 
 def cgroups() -> Outcome:
@@ -69,7 +69,7 @@ def cgroups() -> Outcome:
     return ok(layout, "crckpt leaves a tree in the groups of the command that restores it")
 
 
-def _unmakable(path: Path, above: Path) -> Outcome | None:
+def _find_obstacle(path: Path, above: Path) -> Outcome | None:
     """Why no directory can be made there; None if one can."""
     try:
         Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
@@ -79,7 +79,7 @@ def _unmakable(path: Path, above: Path) -> Outcome | None:
     return None
 
 
-def _refused(path: Path) -> Outcome | None:
+def _find_refusal(path: Path) -> Outcome | None:
     """Why crckpt would refuse this directory as a store; None if it would not."""
     lost = "nothing can be stored"
     status = path.stat()
@@ -93,7 +93,7 @@ def _refused(path: Path) -> Outcome | None:
     return None
 
 
-def _spacious(path: Path, more: str, prefix: str = "") -> Outcome:
+def _check_room(path: Path, more: str, prefix: str = "") -> Outcome:
     found = prefix + _room(path)
     if space.free_disk(path) < _GIBIBYTE:
         return limited(found, "a dump of a large tree does not fit", more)

@@ -33,7 +33,7 @@ def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
 
     The kernel keeps a number while anything is a member of the process group or session of that name.
     """
-    wanted = _used(frozenset(numbers))
+    wanted = _find_used(frozenset(numbers))
     found: dict[int, IdUser] = {}
     for pid in procfs.pids() if wanted else ():
         process = read_process(pid)
@@ -51,7 +51,7 @@ def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _used(numbers: frozenset[int]) -> frozenset[int]:
+def _find_used(numbers: frozenset[int]) -> frozenset[int]:
     """The numbers that are used by anybody. Reads no file."""
     members = set()
     for pid in procfs.pids():

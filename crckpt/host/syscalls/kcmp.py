@@ -45,7 +45,7 @@ def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor
         if not any(_is_same(found.pid, other.pid, _KCMP_FILE, found.fd, other.fd) for other in _before(found, epolls))
         and any(
             not any(_is_watching(found, target, at, fd) for fd in by_process[found.pid])
-            for target, at in _numbered(_targets(found))
+            for target, at in _number_equals(_targets(found))
         )
     )
 
@@ -70,7 +70,7 @@ def _targets(epoll: Descriptor) -> list[int]:
     return [int(target) for target in _TARGET.findall(epoll.info)]
 
 
-def _numbered(targets: list[int]) -> Iterator[tuple[int, int]]:
+def _number_equals(targets: list[int]) -> Iterator[tuple[int, int]]:
     """Number equal targets: one descriptor number may have been several files."""
     return ((target, targets[:at].count(target)) for at, target in enumerate(targets))
 

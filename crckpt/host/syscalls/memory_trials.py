@@ -66,13 +66,13 @@ def soft_dirty_misses_joined() -> bool:
     return True
 
 
-def scans() -> bool:
+def can_scan() -> bool:
     """Whether PAGEMAP_SCAN finds a written page. Raises OSError if the kernel does not have it."""
     with _pages_of_ours(1) as (memory, address):
         return _scan(address, len(memory), 0) == 1
 
 
-def brings_pages_later() -> bool:
+def can_bring_pages_later() -> bool:
     """Touch a missing page of ours, which another process then fills. Raises HostCannot, OSError.
 
     Hangs if it does not: call this in a child with a time limit.

@@ -65,7 +65,7 @@ def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[AddressRang
     )
 
 
-def changed_of_files(pid: int) -> int:
+def count_changed_file_pages(pid: int) -> int:
     """Count the changed pages of a process's private maps of files, which are not tracked. Raises OSError."""
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
@@ -102,7 +102,7 @@ def is_registered(pagemap: int, found: AddressRange) -> bool:
     return True
 
 
-def written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
+def find_written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     """Find pages of these maps that may have been written: ascending rows of addresses (start, end). Raises OSError.
 
     A page is clean only if its map is registered and it was not written. Untouched and discarded pages are in no row.
@@ -121,7 +121,7 @@ def written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
 
 
-def soft_dirty(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
+def find_soft_dirty(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     """Find pages of these maps that were written, by the kernel's soft-dirty bits. Raises OSError."""
     import numpy as np
 

@@ -28,7 +28,7 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.registers import GETREGS, SETREGS, ThreadRegisters, is_supported
-from crckpt.host.syscalls.restarts import result_to_go_on
+from crckpt.host.syscalls.restarts import restarting_result
 
 _CONT: Final = 7
 _DETACH: Final = 17
@@ -89,7 +89,7 @@ class StoppedThread:
             self._go_on_to_system_call(within_s or _ENTERS_WITHIN_S)
         except TimeoutError:
             self._leave_out_system_call(registers)
-            raise _not_running(self._pid) from None
+            raise _not_running_error(self._pid) from None
         if not self._is_entering(number, arguments):
             _ask(SETREGS, self.tid, registers)
             raise Refused(f"PID {self._pid} has changed the code of its vdso")
@@ -209,12 +209,12 @@ def _find_thread(pid: int) -> int:
         why = "the main thread has exited" if len(process.threads) > 1 else "it has ended"
         raise Refused(f"PID {pid}: {why}")
     if process.tracer:
-        raise _traced(pid, process.tracer)
+        raise _traced_error(pid, process.tracer)
     for tid in sorted(process.threads, key=lambda tid: tid != pid):
         with suppress(OSError):
             if _state(pid, tid) not in "DZX":
                 return tid
-    raise _uninterruptible(pid)
+    raise _uninterruptible_error(pid)
 
 
 def _state(pid: int, tid: int) -> str:
@@ -230,7 +230,7 @@ def _seize(pid: int, tid: int) -> None:
     except OSError as error:
         process = proc.read_process(pid)
         if process and process.tracer:
-            raise _traced(pid, process.tracer) from None
+            raise _traced_error(pid, process.tracer) from None
         raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
 
 
@@ -262,8 +262,8 @@ def _stop(pid: int, tid: int) -> None:
     except TimeoutError:
         with suppress(OSError):
             if _state(pid, tid) != "D":
-                raise _not_running(pid) from None
-        raise _uninterruptible(pid) from None
+                raise _not_running_error(pid) from None
+        raise _uninterruptible_error(pid) from None
 
 
 def _trap(pid: int, tid: int, within_s: float | None) -> None:
@@ -328,7 +328,7 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
 
 def _let_call_go_on(tid: int, registers: ThreadRegisters) -> None:
     """Have the kernel make the call again that the thread waits in, unless a handler runs."""
-    changed = result_to_go_on(
+    changed = restarting_result(
         registers.call,
         registers.result,
         registers.first_argument,
@@ -365,15 +365,15 @@ def _refuse_own_dispatch(pid: int, tid: int) -> None:
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 
-def _traced(pid: int, tracer: int) -> Refused:
+def _traced_error(pid: int, tracer: int) -> Refused:
     return Refused(f"PID {pid} is already traced by PID {tracer} ({proc.title(tracer)})", hint="detach the debugger")
 
 
-def _uninterruptible(pid: int) -> Refused:
+def _uninterruptible_error(pid: int) -> Refused:
     return Refused(f"PID {pid} is in uninterruptible sleep", hint="wait for its disk or network share, and try again")
 
 
-def _not_running(pid: int) -> Refused:
+def _not_running_error(pid: int) -> Refused:
     return Refused(
         f"PID {pid} does not get to run: its control group is frozen, or leaves it next to no CPU time",
         hint=f"see cgroup.freeze and cpu.max of its group, which is named in /proc/{pid}/cgroup",

@@ -71,7 +71,9 @@ RESTARTED_CALLS: Final = (
 )
 
 
-def result_to_go_on(number: int, result: int, first: int, *, is_compat: bool, is_socket: Callable[[int], bool]) -> int:
+def restarting_result(
+    number: int, result: int, first: int, *, is_compat: bool, is_socket: Callable[[int], bool]
+) -> int:
     """The result with which the kernel restarts a call of this `number` and `first` argument; often `result` itself.
 
     The kernel does not restart it if a handler runs.

@@ -30,7 +30,7 @@ def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
             answer = memoryview(asked.recv(_ANSWER_BYTES))
             while answer:
                 size, kind, *_ = _HEADER.unpack_from(answer)
-                content, answer = answer[_HEADER.size : size], answer[aligned(size) :]
+                content, answer = answer[_HEADER.size : size], answer[align(size) :]
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
@@ -39,6 +39,6 @@ def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
                 yield content
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     """The offset of the next message or attribute after one of `size` bytes."""
     return (size + 3) & ~3

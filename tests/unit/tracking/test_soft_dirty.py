@@ -16,12 +16,12 @@ PAGE = 4096
 def test_the_bits_tell_which_pages_were_written(target: Told) -> None:
     place = target.do("told = area(64); write(told, range(64))")
     if not memory_trials.tracks_by_soft_dirty():
-        rows = pagemap.soft_dirty(target.pid, private_anonymous(target.pid))
+        rows = pagemap.find_soft_dirty(target.pid, private_anonymous(target.pid))
         assert len(rows) == 0, "a kernel without the bits sets none"
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
     Path(f"/proc/{target.pid}/clear_refs").write_text("4")
     target.do("write(told, (3, 40))")
-    rows = pagemap.soft_dirty(target.pid, [AddressRange(place, place + 64 * PAGE)])
+    rows = pagemap.find_soft_dirty(target.pid, [AddressRange(place, place + 64 * PAGE)])
     assert rows.tolist() == [[place + page * PAGE, place + (page + 1) * PAGE] for page in (3, 40)]
 
 
@@ -35,5 +35,5 @@ def test_the_trial_says_whether_writes_are_missed_where_maps_have_joined(target:
     anew = "LIBC.mmap(ctypes.c_void_p(told + 128 * PAGE), ctypes.c_size_t(64 * PAGE), 3, 0x32, -1, ctypes.c_long(0))"
     changes = "; ".join(protect.format(*change) for change in ((64, 0), (64, 3), (0, 3)))
     target.do(f"{anew}; {changes}; write(told, range(64, 128), 2)")
-    seen = pagemap.soft_dirty(target.pid, [AddressRange(place + 64 * PAGE, place + 128 * PAGE)])
+    seen = pagemap.find_soft_dirty(target.pid, [AddressRange(place + 64 * PAGE, place + 128 * PAGE)])
     assert (len(seen) == 0) == memory_trials.soft_dirty_misses_joined()

@@ -14,7 +14,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
 from crckpt.host.process.userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
-from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous, written
+from crckpt.host.syscalls.pagemap import AddressRange, find_written, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 
 PAGES = 64
@@ -46,7 +46,7 @@ def protected(pid: int) -> WriteProtection:
 
 def pages(pid: int, place: int, count: int = PAGES) -> set[int]:
     """Which of `count` pages from `place` on are written."""
-    rows = written(pid, private_anonymous(pid))
+    rows = find_written(pid, private_anonymous(pid))
     numbers = {page for start, end in rows.tolist() for page in range(start, end, PAGE)}
     return {page for page in range(count) if place + page * PAGE in numbers}
 
@@ -92,7 +92,7 @@ def test_no_page_is_told_twice(target: Told, count: int) -> None:
     with_it = protected(target.pid)
     reset(target.pid)
     target.do(f"write(told, range(0, {2 * count}, 2))")
-    found = written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
+    found = find_written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
     assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
     with_it.close()
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.host import proc
-from crckpt.host.observe.tree import observe, without_ended
+from crckpt.host.observe.tree import leave_out_ended, observe
 from crckpt.ops.dump import attributes, open_files
 
 NOBODY = 65534
@@ -71,8 +71,8 @@ def test_observed(family: proc.Tree) -> None:
     seen = observe(family.root, own)
     root, child = family.pids
     assert {found.pid for found in seen.descriptors} == {root, child}
-    assert without_ended(seen) is seen
-    kept = without_ended(replace(seen, tree=with_another_child(family)))
+    assert leave_out_ended(seen) is seen
+    kept = leave_out_ended(replace(seen, tree=with_another_child(family)))
     assert kept.tree.pids == (root,)
     assert {found.pid for found in kept.descriptors} == {root}
     assert len(kept.descriptors) == len([found for found in seen.descriptors if found.pid == root])

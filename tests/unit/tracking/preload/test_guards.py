@@ -19,7 +19,7 @@ from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_li
 from crckpt.criu.hold import Hold, gate
 from crckpt.host.process.userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
-from crckpt.host.syscalls.pagemap import private_anonymous, written
+from crckpt.host.syscalls.pagemap import find_written, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -120,7 +120,7 @@ def protected(pid: int) -> WriteProtection:
 
 def pages(pid: int, place: int) -> set[int]:
     """Which of 64 pages from `place` on are written."""
-    rows = written(pid, private_anonymous(pid)).tolist()
+    rows = find_written(pid, private_anonymous(pid)).tolist()
     return {page for page in range(64) if any(start <= place + page * PAGE < end for start, end in rows)}
 
 
