@@ -303,7 +303,7 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
         "userfaultfd.borrow = late\n"
-        "try: userfaultfd._made_in(pid)\n"
+        "try: userfaultfd._make_in(pid)\n"
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:
