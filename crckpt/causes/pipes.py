@@ -7,8 +7,8 @@ from crckpt.causes.cause import Cause
 PIPES = (
     Cause(
         "outside-pipe",
-        "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore its other end is the output of "
-        "crckpt restore (/dev/null with --detach)",
+        "fd {fd} of PID {pid} is a pipe to a process outside the tree; after a restore it leads to the output of "
+        "crckpt restore, or to /dev/null with --detach",
         "",
     ),
     Cause(

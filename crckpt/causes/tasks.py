@@ -7,8 +7,8 @@ from crckpt.causes.cause import Cause
 TASKS = (
     Cause(
         "inside",
-        "crckpt itself runs inside the tree: to freeze it would freeze crckpt",
-        "start crckpt from elsewhere, for example with setsid --fork",
+        "crckpt itself runs inside the tree, so it would freeze itself",
+        "start crckpt from another terminal, or with setsid --fork",
         "The criu itself is within dumped tree",
         "compel/src/lib/infect.c",
     ),
@@ -239,11 +239,15 @@ TASKS = (
     Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
     Cause(
         "ancestor",
-        "process {pid} ({comm}) is an ancestor of crckpt: to freeze it would freeze crckpt",
-        "start crckpt from elsewhere, for example: setsid --fork crckpt dump {pid}",
+        "crckpt runs inside process {pid} ({comm}), so it would freeze itself",
+        "start crckpt from another terminal, or with: setsid --fork crckpt dump {pid} ...",
     ),
     Cause("kernel-thread", "process {pid} ({comm}) is a kernel thread", "give the PID of a program"),
-    Cause("init", "process 1 is the system itself", "give the PID of a program, or unit:NAME"),
+    Cause(
+        "init",
+        "PID 1 is the init process of this system, which cannot be checkpointed",
+        "give the PID of a program, or unit:NAME",
+    ),
     Cause(
         "zombie",
         "process {pid} ({comm}) has ended and is not yet reaped by its parent {ppid}",
@@ -287,7 +291,9 @@ TASKS = (
         "",
     ),
     Cause(
-        "pid-taken", "{kind} {pid} is taken by {comm} (PID {owner})", "end it, wait for it, or use --new-pid-namespace"
+        "pid-taken",
+        "{kind} {pid} is in use by {comm} (PID {owner})",
+        "end it (is it the program itself, still running?), wait for it, or use --new-pid-namespace",
     ),
     Cause(
         "pid-ours",
@@ -296,7 +302,7 @@ TASKS = (
     ),
     Cause(
         "pid-unreaped",
-        "{kind} {pid} is taken by {comm}, which has ended but is not yet reaped by its parent {parent}",
+        "{kind} {pid} is in use by {comm}, which has ended but is not yet reaped by its parent {parent}",
         "end the parent, or use --new-pid-namespace",
     ),
     Cause(

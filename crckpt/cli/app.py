@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "export": ("export:export", "Write a checkpoint as plain CRIU images."),
     "import": ("import_images:import_images", "Store plain CRIU images as a checkpoint."),
     "doctor": ("doctor:doctor", "Check this host, or whether a tree can be checkpointed."),
-    "explain": ("explain:explain", "Explain a log of a CRIU that failed."),
+    "explain": ("explain:explain", "Explain why CRIU failed, from its log."),
     "report": ("report:report", "Make an archive for a bug report."),
 }
 """Where each command is (module:function), and what the list of commands says of it."""

@@ -35,7 +35,7 @@ def dump(
         bool,
         typer.Option(
             "--force",
-            help="With --stop: end the tree even if it uses something whose restore no test covers, or that a restore "
+            help="With --stop: end the tree even if it uses something whose restore is untested, or that a restore "
             "refuses without --allow-weaker.",
         ),
     ] = False,

@@ -27,8 +27,9 @@ def list_checkpoints(
 ) -> None:
     """List checkpoints, oldest first: when each was made, how long its tree was frozen, how many bytes it added.
 
-    Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** what the store did
-    not have yet, **stored** how much the store grew. *in the future*: the clock was wrong then, or is wrong now.
+    Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** the data that the
+    store did not have before, **stored** how much the store grew. A checkpoint whose date is later than now is marked
+    *in the future*: the clock was wrong then, or is wrong now.
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {

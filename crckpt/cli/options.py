@@ -23,13 +23,15 @@ Store = Annotated[
         envvar="CRCKPT_STORE",
         readable=False,
         help="Where checkpoints are kept.",
-        show_default="/var/lib/crckpt",
+        show_default="/var/lib/crckpt; for other users than root ~/.local/share/crckpt",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 CriuPath = Annotated[
     Path | None,
-    typer.Option("--criu", help="The CRIU to try first (then CRCKPT_CRIU).", show_default="one that works here"),
+    typer.Option(
+        "--criu", help="Path of the CRIU to try first, before $CRCKPT_CRIU.", show_default="one that works here"
+    ),
 ]
 ConfigPath = Annotated[
     Path | None,

@@ -66,7 +66,11 @@ def _lines(result: Report) -> Iterator[str]:
         yield f"skipped: {failed.part}: {failed.why}\n"
     yield f"{result.archive} ({size(result.bytes)})\n"
     files = ", ".join(member.name for member in result.members)
-    secrets = f"{'and' if result.with_secrets else 'but no'} command lines, notes and host names"
+    secrets = (
+        "and command lines, notes and host names"
+        if result.with_secrets
+        else "but no command lines, notes or host names"
+    )
     yield (
         f"It contains {files}, with paths (CRIU's logs are useless without them), network addresses and names of "
         f"processes, {secrets}. Read it before you send it.\n"

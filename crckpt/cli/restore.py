@@ -54,7 +54,7 @@ def restore(
     new_pid_namespace: Annotated[
         bool,
         typer.Option(
-            "--new-pid-namespace", help="Restore into a new PID namespace: the tree's PIDs may be in use on this host."
+            "--new-pid-namespace", help="Restore into a new PID namespace, if the tree's PIDs are in use on this host."
         ),
     ] = False,
     grown: Annotated[

@@ -22,8 +22,8 @@ def rm(
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
-    After `crckpt dump --stop --tcp keep` a network lock drops the packets of the tree's connections until its restore.
-    Removing that checkpoint lifts the lock too.
+    After `crckpt dump --stop --tcp keep`, a firewall rule drops the packets of the tree's connections until you restore
+    the checkpoint. Removing the checkpoint removes that rule too.
     """
     result = perform(options.make_context(store, config=config), tuple(refs))
     emit("rm", Output(result, _lines(result)), as_json=as_json)

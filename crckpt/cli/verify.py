@@ -73,7 +73,9 @@ def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
     if not found.damages:
         yield f"{count(len(found.checkpoints), 'checkpoint')} OK ({size(found.bytes)} verified)\n"
     elif repaired is None:
-        yield "the rest is OK; see what can still be restored, or repaired from a copy: crckpt verify --repair\n"
+        if rest := len(set(found.checkpoints) - set(found.lost)):
+            yield f"{count(rest, 'other checkpoint')} OK\n"
+        yield "see what can still be restored, or repaired from a copy: crckpt verify --repair\n"
     else:
         yield from _remaining(repaired)
 

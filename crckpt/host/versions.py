@@ -15,5 +15,5 @@ def read_criu_version(criu: Path) -> str:
     found = re.search(r"Version: (\S+)", said.output)
     if not found:
         last = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
-        raise HostCannot(f"{criu} does not start: {last}")
+        raise HostCannot(f"{criu} is not CRIU: {last}" if said.ok else f"{criu} does not start: {last}")
     return found[1]

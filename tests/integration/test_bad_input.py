@@ -28,7 +28,7 @@ def test_no_such_process(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, USAGE, "dump", "", names=("'' is not a PID",), both=False)
     for target in ("0", "99999999999", "12three", "pid:12"):
-        _refused(crckpt, USAGE, "dump", target, names=(f"{target} is no target",), both=False)
+        _refused(crckpt, USAGE, "dump", target, names=(f"{target} is not a valid target",), both=False)
 
 
 def test_negative_pid_is_no_option(crckpt: Crckpt) -> None:
@@ -68,8 +68,10 @@ def _sleeping(*words: str) -> Iterator[int]:
 
 def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
     """Ancestors of crckpt, the system's init and the kernel's own."""
-    _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "ancestor of crckpt"))
-    _refused(crckpt, REFUSED, "dump", "1", names=("process 1 is the system itself",))
+    _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "freeze itself"))
+    _refused(
+        crckpt, REFUSED, "dump", "1", names=("PID 1 is the init process of this system, which cannot be checkpointed",)
+    )
     threads = [pid for pid in psutil.pids() if pid > 1 and not Path(f"/proc/{pid}/exe").exists() and _is_kernel(pid)]
     if not threads:
         pytest.skip("no kernel thread is visible here")
@@ -123,7 +125,7 @@ def test_pidfiles(crckpt: Crckpt, tmp_path: Path) -> None:
     _refused(crckpt, USAGE, "dump", missing, names=(f"pidfile {tmp_path}/missing", "No such file"))
     _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}", names=("Is a directory",), both=False)
     for name in ("garbage", "empty", "binary"):
-        names = (f"pidfile:{tmp_path}/{name} is no target", "not a PID")
+        names = (f"pidfile:{tmp_path}/{name} is not a valid target", "not a PID")
         _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/{name}", names=names, both=False)
     _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
 

@@ -28,7 +28,7 @@ def checkpoint_restore() -> Outcome:
             "the kernel was built without CONFIG_CHECKPOINT_RESTORE: nothing can be checkpointed",
             "use a kernel of a distribution",
         )
-    return ok(f"a process's memory can be described ({size} bytes)")
+    return ok(f"works ({size} bytes)")
 
 
 def pid_selection() -> Outcome:

@@ -30,14 +30,14 @@ def resolve(target: str) -> int:
         return _number(target, target, _FORMS)
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
-        raise UsageError(f"{target} is no target", hint=_FORMS)
+        raise UsageError(f"{target} is not a valid target", hint=_FORMS)
     return resolver(name)
 
 
 def _number(text: str, target: str, hint: str) -> int:
     if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
         return int(text)
-    named = f"{target} is no target: " if target else ""
+    named = f"{target} is not a valid target: " if target else ""
     raise UsageError(f"{named}{text.strip()[:40]!r} is not a PID", hint=hint)
 
 
@@ -73,7 +73,7 @@ def _of_unit(name: str) -> int:
     if not shown.ok:
         said = shown.output.strip().partition("\n")[0]
         raise UsageError(
-            f"systemd does not tell of unit {name!r}: {said}", hint="give a PID, pidfile:PATH or cgroup:PATH"
+            f"cannot ask systemd about unit {name!r}: {said}", hint="give a PID, pidfile:PATH or cgroup:PATH"
         )
     # One block of lines a unit: a name may be a pattern that matches several.
     units = [_properties(block) for block in shown.output.split("\n\n") if "Id=" in block]

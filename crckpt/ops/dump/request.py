@@ -55,8 +55,6 @@ class DumpRequest(Struct, frozen=True):
         """Raise UsageError if options contradict each other."""
         hint = "leave one of them out"
         if self.stop and self.asynchronous:
-            raise UsageError(
-                "--stop ends the tree once its checkpoint is safe: --async cannot wait for that", hint=hint
-            )
+            raise UsageError("--stop and --async cannot be combined: --stop waits for the checkpoint", hint=hint)
         if self.pre_copy is not None and self.incremental is False:
             raise UsageError("--pre-copy cannot be combined with --no-incremental", hint=hint)

@@ -1,4 +1,4 @@
-"""Explain a log of CRIU."""
+"""Explain why CRIU failed, from its log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from crckpt.host.disk.log_ends import EndlessError, NoFileError, read_file_ends,
 def explain(log: Path) -> Explanation:
     """Explain why a `criu dump` or `criu restore` failed, from its log; `-` is stdin.
 
-    Reads only the start and the end of a long log. Raises UsageError if it cannot be read or is not a log of CRIU.
+    Reads only the start and the end of a long log. Raises UsageError if it cannot be read or is not a CRIU log.
     """
     text = read_log(log).decode(errors="replace")
     if not is_log(text):
         named = _name(log)
-        what = "is not a log of CRIU" if text.strip() else "is empty"
+        what = "is not a CRIU log" if text.strip() else "is empty"
         raise UsageError(f"{named} {what}", hint="to get one, run criu dump or criu restore with: -v4 --log-file LOG")
     return explain_text(text)
 
@@ -31,7 +31,7 @@ def read_log(log: Path) -> bytes:
         raise UsageError(f"{_name(log)} {error.strerror}", hint="name a file, or - for stdin") from error
     except EndlessError as error:
         raise UsageError(
-            f"{_name(log)} {error.strerror}: it is not a log of CRIU",
+            f"{_name(log)} {error.strerror}: it is not a CRIU log",
             hint="pass only its end: tail -c 8M LOG | crckpt explain -",
         ) from error
     except OSError as error:

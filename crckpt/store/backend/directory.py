@@ -122,9 +122,13 @@ def _complete(root: Path) -> None:
 
 def _check_is_store(root: Path) -> None:
     if not root.exists():
-        raise StoreUnusable(f"there is no store at {root}", hint="crckpt dump makes one; --store names another")
+        hint = "crckpt dump makes one; if your checkpoints lie elsewhere, give that directory: --store DIR"
+        raise StoreUnusable(f"there is no store at {root}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
-        raise StoreUnusable(f"{root} is not a store of crckpt", hint="name an empty or a new directory with --store")
+        raise StoreUnusable(
+            f"{root} is not a store of crckpt",
+            hint="give the directory of a store, or for a new one an empty directory: --store DIR",
+        )
     _check_owner_and_mode(root)
 
 

@@ -161,7 +161,7 @@ def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
 
 def _read_table(file: OpenFile, size: int, name: str) -> bytes:
     if size < len(MAGIC) + FOOTER.size or file.read(len(MAGIC), 0) != MAGIC:
-        raise IntegrityError(f"{name}: it does not begin as packs do")
+        raise IntegrityError(f"{name}: its header is damaged")
     offset, count, page_size, magic = FOOTER.unpack(file.read(FOOTER.size, size - FOOTER.size))
     whole = offset + count * FRAME.itemsize + FOOTER.size == size
     if count > MOST_FRAMES:

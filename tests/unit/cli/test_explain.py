@@ -54,7 +54,7 @@ def test_an_unknown_failure() -> None:
 
 def test_something_that_is_not_a_log() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
-    assert "stdin is not a log of CRIU\n" in explained("-", stdin=os.urandom(100_000), status=2)
+    assert "stdin is not a CRIU log\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
     assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n")
 

@@ -42,7 +42,7 @@ def test_what_is_no_pid(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit", "unit:", "cgroup:", "pidfile:"])
 def test_what_is_no_target(target: str) -> None:
-    assert f"{target} is no target" in refused(target).message
+    assert f"{target} is not a valid target" in refused(target).message
 
 
 def test_a_pidfile(tmp_path: Path, sleepers: tuple[int, int]) -> None:

@@ -223,7 +223,7 @@ def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
     told = only_blocker(judge_restore(planned, taken))
-    assert told.startswith(f"pid-taken: {role} 7993 is taken by nginx (PID 41)")
+    assert told.startswith(f"pid-taken: {role} 7993 is in use by nginx (PID 41)")
     assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
 
 
@@ -246,7 +246,7 @@ def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, 
 def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
     assert told.startswith(
-        "pid-unreaped: PID 7993 is taken by old, which has ended but is not yet reaped by its parent 40"
+        "pid-unreaped: PID 7993 is in use by old, which has ended but is not yet reaped by its parent 40"
     )
 
 
