@@ -293,7 +293,7 @@ TASKS = (
     Cause(
         "pid-taken",
         "{kind} {pid} is in use by {comm} (PID {owner})",
-        "end it (is it the program itself, still running?), wait for it, or use --new-pid-namespace",
+        "end it (it may be the program itself, still running), wait for it, or use --new-pid-namespace",
     ),
     Cause(
         "pid-ours",
