@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from crckpt.causes.areas import SURE_PARTS, UNSURE_PARTS
 from crckpt.causes.attributes import ATTRIBUTES
 from crckpt.causes.bugs import BUGS
 from crckpt.causes.cgroups import CGROUPS
+from crckpt.causes.criu_parts import SURE_PARTS, UNSURE_PARTS
 from crckpt.causes.descriptors import DESCRIPTORS
 from crckpt.causes.engine_refusals import REFUSALS
 from crckpt.causes.engines import OUTER, STARTS
-from crckpt.causes.exhausted import EXHAUSTED
+from crckpt.causes.fallback import AREAS, GENERAL, STEPS, UNFIT, VAGUE, WARNED, WIDE_AREAS
 from crckpt.causes.files import FILES
-from crckpt.causes.general import AREAS, GENERAL, STEPS, UNFIT, VAGUE, WARNED, WIDE_AREAS
 from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
 from crckpt.causes.namespaces import NAMESPACES
-from crckpt.causes.needs import NEEDS
 from crckpt.causes.network import NETWORK
-from crckpt.causes.outside import OUTSIDE
-from crckpt.causes.passing import EARLIER, PASSING, SILENT
+from crckpt.causes.other_programs import OUTSIDE
+from crckpt.causes.pids import RESTORED
 from crckpt.causes.pipes import PIPES
 from crckpt.causes.rehearsal import REHEARSAL
 from crckpt.causes.releases import OLD_CRIU
-from crckpt.causes.restored import RESTORED
+from crckpt.causes.requirements import NEEDS
+from crckpt.causes.resource_limits import EXHAUSTED
 from crckpt.causes.security import SECURITY
 from crckpt.causes.sockets import SOCKETS
 from crckpt.causes.space import SPACE
 from crckpt.causes.tasks import TASKS
 from crckpt.causes.terminals import TERMINALS
+from crckpt.causes.transient import EARLIER, PASSING, SILENT
 from crckpt.causes.virtual_machines import VIRTUAL_MACHINES
 
 __all__ = [

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from crckpt.host.probes.outcome import Fact
     from crckpt.ops.context import Context
+    from crckpt.ops.dump.cost import DumpPrediction
     from crckpt.ops.dump.examine import Examination
-    from crckpt.ops.dump.predict import DumpPrediction
 
 _STATES: Final = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
@@ -67,8 +67,8 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     # Slow to load, and not needed to check the host.
+    from crckpt.ops.dump.cost import predict
     from crckpt.ops.dump.examine import examine
-    from crckpt.ops.dump.predict import predict
     from crckpt.ops.dump.request import DumpRequest
 
     if fix:

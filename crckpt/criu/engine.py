@@ -2,9 +2,9 @@
 
 CRIU runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
 A dump's CRIU is killed only as a last resort: a killed one leaves sockets in repair mode, and their packets dropped. It
-limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and `crckpt.criu.stuck` limits how
-long it waits for the tree. A restore that makes no progress is ended: CRIU waits for ever for a task that died at the
-wrong moment.
+limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and `crckpt.criu.dump_limit` limits
+how long it waits for the tree. A restore that makes no progress is ended: CRIU waits for ever for a task that died at
+the wrong moment.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.criu.dump_limit import DumpLimit
 from crckpt.criu.hold import GaveUp, Hold
-from crckpt.criu.stuck import DumpLimit
 from crckpt.errors import DumpFailed
-from crckpt.host.disk.log_ends import read_file_ends
+from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.process import run
 from crckpt.host.process.orphans import continue_with_descendants, end_with_descendants
 from crckpt.host.process.progress import Progress

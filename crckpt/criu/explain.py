@@ -31,9 +31,9 @@ from crckpt.causes.catalogue import (
     WARNED,
     WIDE_AREAS,
 )
-from crckpt.causes.exhausted import EXHAUSTED
 from crckpt.causes.releases import OLD, OLD_CRIU, find_release
-from crckpt.criu.retyped import join_lines, loosen, tidy, unquote
+from crckpt.causes.resource_limits import EXHAUSTED
+from crckpt.criu.quoted_logs import join_lines, loosen, tidy, unquote
 
 # Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
 # socket is met.

@@ -22,7 +22,7 @@ from crckpt.criu.explain import explain
 from crckpt.errors import CrckptError, Interrupted, UsageError
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import open_private, removed_on_failure
-from crckpt.host.disk.log_ends import read_stream_ends
+from crckpt.host.disk.log_excerpt import read_stream_ends
 from crckpt.ops.context import Context
 from crckpt.ops.doctor import doctor
 from crckpt.ops.failures import full_disk_reported

@@ -17,7 +17,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.tracking import unseen
+from crckpt.tracking import untracked_writes
 from crckpt.tracking.base import Base, DumpBasis, WholeProcess
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.preload import library
@@ -226,9 +226,9 @@ class Tracker:
     def _find_spoiler(self) -> str:
         """Why the bits must not be reset: another tracker needs them, or something writes memory unseen. Or nothing."""
         for pid, member in self._members.items():
-            if member.attachment in (_CLAIMED, unseen.OWN_USERFAULTFD, unseen.FOREIGN_USERFAULTFD):
+            if member.attachment in (_CLAIMED, untracked_writes.OWN_USERFAULTFD, untracked_writes.FOREIGN_USERFAULTFD):
                 return _clause(pid, str(member.attachment))
-        return unseen.writes_unseen(self._members)
+        return untracked_writes.writes_unseen(self._members)
 
 
 def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:

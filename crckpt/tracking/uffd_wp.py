@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.process.userfaultfd import TakeResult, close_descriptors, take_userfaultfds
+from crckpt.host.process.take_userfaultfd import TakeResult, close_descriptors, take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
-from crckpt.tracking import unseen
+from crckpt.tracking import untracked_writes
 from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class UffdWp:
         wanted = tuple(pids)
         self._close_inherited(wanted)
         refused: dict[int, UserfaultfdAttachment | str] = {
-            pid: unseen.OWN_USERFAULTFD for pid in wanted if unseen.userfaultfds_of(pid)
+            pid: untracked_writes.OWN_USERFAULTFD for pid in wanted if untracked_writes.userfaultfds_of(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
         return refused | {taken.pid: self._attach_to(taken) for taken in take_userfaultfds(others)}
@@ -55,7 +55,7 @@ class UffdWp:
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:
-        found = unseen.userfaultfds_of(pid)
+        found = untracked_writes.userfaultfds_of(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
     def _attach_to(self, taken: TakeResult) -> UserfaultfdAttachment | str:
@@ -92,8 +92,8 @@ class UserfaultfdAttachment:
 
     def catch_up(self) -> str:
         """Register what was mapped since. Why the process can be tracked no longer, or nothing."""
-        if unseen.userfaultfds_of(self._pid):
-            return unseen.OWN_USERFAULTFD
+        if untracked_writes.userfaultfds_of(self._pid):
+            return untracked_writes.OWN_USERFAULTFD
         why, old = self.register_new()
         # Its stack at least is a map that it keeps.
         return why or ("" if old else _REPLACED)
@@ -105,8 +105,8 @@ class UserfaultfdAttachment:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 return f"it has ended: {error.strerror}", 0
-            own = unseen.userfaultfds_of(self._pid)
-            return unseen.OWN_USERFAULTFD if own else unseen.FOREIGN_USERFAULTFD, 0
+            own = untracked_writes.userfaultfds_of(self._pid)
+            return untracked_writes.OWN_USERFAULTFD if own else untracked_writes.FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
         """Register every map that is not. How many were before. Raises OSError: EBUSY if another process owns one."""

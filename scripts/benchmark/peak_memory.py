@@ -14,7 +14,7 @@ from pathlib import Path
 import crckpt.store.read.reader
 import crckpt.store.write.packing  # noqa: F401 - do not count the memory of modules
 from benchmark.store_once import new
-from crckpt.images.own_memory import MemoryRange
+from crckpt.images.private_memory import MemoryRange
 from crckpt.store import Repository, ingest, open_reader
 
 ADDRESS = 1 << 32

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host.probes import memory, network, places, rights, tasks, tools
+from crckpt.host.probes import directories, memory, network, rights, tasks, tools
 from crckpt.host.probes.child import probe_in_child
 from crckpt.host.probes.outcome import Fact, Outcome, fact
 
@@ -54,10 +54,10 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "capabilities": rights.capabilities,
         "rootless": lambda: rights.rootless(subject.criu),
         "security_modules": rights.security_modules,
-        "cgroups": places.cgroups,
-        "run_directory": places.run_directory,
-        "store": lambda: places.store(subject.store),
-        "staging": lambda: places.staging(subject.staging, subject.store),
+        "cgroups": directories.cgroups,
+        "run_directory": directories.run_directory,
+        "store": lambda: directories.store(subject.store),
+        "staging": lambda: directories.staging(subject.staging, subject.store),
         "util_linux": tools.util_linux,
         "systemd": tools.systemd,
         "ssh": tools.ssh,

@@ -2,8 +2,8 @@
 
 No byte of the program is changed: the thread executes a `syscall` instruction of its vdso. Then its registers are
 restored, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
-Only a process that does nothing else may do this (`crckpt.host.process.userfaultfd`): if it dies, the kernel releases
-the threads that it has seized.
+Only a process that does nothing else may do this (`crckpt.host.process.take_userfaultfd`): if it dies, the kernel
+releases the threads that it has seized.
 
 Sources: ptrace(2); linux/ptrace.h; kernel/seccomp.c.
 """

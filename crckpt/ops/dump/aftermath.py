@@ -13,7 +13,7 @@ from msgspec import Struct
 from crckpt.criu.engine import CriuResult, run_id
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
 from crckpt.host import proc
-from crckpt.host.disk.log_ends import read_file_ends
+from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.ops.dump.examine import DumpTarget
@@ -53,7 +53,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
     with interrupts_allowed():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
-        from crckpt.ops.failure_places import name_place_in_tree
+        from crckpt.ops.failure_locations import name_place_in_tree
 
         find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
         state = "; TCP connections may be dead" if dead else ""

@@ -15,8 +15,8 @@ from crckpt.criu.engine import read_log
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.process.cores import cores_left_to
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
+from crckpt.host.process.yield_cpus import cores_left_to
 from crckpt.images.creds import Rights
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime

@@ -26,8 +26,8 @@ from crckpt.ops.dump.parent_images import ParentImages
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult
 from crckpt.ops.failures import preflight_refusal
+from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import deleted_bytes
-from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.space import FreeSpace, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.criu.speed import running_trial_tree
+from crckpt.criu.dump_speed import running_trial_tree
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe.tree import Observed

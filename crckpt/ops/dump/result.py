@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from crckpt.criu.find import Criu
 from crckpt.model import CheckpointId, JobName
-from crckpt.preflight.dump.plan import DumpPlan
+from crckpt.preflight.dump.checks import DumpPlan
 from crckpt.store import Checkpoint
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from crckpt.criu.explain import Explanation, is_log
 from crckpt.criu.explain import explain as explain_text
 from crckpt.errors import UsageError
-from crckpt.host.disk.log_ends import EndlessError, NoFileError, read_file_ends, read_stream_ends
+from crckpt.host.disk.log_excerpt import EndlessError, NoFileError, read_file_ends, read_stream_ends
 
 
 def explain(log: Path) -> Explanation:

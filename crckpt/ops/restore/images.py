@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from crckpt.host import proc
 from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import drop_parent_death_signal
-from crckpt.images.own_memory import own_memory
 from crckpt.images.pagemap import pagemap_name
+from crckpt.images.private_memory import own_memory
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import repair_image, unpack_images

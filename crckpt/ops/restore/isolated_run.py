@@ -18,8 +18,8 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import RehearsalFailed
-from crckpt.host.disk.log_ends import read_file_ends
-from crckpt.host.namespaces import as_tree, memory_limit
+from crckpt.host.disk.log_excerpt import read_file_ends
+from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
 from crckpt.host.process.exits import ExitWatch, watched_exits
@@ -29,7 +29,7 @@ from crckpt.images.pipes import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
-from crckpt.ops.failure_places import name_place_in_images
+from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.images import ImageStreams
@@ -37,7 +37,7 @@ from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside import Outside, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
-from crckpt.preflight.restore.judge import Verdict
+from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.rehearsal import needed_addresses
 from crckpt.store import Checkpoint
 from crckpt.tracking.preload.library import restore_words
@@ -195,7 +195,7 @@ def _run_probe(
         return None
     output = isolated.work / "probe.out"
     # The tree may have changed the programs and libraries there, so the probe has no more rights than the tree's root.
-    child = as_tree.start(init, as_tree.rights_of(rights), probe, joining=joining, output=output)
+    child = run_as_tree.start(init, run_as_tree.rights_of(rights), probe, joining=joining, output=output)
     # A probe that takes too long is not killed: nobody would reap its child, and the namespaces would not end.
     once_ended.callback(child.wait)
     status = child.wait() if child.ends_within(PROBE_S) else None

@@ -35,9 +35,9 @@ from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
+from crckpt.preflight.restore.checks import Verdict, judge_restore
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.judge import Verdict, judge_restore
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
 from crckpt.store import Checkpoint, Repository, open_reader, read_file
 from crckpt.store.read.details import read_details

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.preflight.restore.planned import Grown
+from crckpt.preflight.restore.plan import Grown
 
 
 class RestoreRequest(Struct, frozen=True):

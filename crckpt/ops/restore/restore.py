@@ -41,8 +41,8 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
+from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.tasks import needed_ids
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
@@ -219,7 +219,7 @@ def _follow(
                 with interrupts_allowed():
                     criu.streamer.check()
                     # Only for failures, and slow to load.
-                    from crckpt.ops.failure_places import name_place_in_images
+                    from crckpt.ops.failure_locations import name_place_in_images
 
                     raise criu_failure(
                         result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind"

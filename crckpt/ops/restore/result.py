@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.criu.find import Criu
-from crckpt.preflight.restore.judge import Verdict
+from crckpt.preflight.restore.checks import Verdict
 from crckpt.store import Checkpoint
 
 

@@ -24,8 +24,15 @@ from crckpt.model import PAGE_SIZE, utc_datetime
 from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.locks import needed_locks
-from crckpt.preflight.restore.needs import DiskSpace, HostResources, HugePages, Need, count_huge_pages, kernel_needs
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.requirements import (
+    DiskSpace,
+    HostResources,
+    HugePages,
+    Need,
+    count_huge_pages,
+    kernel_needs,
+)
 from crckpt.preflight.restore.sockets import bound_sockets
 from crckpt.preflight.restore.tasks import needed_ids
 

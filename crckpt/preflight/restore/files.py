@@ -17,7 +17,7 @@ from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 if TYPE_CHECKING:
     from crckpt.host.proc.writers import Writer

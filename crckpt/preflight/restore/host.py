@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host.proc import IdUser
 from crckpt.host.proc.locks import HeldLock
-from crckpt.preflight.restore.needs import HostResources
+from crckpt.preflight.restore.requirements import HostResources
 
 if TYPE_CHECKING:
     from crckpt.host.disk.packages import Package

@@ -10,7 +10,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.images.pipes import Pipe
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 _STDOUT, _STDERR = 1, 2
 

@@ -10,9 +10,9 @@ from typing import Final
 from crckpt.causes import Finding, cause
 from crckpt.images.mm import FILE_SHARED, PROT_WRITE
 from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.files import needed_path
 from crckpt.preflight.restore.host import FileState
-from crckpt.preflight.restore.judge import Verdict
 
 _NOT_NESTED: Final = ("mnt", "pid", "user")
 _BROADCAST: Final = "255.255.255.255"

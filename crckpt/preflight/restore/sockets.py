@@ -9,7 +9,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.sockets import Binding
 from crckpt.images.sockets import DATAGRAM, InetSocket
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 
 def bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding]]:

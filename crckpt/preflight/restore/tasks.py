@@ -8,7 +8,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.proc import IdUser
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 
 def needed_ids(tree: ImageTree) -> frozenset[int]:

@@ -9,7 +9,7 @@ from crckpt.causes import Finding, cause
 from crckpt.images.tree import ImageTree, Process
 from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 _CONSOLES = ("console", "virtual console", "external", "serial")
 """Terminals that remain after the program has ended, for the next user who logs in there."""

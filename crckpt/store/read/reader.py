@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.vmsplice import PIPE_SIZE
-from crckpt.images.own_memory import MemoryRange, range_edges
 from crckpt.images.pagemap import read_pagemap, write_pagemap
+from crckpt.images.private_memory import MemoryRange, range_edges
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import (
     Bytes,
@@ -35,8 +35,8 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.memory_fill import MemoryFill
 from crckpt.store.read.pieces import Pieces, pieces_of, unpack
+from crckpt.store.read.process_memory import MemoryFill
 from crckpt.store.workers import Workers, wait_for_result
 
 _SMALL: Final = 1 << 20

@@ -16,7 +16,7 @@ from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
 from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
 from crckpt.store.workers import Workers, wait_for_result
-from crckpt.store.write.frames import Frames
+from crckpt.store.write.compress import Frames
 
 _PARTS: Final = 16
 _SMALLEST: Final = (16 << 20) // PAGE_SIZE

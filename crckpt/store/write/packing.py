@@ -40,9 +40,9 @@ from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.format.pack_writer import FinishedPack
 from crckpt.store.workers import workers
+from crckpt.store.write.compress import Frames
 from crckpt.store.write.copy_forward import choose_pages
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
-from crckpt.store.write.frames import Frames
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from crckpt.host.disk.log_ends import MOST
+from crckpt.host.disk.log_excerpt import MOST
 
 KNOWN = (
     b"(00.01) Error (criu/new.c:1): first\n(00.02) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"

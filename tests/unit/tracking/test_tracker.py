@@ -16,7 +16,7 @@ from places import PROJECT
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
+from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
 from crckpt.host.syscalls import memory_trials
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow

@@ -16,7 +16,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk import build_id
 from crckpt.host.disk.checked_files import check_directory, open_checked, open_directory, read_checked
 from crckpt.host.disk.files import open_lock, remove_tree
-from crckpt.host.disk.log_ends import read_file_ends
+from crckpt.host.disk.log_excerpt import read_file_ends
 
 NOBODY = 65534
 MOST = 1 << 20

@@ -12,7 +12,7 @@ from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import procfs
-from crckpt.host.process.userfaultfd import take_userfaultfds
+from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, find_written, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection

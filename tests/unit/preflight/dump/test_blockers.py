@@ -12,7 +12,7 @@ from observed import NAMESPACES, PLAIN, ROOT
 from crckpt.host.observe.tree import Observed, TracedThread, Transient
 from crckpt.host.proc import Descriptor, Tree
 from crckpt.host.proc.smaps import UnsavableMap
-from crckpt.preflight.dump.plan import find_blockers
+from crckpt.preflight.dump.checks import find_blockers
 
 
 def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Descriptor:

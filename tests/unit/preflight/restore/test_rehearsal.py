@@ -13,9 +13,9 @@ from crckpt.causes import cause
 from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import Address, InetSocket
 from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.files import Rewind, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState
-from crckpt.preflight.restore.judge import Verdict
 from crckpt.preflight.restore.rehearsal import (
     find_rehearsal_blockers,
     needed_addresses,

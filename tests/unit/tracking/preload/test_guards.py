@@ -17,7 +17,7 @@ import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
 
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.process.userfaultfd import take_userfaultfds
+from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.host.syscalls.pagemap import find_written, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection

@@ -29,7 +29,7 @@ from crckpt.preflight.dump.cost import (
     predict_cost,
 )
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
-from crckpt.store.write.storage_trial import StorageTrial
+from crckpt.store.write.storage_estimate import StorageTrial
 
 _SAMPLE: Final = 12 << 20
 """Bytes of the tree's memory that are stored on trial: some 50 ms."""

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from crckpt.images import mm
 from crckpt.images.mm import Vma
-from crckpt.images.own_memory import MemoryRange, own_memory, range_edges
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, cut_runs
+from crckpt.images.private_memory import MemoryRange, own_memory, range_edges
 from crckpt.images.tree import ImageTree, Process
 from crckpt.model import PAGE_SIZE
 

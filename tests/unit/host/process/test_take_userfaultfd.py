@@ -19,7 +19,7 @@ import pytest
 from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
 from places import PROJECT
 
-from crckpt.host.process.userfaultfd import TakeResult, take_userfaultfds
+from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not get to run: its control group is frozen, or leaves it next to no CPU time"
@@ -123,7 +123,7 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
     with running(sys.executable, "-c", FILTERED) as process:
-        imports = "from crckpt.host.process.userfaultfd import take_userfaultfds"
+        imports = "from crckpt.host.process.take_userfaultfd import take_userfaultfds"
         asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
@@ -202,7 +202,9 @@ def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
 
 
 def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
-    asks = "import sys; from crckpt.host.process.userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
+    asks = (
+        "import sys; from crckpt.host.process.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
+    )
     asks += "while True: take_userfaultfds([int(sys.argv[1])])"
     with running(program, "read") as process:
         for moment in range(6):

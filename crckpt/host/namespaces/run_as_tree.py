@@ -1,8 +1,8 @@
 """Run a command in namespaces with the rights of the program that runs there.
 
-Run as `python -m crckpt.host.namespaces.as_tree INIT RIGHTS COMMAND...`. INIT is a process of the namespaces, RIGHTS
-are `TreeRights` as JSON. The program may have changed loaders, libraries and configuration files there. So this module
-loads all that it needs outside, gives up its rights, and only then executes the command inside.
+Run as `python -m crckpt.host.namespaces.run_as_tree INIT RIGHTS COMMAND...`. INIT is a process of the namespaces,
+RIGHTS are `TreeRights` as JSON. The program may have changed loaders, libraries and configuration files there. So this
+module loads all that it needs outside, gives up its rights, and only then executes the command inside.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rights_of(program: Rights) -> TreeRights:
 def start(init: int, rights: TreeRights, command: Sequence[str], *, joining: Sequence[str], output: Path) -> run.Child:
     """Start the command in the namespaces of `init`; `joining` are words before it. Raises HostCannot."""
     said = msgspec.json.encode(rights).decode()
-    words = (sys.executable, "-P", "-m", "crckpt.host.namespaces.as_tree", str(init), said, *command)
+    words = (sys.executable, "-P", "-m", "crckpt.host.namespaces.run_as_tree", str(init), said, *command)
     return run.start((*joining, *words), output=output, python_path=Path(__file__).parents[3])
 
 

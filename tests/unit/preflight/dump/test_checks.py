@@ -20,8 +20,8 @@ from crckpt.host.observe.tasks import RESTARTED, WaitingThread
 from crckpt.host.observe.tree import Observed, OutsideEnd
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.model import MEBIBYTE, DumpOptions
+from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import deleted_bytes
-from crckpt.preflight.dump.plan import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.tasks import root_refusal
 
 ALL_CAPABILITIES = frozenset(range(41))

@@ -16,8 +16,8 @@ from crckpt.store.format.index import PAGES
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
+from crckpt.store.write.compress import Frames
 from crckpt.store.write.fingerprint_table import FingerprintTable
-from crckpt.store.write.frames import Frames
 from crckpt.store.write.imageset import Source
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import new_packs, pages_in_a_pack

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.causes import Finding
-from crckpt.preflight.restore import files, locks, namespaces, needs, pipes, sockets, tasks, terminals
+from crckpt.preflight.restore import files, locks, namespaces, pipes, requirements, sockets, tasks, terminals
 from crckpt.preflight.restore.files import Rewind
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.pipes import OutsidePipe
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
@@ -48,8 +48,8 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
             *sockets.find_blockers(planned, host),
             *locks.find_blockers(planned.tree, host),
             *namespaces.find_blockers(planned.tree),
-            *needs.find_older_criu(*planned.crius),
-            *needs.find_blockers(
+            *requirements.find_older_criu(*planned.crius),
+            *requirements.find_blockers(
                 planned.tree, planned.cpu_features, max(tasks.needed_ids(planned.tree)), host.resources
             ),
             *terminals.find_blockers(planned, host),
@@ -57,7 +57,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
         ),
         warnings=(
             *checked.warnings,
-            *needs.find_warnings(host.resources),
+            *requirements.find_warnings(host.resources),
             *tasks.find_warnings(planned),
         ),
         rewinds=checked.rewinds,

@@ -1,6 +1,6 @@
 """Take a userfaultfd of another process: the process makes one, we duplicate it, and the process closes its own.
 
-A helper enters the processes, each from its own child: `python -m crckpt.host.process.userfaultfd SOCKET
+A helper enters the processes, each from its own child: `python -m crckpt.host.process.take_userfaultfd SOCKET
 PID:START[:DESCRIPTOR]...`. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the
 helper dies, the kernel releases the process. But during the call, which takes about a millisecond, a SIGKILL of the
 helper would end the process, too; the helper blocks other signals.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.probes import places
+from crckpt.host.probes import directories
 from crckpt.host.probes.outcome import Outcome
 
 IS_ROOT = os.geteuid() == 0
@@ -17,18 +17,18 @@ AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
 def test_the_store(tmp_path: Path) -> None:
-    absent = places.store(tmp_path / "a b/store")
+    absent = directories.store(tmp_path / "a b/store")
     assert absent.state == "ok"
     assert absent.found.startswith(f"{tmp_path}/a b/store is not there yet, the first dump makes it: ")
     assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o755)
-    assert places.store(tmp_path).state == "ok"
+    assert directories.store(tmp_path).state == "ok"
     (tmp_path / "store.json").touch()
-    assert places.store(tmp_path) == Outcome(
+    assert directories.store(tmp_path) == Outcome(
         "missing", f"{tmp_path} lets other users in", "nothing can be stored", f"chmod 700 {tmp_path}", safe=True
     )
-    assert places.store(tmp_path / "store.json").state == "missing"
-    assert not places.store(tmp_path / "store.json").safe
+    assert directories.store(tmp_path / "store.json").state == "missing"
+    assert not directories.store(tmp_path / "store.json").safe
 
 
 @AS_ROOT
@@ -42,7 +42,7 @@ def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
         "-c",
         'mount -t "$1" none "$0" && shift && exec "$@"',
     ]
-    script = "from crckpt.host.probes import places; print(*map(places.store, map(Path, sys.argv[1:])))"
+    script = "from crckpt.host.probes import directories; print(*map(directories.store, map(Path, sys.argv[1:])))"
     for kind, state in (("tmpfs", "limited"), ("ramfs", "limited")):
         program = f"import sys; from pathlib import Path\n{script}"
         done = subprocess.run(
@@ -58,8 +58,8 @@ def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
 @AS_ROOT
 def test_a_store_on_a_read_only_mount(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes import places; "
-        "print(places.store(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from crckpt.host.probes import directories; "
+        "print(directories.store(Path(sys.argv[1])))"
     )
     mounted = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
     done = subprocess.run(
@@ -77,7 +77,7 @@ def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
     closed.mkdir(mode=0o700)
     os.seteuid(65534)
     try:
-        outcome = places.store(closed / "store")
+        outcome = directories.store(closed / "store")
     finally:
         os.seteuid(0)
     assert (outcome.state, outcome.safe) == ("missing", False)
@@ -86,12 +86,12 @@ def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
 def test_a_store_where_nothing_can_be_made() -> None:
     """Whatever the modes of /proc and of a file say."""
     for below in (Path("/proc"), Path(__file__)):
-        outcome = places.store(below / "store")
+        outcome = directories.store(below / "store")
         assert outcome.state == "missing"
         assert f"{below}/store is not there and cannot be made below {below}: " in outcome.found
 
 
 def test_the_staging_directory(tmp_path: Path) -> None:
-    assert places.staging(None, tmp_path / "store").found.startswith("in the store, ")
-    assert places.staging(tmp_path, tmp_path).state == "ok"
-    assert places.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"
+    assert directories.staging(None, tmp_path / "store").found.startswith("in the store, ")
+    assert directories.staging(tmp_path, tmp_path).state == "ok"
+    assert directories.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"

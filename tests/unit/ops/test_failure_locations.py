@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crckpt.criu.explain import Explanation, Place
 from crckpt.host import proc
 from crckpt.host.observe.tree import Observed, observe
-from crckpt.ops.failure_places import name_place_in_tree
+from crckpt.ops.failure_locations import name_place_in_tree
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import TerminalInfo
 from crckpt.model import utc_datetime
+from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.files import Rewind, changed_paths, file_uses, needed_files, needed_path
 from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.judge import UNCONDITIONAL, Verdict, judge_restore
-from crckpt.preflight.restore.needs import DiskSpace, HostResources
 from crckpt.preflight.restore.pipes import OutsidePipe
-from crckpt.preflight.restore.planned import PlannedRestore
+from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.requirements import DiskSpace, HostResources
 from crckpt.preflight.restore.sockets import bound_sockets
 from crckpt.preflight.restore.tasks import needed_ids
 

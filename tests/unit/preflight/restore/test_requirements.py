@@ -14,7 +14,7 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.needs import (
+from crckpt.preflight.restore.requirements import (
     DiskSpace,
     HostResources,
     HugePages,

@@ -13,7 +13,7 @@ from places import TESTS
 
 from crckpt.causes.catalogue import EARLIER, ENGINES, OUTER, OUTSIDE, SILENT
 from crckpt.criu.explain import explain, is_log
-from crckpt.criu.retyped import unquote
+from crckpt.criu.quoted_logs import unquote
 
 LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
