@@ -10,7 +10,7 @@ import os, signal, sys, time
 from itertools import count
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import handle_interrupts
-from crckpt.store.workers import result_of, workers
+from crckpt.store.workers import wait_for_result, workers
 
 TAKES_A_LOCK = ("__enter__", "acquire")
 
@@ -30,7 +30,7 @@ def interrupt_at(number):
 def work():  # a thread takes locks when it has done something
     with workers() as pool:
         for future in [pool.submit(time.sleep, 0.01) for _ in range(2)]:
-            result_of(future)
+            wait_for_result(future)
 
 for number in count(1):
     child = os.fork()
