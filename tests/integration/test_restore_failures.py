@@ -200,7 +200,7 @@ def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         said = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
-        assert f"PID {tree.pid} is taken" in said
+        assert f"PID {tree.pid} is in use" in said
 
 
 def test_where_none_can_be_restored_one_error_tells_all(crckpt: Crckpt) -> None:

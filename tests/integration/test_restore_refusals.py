@@ -146,7 +146,7 @@ def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> 
         paths[2].chmod(0o600)
         said = _refused(crckpt)
     assert "refused for 4 reasons:" in said
-    for words in (f"PID {tree.pid} is taken", *(f"  - {path} " for path in paths)):
+    for words in (f"PID {tree.pid} is in use", *(f"  - {path} " for path in paths)):
         assert words in said
 
 
