@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from crckpt.errors import StoreUnusable
 from crckpt.ops.context import Context
 from crckpt.store import RepairResult, Repository
 from crckpt.store import repair as repair_store
@@ -15,7 +16,15 @@ def repair(context: Context, ref: str | None, source: Path | None) -> RepairResu
     Raises NoSuchCheckpoint, StoreUnusable, UsageError if both are the same store.
     """
     repository = context.repository()
-    other = Repository.open(source) if source is not None else None
+    other = _open_source(source) if source is not None else None
     with repository.shared():
         wanted = None if ref is None else (repository.resolve(ref),)
         return repair_store(repository, wanted, source=other, progress=context.progress)
+
+
+def _open_source(source: Path) -> Repository:
+    try:
+        return Repository.open(source)
+    except StoreUnusable as error:
+        # Its own hint is about --store.
+        raise StoreUnusable(error.message, hint="give the directory of another store: --from STORE") from error
