@@ -242,7 +242,7 @@ def _tree_state(result: DumpResult) -> str:
 
 
 def _lineage_lines(lineage: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:
-    """What was incremental, or would be; with `after_rounds` rounds come first."""
+    """Say what was incremental, or would be; with `after_rounds` rounds come first."""
     if lineage.why:
         yield f"{lineage.why}\n"
     if lineage.base is None and not lineage.rounds:

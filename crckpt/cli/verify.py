@@ -86,7 +86,7 @@ def _damage(damage: Damage) -> str:
 
 
 def _remaining(repaired: RepairResult) -> Iterator[str]:
-    """What can be done with what is still damaged."""
+    """Say what can be done about the damage that is left."""
     restorable = ", ".join(short_id(identity) for identity in repaired.restorable)
     yield f"can be restored: {restorable or 'no checkpoint'}\n"
     if repaired.now.lost:

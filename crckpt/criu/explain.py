@@ -199,7 +199,7 @@ def explain(log: str) -> Explanation:
     for line, found in _findings(log, telling, release):
         if unsaid and unsaid.finding and not found.sure:
             break
-        finding = _warned_of(log, line, found)
+        finding = _with_earlier_cause(log, line, found)
         told = finding if finding.sure else _with_age(finding, release)
         return Explanation(told, shown, line.text, _place(log, line), _outside_end(log, line))
     if unsaid and unsaid.finding:
@@ -266,21 +266,21 @@ def _findings(log: str, telling: tuple[_Line, ...], release: tuple[int, ...] | N
         for line in lines:
             finding = look_up(line)
             if finding and not finding.sure:
-                yield from _surer_before(retyped, line)
+                yield from _find_surer_before(retyped, line)
             if finding:
                 yield line, finding
 
 
-def _warned_of(log: str, line: _Line, finding: Finding) -> Finding:
-    """The cause of which a warning told before, or the finding."""
+def _with_earlier_cause(log: str, line: _Line, finding: Finding) -> Finding:
+    """Return the cause that an earlier warning tells, or the finding itself."""
     for keys, cause in EARLIER:
         if finding.key in keys and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
             return cause.finding(**found.groupdict())
     return finding
 
 
-def _surer_before(retyped: Iterable[_Line], line: _Line) -> Iterator[tuple[_Line, Finding]]:
-    """What an earlier line, which lacks what CRIU puts before its own, tells for sure."""
+def _find_surer_before(retyped: Iterable[_Line], line: _Line) -> Iterator[tuple[_Line, Finding]]:
+    """Find sure causes in earlier lines without the mark that CRIU puts before its own."""
     for earlier in retyped:
         if earlier.begin >= line.begin:
             return
@@ -312,7 +312,7 @@ class _Retyped:
         known = {line.begin for line in self._telling}
         plain = [line for line in _plain(self._log) if line.begin not in known]
         lines = sorted((*self._telling[:_MOST_BROKEN], *_with_forms(self._log, plain)), key=lambda line: line.begin)
-        return tuple(line._replace(forms=_tidied(line.forms), retyped=True) for line in lines)
+        return tuple(line._replace(forms=_tidy_forms(line.forms), retyped=True) for line in lines)
 
 
 def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
@@ -323,7 +323,7 @@ def _without_complaint(log: str, shown: tuple[str, ...]) -> Explanation:
     return Explanation(None, shown)
 
 
-def _tidied(forms: tuple[str, ...]) -> tuple[str, ...]:
+def _tidy_forms(forms: tuple[str, ...]) -> tuple[str, ...]:
     short = tuple(form for form in forms if len(form) <= _LONGEST_RETYPED)
     return tuple(map(tidy, short or (forms[-1][:_LONGEST_RETYPED],)))
 
@@ -453,7 +453,7 @@ def _of_area(areas: Iterable[tuple[str, str]], line: _Line) -> Finding | None:
 
 
 def _of_step(steps: Iterable[tuple[str, str]], line: _Line) -> Finding | None:
-    """What CRIU was doing when it failed, by a line that it writes after another complaint."""
+    """Find what CRIU was doing when it failed, by a line that it writes after another complaint."""
     return _unsure(
         next((key for pattern, key in steps if _search(pattern, line.forms[-1], retyped=line.retyped)), None)
     )
