@@ -169,10 +169,16 @@ def set_core_filter(pid: int, value: Value) -> None:
 
 
 def autogroup_nice(pid: int) -> Value:
-    """The nice value of the autogroup of a process; nothing if the kernel has no autogroups."""
+    """The nice value of the autogroup of a process; nothing if it is in none, or the kernel has no autogroups."""
     with suppress(FileNotFoundError):
-        return (int(procfs.text(f"/proc/{pid}/autogroup").split()[-1]),)
+        return parse_autogroup(procfs.text(f"/proc/{pid}/autogroup"))
     return ()
+
+
+def parse_autogroup(said: str) -> Value:
+    """The nice value that /proc/PID/autogroup shows. Source: kernel/sched/autogroup.c."""
+    # The file is empty for a session that began before the first setsid: that of PID 1, also in a container.
+    return (int(said.split()[-1]),) if said else ()
 
 
 def set_autogroup_nice(pid: int, value: Value) -> None:

@@ -16,7 +16,7 @@ from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.attributes import remote_calls, tasks
+from crckpt.host.attributes import remote_calls
 from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
 from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, carry_out
 from crckpt.host.process import cgroups
@@ -39,23 +39,6 @@ for line in sys.stdin:
     assert libc.syscall(239, ctypes.byref(mode), None, 0, 0, 0) == 0
     print(mode.value, flush=True)
 """
-
-
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ("00400000 default file=/usr/bin/python3.11 mapped=31", (0,)),
-        ("7f0000 interleave:0-1,3 anon=1", (3, 0, 1, 3)),
-        ("7f0000 bind=static:1 anon=1", (2 | 1 << 15, 1)),
-        ("7f0000 prefer (many)=relative|static:2 anon=1", (5 | 1 << 14 | 1 << 15, 2)),
-        ("7f0000 weighted interleave:0 anon=1", (6, 0)),
-        ("7f0000 local anon=1", (4,)),
-        ("7f0000 something new", ()),
-        ("", ()),
-    ],
-)
-def test_memory_policies(line: str, value: tuple[int, ...]) -> None:
-    assert tasks.parse_memory_policy(line) == value
 
 
 @pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
