@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from crckpt.criu.explain import Explanation, Place
+from crckpt.criu.explain import Explanation
+from crckpt.criu.failure_location import FailureLocation
 from crckpt.host import proc
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe import unix_sockets
@@ -16,10 +17,10 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
 
 
-def name_place_in_tree(observed: Observed, *, inside: bool) -> Callable[[Explanation], Place | None]:
+def name_place_in_tree(observed: Observed, *, inside: bool) -> Callable[[Explanation], FailureLocation | None]:
     """Name places by the tree that was to be dumped, as it is now. `inside`: CRIU knows it by PIDs of its namespace."""
 
-    def find_place(explanation: Explanation) -> Place | None:
+    def find_place(explanation: Explanation) -> FailureLocation | None:
         numbers = {process.ns_pids[-1] if inside else process.pid: process for process in observed.tree.processes}
         if explanation.place is None:
             return _find_own_end(observed, explanation.outside_end) if explanation.outside_end else None
@@ -31,10 +32,10 @@ def name_place_in_tree(observed: Observed, *, inside: bool) -> Callable[[Explana
     return find_place
 
 
-def name_place_in_images(tree: ImageTree) -> Callable[[Explanation], Place | None]:
+def name_place_in_images(tree: ImageTree) -> Callable[[Explanation], FailureLocation | None]:
     """Name places by the images of the tree that was to be restored."""
 
-    def find_place(explanation: Explanation) -> Place | None:
+    def find_place(explanation: Explanation) -> FailureLocation | None:
         process = next(
             (found for found in tree.processes if explanation.place and found.pid == explanation.place.pid), None
         )
@@ -61,7 +62,7 @@ def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
     return observed_sockets.socket_titles(process.pid).get(found.socket_inode, found.target)
 
 
-def _find_own_end(observed: Observed, outside: int) -> Place | None:
+def _find_own_end(observed: Observed, outside: int) -> FailureLocation | None:
     """The tree's descriptor that is connected to this unix socket outside of the tree."""
     with suppress(OSError):  # this kernel cannot list sockets
         known = unix_sockets.read_unix_sockets()
@@ -69,7 +70,9 @@ def _find_own_end(observed: Observed, outside: int) -> Place | None:
             for found in proc.descriptors(process.pid):
                 end = known.get(found.socket_inode)
                 if end is not None and end.peer == outside:
-                    return Place(process.pid, process.comm, found.fd, f"{end.title} -> {_title(known, outside)}")
+                    return FailureLocation(
+                        process.pid, process.comm, found.fd, f"{end.title} -> {_title(known, outside)}"
+                    )
     return None
 
 

@@ -19,7 +19,8 @@ from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
 
 if TYPE_CHECKING:
-    from crckpt.criu.explain import Explanation, Place
+    from crckpt.criu.explain import Explanation
+    from crckpt.criu.failure_location import FailureLocation
 
 _FULL = {
     errno.ENOSPC: "no space is left",
@@ -144,7 +145,7 @@ def criu_failure(
     result: CriuResult,
     kind: type[Failure],
     what: str,
-    find_place: Callable[[Explanation], Place | None],
+    find_place: Callable[[Explanation], FailureLocation | None],
     state: str = "",
     known: Sequence[Finding] = (),
 ) -> Failure:

@@ -9,7 +9,7 @@ import pytest
 from places import TESTS
 
 from crckpt.causes.catalogue import BUGS, CATALOGUE, EARLIER, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
-from crckpt.criu.explain import Place, explain
+from crckpt.criu.explain import explain
 
 LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
@@ -25,23 +25,7 @@ AFTER = {
 }
 """What a log says after that line, which alone is no complaint."""
 
-DUMP = """\
-(00.01) Dumping task (pid: 812 comm: postgres)
-(00.02) Dumping opened files (pid: 812)
-(00.02) ----------------------------------------
-(00.03) 812 fdinfo 3: pos:                0 flags:           100001/0x1
-(00.03) Dumping path for 3 fd via self 17 [/srv/log]
-(00.04) 812 fdinfo 7: pos:                0 flags:                2/0
-"""
 DEVICE = "(00.05) Error (criu/files-ext.c:94): Can't dump file 7 of that type [20600] (chr 10:229)\n"
-MAPPED = (
-    DUMP[: DUMP.index("(00.02) Dumping opened")] + "(00.02) Dumping path for -3 fd via self 16 [/usr/lib/libm.so.6]\n"
-)
-UNREADABLE = "(00.05) Error (criu/proc_parse.c:502): Unknown shit 100600 (/secretmem (deleted))\n"
-HIDDEN = "(00.05) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:27, need 65024:28\n"
-LOCKS = "(00.07) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks!\n"
-MISSING = "(00.02)    812: Error (criu/files-reg.c:2353): Can't open file srv/x on restore: No such file or directory\n"
-SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size 5 (expect 1)\n"
 
 PLACES = {
     "address": "process 4711, fd 7",
@@ -100,36 +84,6 @@ def test_what_the_kernel_answered_counts_only_where_no_line_has_a_cause_of_its_o
     assert first.finding is not None
     assert both.finding is not None
     assert (first.finding.key, both.finding.key) == ("not-permitted", "device")
-
-
-@pytest.mark.parametrize(
-    ("log", "place"),
-    [
-        (DUMP + DEVICE, "process 812 (postgres), fd 7"),
-        (DUMP[: DUMP.index("(00.04)")] + DEVICE, "process 812 (postgres), fd 3 (/srv/log)"),
-        (DUMP + "(00.06) ----------------------------------------\n" + LOCKS, "None"),
-        (DUMP + "(00.06) Dumping file-locks\n" + LOCKS, "None"),
-        (DEVICE, "None"),
-        (SIZE, "process 812"),
-        (
-            MISSING + SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n",
-            "process 812, fd 3",
-        ),
-        (MAPPED + UNREADABLE, "process 812 (postgres)"),
-        (MAPPED + HIDDEN, "process 812 (postgres) (/usr/lib/libm.so.6)"),
-        (SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812, fd 3"),
-        (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
-    ],
-)
-def test_where_criu_was(log: str, place: str) -> None:
-    told = explain(log)
-    assert told.finding is not None
-    assert str(told.place) == place
-
-
-def test_a_place_that_is_not_known_is_none() -> None:
-    assert explain("").place is None
-    assert str(Place(5)) == "process 5"
 
 
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)

@@ -176,16 +176,6 @@ def test_the_id_of_the_run() -> None:
     assert run_id("") is None
 
 
-def test_the_outside_end_of_a_unix_socket_is_told_by_its_inode() -> None:
-    extern = "(00.038925) unix: \tDumped extern: id 0xe ino 4555832 peer 0 type 2 state 10 name 26 bytes\n"
-    refused = (
-        "(00.038928) Error (criu/sk-unix.c:874): unix: External socket is used. Consider using --ext-unix-sk option."
-    )
-    told = explain(extern + refused)
-    assert (told.place, told.outside_end) == (None, 4555832)
-    assert explain(refused).outside_end == 0
-
-
 LAST = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from crckpt.criu.explain import Explanation, Place
+from crckpt.criu.explain import Explanation
+from crckpt.criu.failure_location import FailureLocation
 from crckpt.host import proc
 from crckpt.host.observe.tree import Observed, observe
 from crckpt.ops.failure_locations import name_place_in_tree
@@ -29,7 +30,7 @@ def seen(listening: socket.socket) -> Observed:
 
 
 def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
-    told = Explanation(None, (), place=Place(pid or os.getpid(), fd=fd))
+    told = Explanation(None, (), place=FailureLocation(pid or os.getpid(), fd=fd))
     place = name_place_in_tree(seen, inside=False)(told)
     assert place is not None
     return place.path

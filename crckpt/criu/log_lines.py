@@ -1,0 +1,221 @@
+"""The lines of CRIU's log that may tell why it failed, in the forms in which they are looked up. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+from crckpt.causes.catalogue import ENGINES, OUTER, OUTSIDE
+from crckpt.criu.quoted_logs import join_lines, loosen, tidy
+
+# Lines that CRIU also writes in good runs: the last three do no harm, are tried again, or matter only where such a
+# socket is met.
+_HARMLESS = re.compile(
+    r"Can't setup RLIMIT_NOFILE|tun: Unable to create tun|nftables: .*not supported"
+    r'|execvp\("ip6?tables|ip6?tables(?:-legacy)?-(?:save|restore) -V failed'
+    r"|Unable to create the binfmt_misc file system(?!.*criu swrk failed)"
+    r"|zombie \d+ \(comm .*\) found while seizing|Diag module missing"
+)
+# Without names: a pattern may have a group of a name only once.
+_UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*OUTSIDE, *ENGINES, *OUTER))
+# CRIU only warns of a task that refuses to be traced. What CRIU writes before its log is open has no "Error (", nor has
+# what other programs write; people often leave out the word when they copy.
+TELLING = re.compile(
+    r"Error \(|(?<![Ww]arn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |[Uu]nable to interrupt|Can't connect to server"
+    "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
+    "|cannot be entered: |error while loading shared libraries|Can't exec criu swrk"
+    "|criu: (?:unrecognized|invalid) option"
+    # CRIU's own lines, of which a log has many, begin with a time, and those of others do not.
+    rf"|^(?!\(\d)[^\n]*?(?:{'|'.join(_UNNAMED)})",
+    re.MULTILINE,
+)
+_LOG_PATH = re.compile(r"\n\n?(?=log file: )")
+"""runc writes the path of CRIU's log on a line of its own."""
+_ENGINE = re.compile("|".join(_UNNAMED))
+_PLAIN = re.compile(r"^(?!\(\d)[^\n]+|^[^\n]{0,60}\b[Ee]rror(?:: |[ \t]{1,4}\()[^\n]*", re.MULTILINE)
+"""Lines without CRIU's prefix: people leave it out."""
+_WARNING = re.compile(r"\b[Ww]arn {1,2}\(")
+_MOST_PLAIN = 100
+"""Different lines of that kind that are looked up: the last ones."""
+_LONGEST_RETYPED = 400
+"""Characters of such a line that are searched."""
+_MOST_BROKEN = 50
+"""Complaints whose next lines may continue them."""
+_NO_IPTABLES = 'execvp("iptables-restore"'
+_NEAR = 400
+# CRIU writes these after another complaint: such a line is a cause only where there is no other complaint.
+_CONSEQUENCE = re.compile(
+    r"killed by signal|was killed by \d|exited, status=|Restorer (?:fail|abnormal)|(?:Restoring|Dumping) FAILED"
+    r"|failed with -?\d+$|Unable to open fd=|Child \d+ died|Failed to wait on helpers|Can't infect"
+    r"|Can't dump (?:page|thread)|Parasite (?:exited|failed)|Command \d+ for daemon failed|Can't init thread"
+    r"|`- Can't open vma|Can't wait or bad status|Can't make \w+ id|munmap for remote|Trimmed message"
+    r"|Killing processes because of failure|(?:Pre-dumping|Lazy pages transfer) FAILED|Can't (?:cure|stop daemon)"
+    r"|Can't dump (?:itimers|misc|posix timers|private signals|shared signals|sigactions|unprotect)|si_code=\d"
+    r"|Unable to interrupt the current operation|Can't (?:catch|stop) all tasks|Can't obtain regs for thread"
+    r"|Can't copy creds for|Can't retrieve FDs? from socket|Can't get proc fd|can't get /proc|Can't get fd=?\s?\d"
+    r"|Namespaces dumping finished|Pre-dumping files failed|Dump \d+ (?:rseq|signals) failed|Couldn't unlink remap"
+    r"|Failed to clenaup|Failed to unlink the remap|Unable to (?:remove|umount|clear breakpoints|detach from) "
+    r"|Can't (?:remove|umount|unmount|detach|delete) |worker failed: |Unable to restore freezer state"
+    r"|Service fd \S+ is being modified in protected|: stack \d+#\d"
+)
+_LONGEST_BEGIN, _LONGEST_END = 700, 300
+"""Characters of the begin and the end of a line that are searched: no pattern takes long for so few."""
+_MOST_LINES = 500
+"""Different lines that are looked up in the catalogue: a log with more of them is not CRIU's."""
+_MOST_COMPLAINTS = 200_000
+TIME = re.compile(r"^\([\d.]{1,20}\) {0,8}", re.MULTILINE)
+_CUT = re.compile(r">\n(?:\([\d.]{1,20}\) ?)?pie: (?:\d{1,10}: )?")
+"""The restorer has a small buffer for a line: before CRIU 3.16 it cut longer ones in pieces."""
+_WRAPPED = re.compile(r"(Error \([^\n]{1,300})\n {2,8}(?=[/a-z])")
+"""People copy lines that a terminal broke; CRIU begins each of its own with a time, a number or a word."""
+
+
+class Line(NamedTuple):
+    """A line of a log, shortened, and where in the log it begins and ends.
+
+    `forms` are the texts to look it up by: joined with the next lines if these seem to continue it, and alone.
+    """
+
+    text: str
+    begin: int
+    end: int
+    forms: tuple[str, ...] = ()
+    retyped: bool = False
+
+
+def rejoin_lines(log: str) -> str:
+    """Join the lines that runc, the restorer or a terminal broke."""
+    log = _LOG_PATH.sub(" ", log)
+    # Twice: a match ends where the second break of the same line would begin.
+    return _WRAPPED.sub(r"\1 ", _WRAPPED.sub(r"\1 ", _CUT.sub("", log)))
+
+
+def find_telling_lines(log: str) -> tuple[Line, ...]:
+    """Find the lines that may tell the cause; of those that differ only in their times, the first."""
+    return tuple(_add_forms(log, islice(_find_telling(log), _MOST_LINES)))
+
+
+class RetypedLines:
+    """The telling lines, and those without CRIU's prefix, in forms that tolerate what people change when they copy."""
+
+    def __init__(self, log: str, telling: tuple[Line, ...]) -> None:
+        self._log, self._telling = log, telling
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._lines)
+
+    def joined(self) -> Iterator[Line]:
+        """Yield the lines, each only joined with those that continue it."""
+        yield from only_joined(self)
+
+    def complaints(self) -> Iterator[Line]:
+        """Yield the joined lines that look like CRIU's."""
+        known = {line.begin for line in self._telling}
+        yield from (line for line in self.joined() if line.begin in known and not _is_of_others(line))
+
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        known = {line.begin for line in self._telling}
+        plain = [line for line in _find_plain(self._log) if line.begin not in known]
+        lines = sorted((*self._telling[:_MOST_BROKEN], *_add_forms(self._log, plain)), key=lambda line: line.begin)
+        return tuple(line._replace(forms=_tidy_forms(line.forms), retyped=True) for line in lines)
+
+
+def only_joined(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines, each to be looked up only with those that continue it."""
+    return (line._replace(forms=line.forms[:1]) for line in lines)
+
+
+def omit_consequences(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines without the consequences of a complaint that no cause fits: they would hide that one."""
+    is_unknown = False
+    for line in lines:
+        follows = is_consequence(line)
+        if not (follows and is_unknown):
+            yield line
+        # A caller takes the first line that it knows: that it asks for the next one means that it knew none so far.
+        is_unknown = is_unknown or not (follows or "Warn " in line.text or _is_of_others(line))
+
+
+def is_consequence(line: Line) -> bool:
+    """Return whether CRIU writes this after another complaint."""
+    return any(search(_CONSEQUENCE.pattern, form, retyped=line.retyped) for form in line.forms)
+
+
+def search(pattern: str, text: str, *, retyped: bool) -> re.Match[str] | None:
+    """Search a pattern of the catalogue; in `retyped` text, tolerate what people change when they copy."""
+    return loosen(pattern).search(text) if retyped else re.search(pattern, text)
+
+
+def line_at(log: str, position: int, earliest: int) -> Line:
+    """Return the line around `position`, which does not begin before `earliest`."""
+    begin = log.rfind("\n", earliest, position) + 1 or earliest
+    end = log.find("\n", position)
+    end = len(log) if end < 0 else end
+    if end - begin <= _LONGEST_BEGIN + _LONGEST_END:
+        return Line(log[begin:end].rstrip("\r"), begin, end)
+    return Line(f"{log[begin : begin + _LONGEST_BEGIN]}...{log[end - _LONGEST_END : end]}", begin, end)
+
+
+def _find_telling(log: str) -> Iterator[Line]:
+    known: set[str] = set()
+    end = 0
+    for _ in range(_MOST_COMPLAINTS):
+        found = TELLING.search(log, end)
+        if found is None:
+            return
+        line = line_at(log, found.start(), end)
+        end = line.end
+        text = TIME.sub("", line.text, count=1)
+        # Again in the shortened line: what matched may be in the part that was left out.
+        if text not in known and TELLING.search(line.text) and not _is_harmless(log, line):
+            known.add(text)
+            yield line
+
+
+def _find_plain(log: str) -> list[Line]:
+    """Find the last different lines without CRIU's prefix."""
+    found: dict[str, Line] = {}
+    for match in _PLAIN.finditer(log):
+        line = line_at(log, match.start(), match.start())
+        if _WARNING.search(line.text) or _is_harmless(log, line):
+            continue
+        # Removed first: it keeps the place of its last occurrence, and the oldest line is dropped below.
+        found.pop(line.text, None)
+        found[line.text] = line
+        if len(found) > _MOST_PLAIN:
+            del found[next(iter(found))]
+    return list(found.values())
+
+
+def _add_forms(log: str, lines: Iterable[Line]) -> Iterator[Line]:
+    for number, line in enumerate(lines):
+        following = _read_lines_after(log, line.end) if number < _MOST_BROKEN else iter(())
+        yield line._replace(forms=join_lines(line.text, following))
+
+
+def _read_lines_after(log: str, end: int) -> Iterator[str]:
+    while end < len(log):
+        line = line_at(log, end + 1, end + 1)
+        yield line.text
+        end = line.end
+
+
+def _tidy_forms(forms: tuple[str, ...]) -> tuple[str, ...]:
+    short = tuple(form for form in forms if len(form) <= _LONGEST_RETYPED)
+    return tuple(map(tidy, short or (forms[-1][:_LONGEST_RETYPED],)))
+
+
+def _is_of_others(line: Line) -> bool:
+    # An engine that says that CRIU failed repeats what CRIU itself complained of.
+    return not TELLING.search(line.text) or ("Error (" not in line.text and bool(_ENGINE.search(line.text)))
+
+
+def _is_harmless(log: str, line: Line) -> bool:
+    if not _HARMLESS.search(line.text):
+        return False
+    # A missing iptables counts, unless CRIU only asked for its version.
+    return not (_NO_IPTABLES in line.text and "-V failed" not in log[line.end : line.end + _NEAR])
