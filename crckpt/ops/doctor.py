@@ -15,7 +15,7 @@ from crckpt.host.probes.host import ProbeRequest, probe_host
 from crckpt.host.probes.outcome import Fact, Outcome, fact
 from crckpt.host.process import run
 from crckpt.ops.context import Context
-from crckpt.tracking.tracker import find_method
+from crckpt.tracking.choose_tracker import find_method
 
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
 """Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.tracking import refusals
 from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME: Final = "soft-dirty"
-_REPLACED: Final = "the program was replaced (exec)"
-_HUGE: Final = "it has huge pages that were set aside (hugetlb), of which a CRIU before 3.18 misses what is written"
 
 
 class SoftDirty:
@@ -81,8 +80,8 @@ class PagemapAttachment:
         self._pagemap.seek(here)
         # After an exec the page map of the old memory is empty.
         if not entry:
-            return _REPLACED
-        return _HUGE if self._misses_huge and proc.huge_pages(self._pid) else ""
+            return refusals.EXECUTED
+        return refusals.HUGE_PAGES if self._misses_huge and proc.huge_pages(self._pid) else ""
 
     def close(self) -> None:
         """Close the page map."""

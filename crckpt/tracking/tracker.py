@@ -7,33 +7,19 @@ or round is kept. Bits that were reset for a dump that failed are lost: the next
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Protocol
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.syscalls import memory_trials, pagemap
-from crckpt.model import PAGE_SIZE
-from crckpt.tracking import untracked_writes
+from crckpt.tracking import refusals
 from crckpt.tracking.base import Base, DumpBasis, WholeProcess
 from crckpt.tracking.claims import Claims
-from crckpt.tracking.preload import library
-from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.uffd_wp import UffdWp
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-_UNKNOWN: Final = (0, 0)
-_COPIES_HUGE: Final = (3, 18)
-"""The first release of CRIU that copies all huge pages that were set aside, whatever their bits say."""
-
-_CLAIMED: Final = "it is tracked by another crckpt"
 
 
 class Attachment(Protocol):
@@ -64,13 +50,6 @@ class Method(Protocol):
 
     def written(self, pid: int) -> NDArray[np.uint64]:
         """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
-
-
-class Choice(Struct, frozen=True):
-    """The tracker of a tree, or none, and the sentence that says why."""
-
-    tracker: Tracker | None
-    why: str
 
 
 class _Member:
@@ -173,7 +152,7 @@ class Tracker:
         """Why the next dump is to be full, or nothing."""
         return self._why_full
 
-    def refusal(self, *, all_of_it: bool = False) -> str:
+    def find_refusal(self, *, all_of_it: bool = False) -> str:
         """Why the root, or any process of `all_of_it`, has no attachment; or nothing."""
         pids = self._members if all_of_it else (self._root.pid,)
         attachments = ((pid, self._members[pid].attachment) for pid in pids)
@@ -211,7 +190,7 @@ class Tracker:
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
         """Attach to these. Why it failed, by PID of those it failed for."""
-        refused = {one.pid: _CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
+        refused = {one.pid: refusals.CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
         ours = [one.pid for one in processes if one.pid not in refused]
         made: dict[int, Attachment | str] = {**refused, **(self._method.attach(ours) if ours else {})}
         self._members |= {one.pid: _Member(one, made[one.pid]) for one in processes}
@@ -226,88 +205,9 @@ class Tracker:
     def _find_spoiler(self) -> str:
         """Why the bits must not be reset: another tracker needs them, or something writes memory unseen. Or nothing."""
         for pid, member in self._members.items():
-            if member.attachment in (_CLAIMED, untracked_writes.OWN_USERFAULTFD, untracked_writes.FOREIGN_USERFAULTFD):
-                return _clause(pid, str(member.attachment))
-        return untracked_writes.writes_unseen(self._members)
-
-
-def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
-    """Try the methods of this host on the tree below `root`. The tracker is attached, and has no base yet.
-
-    `claims` is the file of claims, if not the host's own.
-    """
-    refusal = ""
-    for method, why, is_last in _methods(criu):
-        tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
-        if tracker is not None:
-            return Choice(tracker, f"tracker: {tracker.name} ({why})")
-    return Choice(None, f"tracker: none ({refusal})")
-
-
-def find_method(criu: Path) -> tuple[str, str]:
-    """The name of the method that works here with this CRIU, and why it; or an empty name, and why none works."""
-    refusal = ""
-    for method, why, _ in _methods(criu):
-        if method is not None:
-            return method.name, why
-        refusal = why
-    return "", refusal
-
-
-def count_written(name: str, pid: int) -> int:
-    """How many tracked pages a process has written, by the method of that name. Raises OSError."""
-    method = SoftDirty() if name == SoftDirty.name else UffdWp()
-    rows = method.written(pid)
-    return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
-
-
-def count_untracked(name: str, pid: int) -> int:
-    """How many private pages of a process always count as written. Raises OSError."""
-    return 0 if name == SoftDirty.name else pagemap.count_changed_file_pages(pid)
-
-
-def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
-    """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
-    if not memory_trials.tracks_by_soft_dirty():
-        yield *_write_protection(criu, "this kernel has no soft-dirty"), True
-        return
-    if memory_trials.soft_dirty_misses_joined():
-        why = "this kernel's soft-dirty bits miss what is written where maps have joined"
-        yield *_write_protection(criu, why), False
-    refusal = library.refusal(criu, SoftDirty.name)
-    method = None if refusal else SoftDirty(misses_huge=(library.release_of(criu) or _UNKNOWN) < _COPIES_HUGE)
-    yield method, refusal or "the kernel has soft-dirty bits", True
-
-
-def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
-    """The method, and `why` it is taken; or none, and why it does not work."""
-    try:
-        works = memory_trials.tracks_by_write_protection()
-    except HostCannot as error:
-        return None, f"{why}, and {error.message}"
-    if not works:
-        return None, f"{why}, and its write protection does not tell what was written"
-    refusal = library.refusal(criu, UffdWp.name)
-    return (None, refusal) if refusal else (UffdWp(), why)
-
-
-def _attach_to(
-    root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
-) -> tuple[Tracker | None, str]:
-    """A tracker attached to the tree's root, or to `all_of_it`; or none, and why not."""
-    try:
-        tracker = Tracker(root, method, Claims(claims))
-    except OSError as error:
-        return None, f"the file of what is tracked cannot be opened: {error}"
-    try:
-        tracker.look()
-        refusal = tracker.refusal(all_of_it=all_of_it)
-    except HostCannot as error:
-        refusal = error.message
-    if refusal:
-        tracker.close()
-        return None, refusal
-    return tracker, ""
+            if isinstance(member.attachment, str) and refusals.forbids_reset(member.attachment):
+                return _clause(pid, member.attachment)
+        return refusals.find_unseen_writer(self._members)
 
 
 def _is(member: _Member, process: proc.Process | None) -> bool:

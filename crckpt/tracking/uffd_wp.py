@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from crckpt.errors import HostCannot
 from crckpt.host.process.take_userfaultfd import TakeResult, close_descriptors, take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
-from crckpt.tracking import untracked_writes
+from crckpt.tracking import refusals
 from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME: Final = "uffd-wp"
-_REPLACED: Final = "the program was replaced (exec)"
 
 
 class UffdWp:
@@ -41,7 +40,7 @@ class UffdWp:
         wanted = tuple(pids)
         self._close_inherited(wanted)
         refused: dict[int, UserfaultfdAttachment | str] = {
-            pid: untracked_writes.OWN_USERFAULTFD for pid in wanted if untracked_writes.userfaultfds_of(pid)
+            pid: refusals.OWN_USERFAULTFD for pid in wanted if refusals.find_userfaultfds(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
         return refused | {taken.pid: self._attach_to(taken) for taken in take_userfaultfds(others)}
@@ -55,12 +54,12 @@ class UffdWp:
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:
-        found = untracked_writes.userfaultfds_of(pid)
+        found = refusals.find_userfaultfds(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
     def _attach_to(self, taken: TakeResult) -> UserfaultfdAttachment | str:
         if taken.descriptor < 0:
-            why = taken.why or "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
+            why = taken.why or refusals.NO_DESCRIPTOR
             return f"{why} ({taken.hint})" if taken.hint else why
         try:
             protection = userfaultfd.WriteProtection(taken.descriptor)
@@ -92,11 +91,11 @@ class UserfaultfdAttachment:
 
     def catch_up(self) -> str:
         """Register what was mapped since. Why the process can be tracked no longer, or nothing."""
-        if untracked_writes.userfaultfds_of(self._pid):
-            return untracked_writes.OWN_USERFAULTFD
+        if refusals.find_userfaultfds(self._pid):
+            return refusals.OWN_USERFAULTFD
         why, old = self.register_new()
         # Its stack at least is a map that it keeps.
-        return why or ("" if old else _REPLACED)
+        return why or ("" if old else refusals.EXECUTED)
 
     def register_new(self) -> tuple[str, int]:
         """Register new maps. Why the process cannot be tracked, or nothing, and how many were registered before."""
@@ -105,8 +104,8 @@ class UserfaultfdAttachment:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 return f"it has ended: {error.strerror}", 0
-            own = untracked_writes.userfaultfds_of(self._pid)
-            return untracked_writes.OWN_USERFAULTFD if own else untracked_writes.FOREIGN_USERFAULTFD, 0
+            own = refusals.find_userfaultfds(self._pid)
+            return refusals.OWN_USERFAULTFD if own else refusals.FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
         """Register every map that is not. How many were before. Raises OSError: EBUSY if another process owns one."""

@@ -14,8 +14,9 @@ from rounds import FEW, PAGE, PAGES, Target
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
 from crckpt.tracking.base import DumpBasis, RoundBase
+from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.tracker import Tracker, choose_tracker
+from crckpt.tracking.tracker import Tracker
 
 
 def chosen(target: Target, tmp_path: Path) -> Tracker:

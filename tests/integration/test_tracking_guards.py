@@ -21,7 +21,7 @@ from crckpt.host import proc
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection
-from crckpt.tracking import untracked_writes
+from crckpt.tracking import refusals
 from crckpt.tracking.base import RoundBase
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.preload import library
@@ -119,7 +119,7 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     oracle.dumped()
     if method.name == UffdWp.name:
         began = second.begin()
-        why = f"PID {oracle.pid}: {untracked_writes.FOREIGN_USERFAULTFD}"
+        why = f"PID {oracle.pid}: {refusals.FOREIGN_USERFAULTFD}"
         assert (began.tracks, began.why) == (False, why), "the kernel tells"
         monkeypatch.setattr(Tracker, "_find_spoiler", lambda _: "")
     oracle.dumped(tracker=second)
@@ -190,7 +190,7 @@ def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert (began.base, began.tracks, began.why) == (None, False, why)
         with monkeypatch.context() as patch:
             # The guard itself is taken out: no argument can be without it.
-            patch.setattr(untracked_writes, "writes_unseen", lambda _: "")
+            patch.setattr(refusals, "find_unseen_writer", lambda _: "")
             assert oracle.dumped() == ""
             written_by(process, b"written by the device")
             with pytest.raises(AssertionError, match="1 wrong pages"):

@@ -17,7 +17,7 @@ from crckpt.host.syscalls import memory_trials
 from crckpt.images.pagemap import read_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, read_file
-from crckpt.tracking.preload import library
+from crckpt.tracking.refusals import find_criu_refusal
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -28,10 +28,10 @@ def untracked() -> str:
     """Why this kernel tracks in no way, or nothing."""
     try:
         if memory_trials.tracks_by_soft_dirty():
-            return library.refusal(find(None, None).path, SoftDirty.name)
+            return find_criu_refusal(find(None, None).path, SoftDirty.name)
         if not memory_trials.tracks_by_write_protection():
             return "a written page is not told"
-        return library.refusal(find(None, None).path, UffdWp.name)
+        return find_criu_refusal(find(None, None).path, UffdWp.name)
     except HostCannot as error:
         return error.message
 

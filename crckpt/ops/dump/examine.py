@@ -31,8 +31,8 @@ from crckpt.preflight.dump.files import deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name
-from crckpt.tracking.preload.library import ENTERED, restarts_calls, untracked_words, why_not_entering
-from crckpt.tracking.tracker import count_untracked, count_written
+from crckpt.tracking.choose_tracker import count_untracked, count_written
+from crckpt.tracking.preload.library import ENTERED, find_enter_refusal, restarts_calls, untracked_words
 
 _MOUNTS_DUMPED = "Dumping mountpoints"
 """CRIU logs this when it dumps mounts, which it does only outside of their namespace."""
@@ -178,7 +178,7 @@ def _observe_target(request: DumpRequest, context: Context, pid: int, memory: in
         names={tracer: proc.title(tracer) for tracer in observed.tracers},
         restarts_calls=restarts_calls(),
     )
-    if planned.enter and (why := why_not_entering(criu.path)):
+    if planned.enter and (why := find_enter_refusal(criu.path)):
         found = cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why)
         planned = replace(planned, blockers=(*planned.blockers, found))
     return DumpTarget(request, context, observed, job, criu, planned)

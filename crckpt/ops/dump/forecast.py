@@ -18,7 +18,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.result import RoundResult
 from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
 from crckpt.preflight.dump.files import ghost_files
-from crckpt.tracking.tracker import count_written
+from crckpt.tracking.choose_tracker import count_written
 
 _ROUNDS: Final = ("first", "second")
 """One dump each. The second shows what changes in an idle tree."""

@@ -29,8 +29,8 @@ from crckpt.ops.dump.result import RoundResult
 from crckpt.ops.failures import preflight_refusal
 from crckpt.store import STAGING, Repository, handed_over
 from crckpt.tracking.base import RoundBase
+from crckpt.tracking.choose_tracker import count_untracked
 from crckpt.tracking.keeper.client import ENDED, KeeperSession
-from crckpt.tracking.tracker import count_untracked
 from crckpt.tracking.uffd_wp import UffdWp
 
 _FEW: Final = 512

@@ -29,6 +29,7 @@ from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.tracking.base import RoundBase
+from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.keeper.protocol import (
     Answer,
     Keeper,
@@ -43,7 +44,7 @@ from crckpt.tracking.keeper.protocol import (
 )
 from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload import library
-from crckpt.tracking.tracker import Tracker, choose_tracker
+from crckpt.tracking.tracker import Tracker
 
 _LONGEST: Final = 64 << 10
 """Bytes of a request."""

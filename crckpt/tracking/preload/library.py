@@ -24,44 +24,28 @@ RESTORE_LIBRARY: Final = LIBRARY.with_name("librestore.so")
 """For restores."""
 ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """The library writes this to CRIU's stderr when CRIU has entered the mounts."""
-_NO_TRACKER: Final = "no tracker of this name"
+NO_TRACKER: Final = "no tracker of this name"
 _NO_PID: Final = "no PID was given"
-_NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
+NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
 
 
-def refusal(criu: Path, tracker: str) -> str:
-    """Ask this CRIU why it does not track with the library; or nothing.
-
-    A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
-    """
-    if not LIBRARY.exists():
-        return _NO_LIBRARY
-    # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
-    if _NO_TRACKER not in _check_feature(criu, "").output:
-        reason = "it runs without it"
-    elif (said := _check_feature(criu, tracker)).ok:
-        return ""
-    else:
-        reason = (said.output.strip().splitlines() or [f"status {said.status}"])[-1]
-    return f"{criu} does not take crckpt's preload library: {reason}"
-
-
-def why_not_entering(criu: Path) -> str:
+def find_enter_refusal(criu: Path) -> str:
     """Ask this CRIU why it does not enter mounts with the library; or nothing."""
     if not LIBRARY.exists():
-        return _NO_LIBRARY
+        return NO_LIBRARY
     words = untracked_words(criu, enter=0)
     if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
         return ""
     return f"{criu} does not take crckpt's preload library: see scripts/install-criu for one that does"
 
 
-def _check_feature(criu: Path, tracker: str) -> run.Finished:
+def check_feature(criu: Path, tracker: str) -> run.Finished:
+    """Run `criu check` with the library, for the tracker of this name."""
     words = (f"{name}={value}" for name, value in environment(criu, tracker).items())
     return run.run(["env", *words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"])
 
 
-def release_of(criu: Path) -> tuple[int, int] | None:
+def read_release(criu: Path) -> tuple[int, int] | None:
     """The release of CRIU that this program reports; None if it reports none."""
     with suppress(HostCannot):
         return criu_release(read_criu_version(criu))

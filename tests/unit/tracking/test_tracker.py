@@ -23,9 +23,10 @@ from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import uffd_wp
 from crckpt.tracking.base import DumpBasis, RoundBase
+from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.tracker import Method, Tracker, choose_tracker
+from crckpt.tracking.tracker import Method, Tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
@@ -181,7 +182,7 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
             began = second.begin()
             assert (began.base, began.tracks) == (None, False)
             assert began.why == f"PID {target.pid}: it is tracked by another crckpt"
-            assert second.refusal() == began.why
+            assert second.find_refusal() == began.why
         assert first.begin() == DumpBasis(at("first"), "", tracks=True, whole=())
     with tracking(target.pid, method, claims) as third:
         assert third.begin().tracks, "the claim ended with its owner"
@@ -404,7 +405,7 @@ def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(
     # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
     monkeypatch.setattr(memory_trials, "tracks_by_soft_dirty", lambda: True)
     monkeypatch.setattr(memory_trials, "soft_dirty_misses_joined", lambda: miss)
-    monkeypatch.setattr("crckpt.tracking.preload.library.refusal", lambda _criu, _tracker: "")
+    monkeypatch.setattr("crckpt.tracking.choose_tracker.find_criu_refusal", lambda _criu, _tracker: "")
     assert chosen(target, claims) == (UffdWp.name if miss else SoftDirty.name)
     child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
     for pid in (child, target.pid):

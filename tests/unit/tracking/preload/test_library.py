@@ -16,9 +16,7 @@ import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
 from places import PROJECT
 
-from crckpt.criu.find import find
 from crckpt.criu.hold import gate
-from crckpt.host.syscalls import memory_trials
 from crckpt.tracking.preload import library as preload
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.uffd_wp import UffdWp
@@ -272,17 +270,6 @@ def test_pages_are_moved_all_at_once_and_told_run_by_run(library: Path, tmp_path
     assert set(refused.values()) <= {"ENOTSUP", "EOPNOTSUPP"}
     assert said.count("before it took all of one") == len(refused)
     assert told == {name: alone[name] for name in told}, "all else is as without it"
-
-
-def test_a_criu_that_takes_no_library_does_not_track(tmp_path: Path) -> None:
-    """As one that is setuid, or linked statically, or is started by a script that drops the variable."""
-    real, drops = find(None, None).path, tmp_path / "criu"
-    drops.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD LD_PRELOAD\nexec {real} "$@"\n')
-    drops.chmod(0o755)
-    tracker = SoftDirty.name if memory_trials.tracks_by_soft_dirty() else UffdWp.name
-    assert preload.refusal(real, tracker) == ""
-    why = f"{drops} does not take crckpt's preload library: it runs without it"
-    assert preload.refusal(drops, tracker) == why
 
 
 def fresh(work: Path) -> Path:

@@ -1,0 +1,110 @@
+"""Choose the tracker of a tree: the better method that this kernel, this CRIU and the processes do not refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host import proc
+from crckpt.host.syscalls import memory_trials, pagemap
+from crckpt.model import PAGE_SIZE
+from crckpt.tracking.claims import Claims
+from crckpt.tracking.preload import library
+from crckpt.tracking.refusals import find_criu_refusal
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Method, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
+
+_UNKNOWN: Final = (0, 0)
+_COPIES_HUGE: Final = (3, 18)
+"""The first release of CRIU that copies all huge pages that were set aside, whatever their bits say."""
+
+
+class Choice(Struct, frozen=True):
+    """The tracker of a tree, or none, and the sentence that says why."""
+
+    tracker: Tracker | None
+    why: str
+
+
+def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
+    """Try the methods of this host on the tree below `root`. The tracker is attached, and has no base yet.
+
+    `claims` is the file of claims, if not the host's own.
+    """
+    refusal = ""
+    for method, why, is_last in _methods(criu):
+        tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
+        if tracker is not None:
+            return Choice(tracker, f"tracker: {tracker.name} ({why})")
+    return Choice(None, f"tracker: none ({refusal})")
+
+
+def find_method(criu: Path) -> tuple[str, str]:
+    """The name of the method that works here with this CRIU, and why it; or an empty name, and why none works."""
+    refusal = ""
+    for method, why, _ in _methods(criu):
+        if method is not None:
+            return method.name, why
+        refusal = why
+    return "", refusal
+
+
+def count_written(name: str, pid: int) -> int:
+    """How many tracked pages a process has written, by the method of that name. Raises OSError."""
+    method = SoftDirty() if name == SoftDirty.name else UffdWp()
+    rows = method.written(pid)
+    return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
+
+
+def count_untracked(name: str, pid: int) -> int:
+    """How many private pages of a process always count as written. Raises OSError."""
+    return 0 if name == SoftDirty.name else pagemap.count_changed_file_pages(pid)
+
+
+def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
+    """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
+    if not memory_trials.tracks_by_soft_dirty():
+        yield *_write_protection(criu, "this kernel has no soft-dirty"), True
+        return
+    if memory_trials.soft_dirty_misses_joined():
+        why = "this kernel's soft-dirty bits miss what is written where maps have joined"
+        yield *_write_protection(criu, why), False
+    refusal = find_criu_refusal(criu, SoftDirty.name)
+    method = None if refusal else SoftDirty(misses_huge=(library.read_release(criu) or _UNKNOWN) < _COPIES_HUGE)
+    yield method, refusal or "the kernel has soft-dirty bits", True
+
+
+def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
+    """The method, and `why` it is taken; or none, and why it does not work."""
+    try:
+        works = memory_trials.tracks_by_write_protection()
+    except HostCannot as error:
+        return None, f"{why}, and {error.message}"
+    if not works:
+        return None, f"{why}, and its write protection does not tell what was written"
+    refusal = find_criu_refusal(criu, UffdWp.name)
+    return (None, refusal) if refusal else (UffdWp(), why)
+
+
+def _attach_to(
+    root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
+) -> tuple[Tracker | None, str]:
+    """A tracker attached to the tree's root, or to `all_of_it`; or none, and why not."""
+    try:
+        tracker = Tracker(root, method, Claims(claims))
+    except OSError as error:
+        return None, f"the file of what is tracked cannot be opened: {error}"
+    try:
+        tracker.look()
+        refusal = tracker.find_refusal(all_of_it=all_of_it)
+    except HostCannot as error:
+        refusal = error.message
+    if refusal:
+        tracker.close()
+        return None, refusal
+    return tracker, ""

@@ -1,0 +1,102 @@
+"""Refuse a tracker: by the CRIU, by a process, and by what writes memory unseen.
+
+`choose_tracker` refuses by the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.host.proc import procfs, status
+from crckpt.host.proc.fd import open_flags, read_targets
+from crckpt.tracking.preload import library
+
+CLAIMED: Final = "it is tracked by another crckpt"
+EXECUTED: Final = "the program was replaced (exec)"
+HUGE_PAGES: Final = (
+    "it has huge pages that were set aside (hugetlb), of which a CRIU before 3.18 misses what is written"
+)
+NO_DESCRIPTOR: Final = "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
+OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
+FOREIGN_USERFAULTFD: Final = (
+    "its memory is managed by another process's userfaultfd; a tracker that crckpt trackers does not show may be it: "
+    "pgrep -af crckpt.tracking.keeper.server"
+)
+_NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
+
+_DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
+_RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}
+_MISSED: Final = "writes by the device would be missed"
+
+
+def find_criu_refusal(criu: Path, tracker: str) -> str:
+    """Ask this CRIU why it does not track with the preload library; or nothing.
+
+    A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
+    """
+    if not library.LIBRARY.exists():
+        return library.NO_LIBRARY
+    # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
+    if library.NO_TRACKER not in library.check_feature(criu, "").output:
+        reason = "it runs without it"
+    elif (check := library.check_feature(criu, tracker)).ok:
+        return ""
+    else:
+        reason = (check.output.strip().splitlines() or [f"status {check.status}"])[-1]
+    return f"{criu} does not take crckpt's preload library: {reason}"
+
+
+def forbids_reset(refusal: str) -> bool:
+    """Return whether the bits of a process that was refused so must not be reset: another one needs them."""
+    return refusal in _NO_RESET
+
+
+def find_userfaultfds(pid: int) -> tuple[int, ...]:
+    """Find the descriptors by which a program manages its memory itself."""
+    return tuple(number for number, target in _list_descriptors(pid) if target == "anon_inode:[userfaultfd]")
+
+
+def find_unseen_writer(pids: Iterable[int]) -> str:
+    """Find what writes memory of these processes unseen by every tracker, as a clause: a device, or the kernel.
+
+    Empty if there is none.
+    """
+    # A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing
+    # sets its bit again: the next dump would take the old page for the new one.
+    for pid in pids:
+        for why in (*_find_rings(pid), *_find_devices(pid), *_find_pinned_memory(pid)):
+            return f"PID {pid} has {why}; {_MISSED}"
+    return ""
+
+
+def _find_rings(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        maps = procfs.text(f"/proc/{pid}/maps")
+        yield from (name for mark, name in _RINGS.items() if mark in maps)
+
+
+def _find_devices(pid: int) -> Iterator[str]:
+    for number, target in _list_descriptors(pid):
+        if target == "anon_inode:[io_uring]":
+            yield "an io_uring"
+        elif target.startswith(_DEVICES):
+            yield f"{target} open"
+        elif target.startswith("/") and open_flags(pid, number) & os.O_DIRECT:
+            yield f"an O_DIRECT descriptor ({number}: {target})"
+
+
+def _find_pinned_memory(pid: int) -> Iterator[str]:
+    # The ring or device that it is pinned for may belong to another process.
+    with suppress(OSError):
+        if pinned := status.read_bytes(pid, "VmPin"):
+            yield f"{pinned >> 10} KiB of memory pinned for a device"
+
+
+def _list_descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    # Number and name only: the tree is frozen meanwhile, and may have many.
+    with suppress(OSError):
+        yield from read_targets(pid)
