@@ -51,6 +51,8 @@ def doctor(
     how long the tree would be frozen, how long the dump would take, and its size. For the estimate crckpt dumps a small
     tree of its own and stores a sample of the target's memory; it keeps neither.
     """
+    if target is not None:
+        options.require_root("to examine a process")
     context = options.make_context(store, criu=criu, config=config)
     if target is not None:
         _examine(target, context, fix=fix, as_json=as_json)

@@ -147,6 +147,7 @@ def dump(
     def print_result(result: DumpResult) -> None:
         emit("dump", Output(_document(result), _lines(result, verbose=verbose)), as_json=as_json)
 
+    options.require_root("to checkpoint a process")
     context = options.make_context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from crckpt.config import Config, parse
-from crckpt.errors import IntegrityError, UsageError
+from crckpt.errors import HostCannot, IntegrityError, UsageError
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
 from crckpt.ops.context import Context, Progress, ignore_progress
@@ -83,6 +83,15 @@ def parse_milliseconds(text: str, option: str) -> float:
     return float(found[1]) * (1000 if found[2] == "s" else 1)
 
 
+def require_root(doing: str) -> None:
+    """Check that crckpt runs as root; `doing` begins with `to`. Raises HostCannot.
+
+    Call it before `make_context`, which may fail for the home directory of a user who must use sudo anyway.
+    """
+    if os.geteuid() != 0:
+        raise HostCannot(f"root is needed {doing}", hint="run it again with sudo")
+
+
 def make_context(
     store: Path | None,
     *,
@@ -122,7 +131,7 @@ def _read_configuration(named: Path | None) -> Config:
             return Config()
         raise UsageError(f"there is no configuration file {named}", hint="create it, or leave out --config") from None
     except PermissionError as error:
-        hint = "set HOME to a directory of this user, or name another file: --config FILE"
+        hint = "run it with sudo, set HOME to a directory of this user, or name another file: --config FILE"
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}", hint=hint) from error
     except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
@@ -139,5 +148,7 @@ def _read(path: Path) -> bytes:
 def _home(variable: str, below: str) -> Path:
     found = user_directory(variable, below)
     if found is None:
-        raise UsageError(f"the user {os.geteuid()} has no home directory", hint=f"set HOME, or {variable}")
+        raise UsageError(
+            f"user {os.geteuid()} has no home directory", hint=f"run it with sudo, or set {variable} or HOME"
+        )
     return found

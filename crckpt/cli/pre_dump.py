@@ -32,6 +32,7 @@ def pre_dump(
 
     `crckpt pre-dump 812 trainer` · `crckpt dump 812 trainer` · in one step: `crckpt dump 812 trainer --pre-copy`
     """
+    options.require_root("to checkpoint a process")
     # A round copies memory only; what happens to TCP connections is up to the dump.
     request = DumpRequest(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
     result = perform(request, options.make_context(store, criu=criu, config=config, staging=staging))

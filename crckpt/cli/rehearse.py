@@ -54,6 +54,7 @@ def rehearse(
     if not 0 <= seconds <= _LONGEST_S:  # not `or`: this refuses nan, too
         raise UsageError(f"--seconds {seconds:g} is not between 0 and {_LONGEST_S}", hint="for example: --seconds 5")
     request = RehearsalRequest(ref, seconds, _split(probe))
+    options.require_root("to rehearse a restore")
     with progress_bar("rehearsing", as_json=as_json) as progress:
         result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
     emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)

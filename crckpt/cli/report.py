@@ -13,6 +13,7 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.format import size
 from crckpt.cli.output import Output, emit
+from crckpt.errors import NoSuchCheckpoint
 from crckpt.ops.inspect.explain import read_log
 from crckpt.ops.report import Report, ReportRequest
 from crckpt.ops.report import report as perform
@@ -22,7 +23,7 @@ def report(
     subject: Annotated[
         str | None,
         typer.Argument(
-            help="A checkpoint; or a CRIU log: a name with a slash in it or .log at its end, or - for stdin.",
+            help="A checkpoint, or a CRIU log: a path that has a slash or ends in .log, or - for stdin.",
             metavar="REF|LOG",
             show_default="this host and the store",
         ),
@@ -43,13 +44,17 @@ def report(
 ) -> None:
     """Make an archive for a bug report: versions, facts about this host, and the data of a checkpoint or a log.
 
-    It never contains memory or environments; command lines, notes and host names only with **--with-secrets**. What
-    cannot be read is skipped, and named in the archive. Nothing is sent anywhere.
+    It never contains memory or environments. It contains command lines, notes and host names only with
+    **--with-secrets**. If a part cannot be read, crckpt skips it and says so. Nothing is sent anywhere.
     """
     read = _log_reader(subject)
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
     request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
-    result = perform(options.make_context(store, criu=criu, config=config), request)
+    try:
+        result = perform(options.make_context(store, criu=criu, config=config), request)
+    except NoSuchCheckpoint as error:
+        hint = f"{error.hint} (for a log: crckpt report ./{subject})"
+        raise NoSuchCheckpoint(error.message, hint=hint) from error
     emit("report", Output(result, _lines(result)), as_json=as_json)
 
 

@@ -103,6 +103,7 @@ def restore(
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
         output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
     )
+    options.require_root("to restore a checkpoint")
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
         result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
     output = Output(_document(result), _lines(result, verbose=verbose))

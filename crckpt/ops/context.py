@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.errors import HostCannot, UsageError
+from crckpt.errors import UsageError
 from crckpt.host.disk.path_trust import find_intruder_on
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ class Context(Struct, frozen=True):
         from crckpt.criu.find import find
 
         return find(self.criu_option, self.criu_configured)
-
-
-def require_root(doing: str) -> None:
-    """Check that crckpt runs as root; `doing` begins with `to`. Raises HostCannot."""
-    if os.geteuid() != 0:
-        raise HostCannot(f"root is needed {doing}", hint="run it again with sudo")
 
 
 def require_staging(context: Context) -> None:

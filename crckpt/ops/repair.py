@@ -27,4 +27,4 @@ def _open_source(source: Path) -> Repository:
         return Repository.open(source)
     except StoreUnusable as error:
         # Its own hint is about --store.
-        raise StoreUnusable(error.message, hint="give the directory of another store: --from STORE") from error
+        raise StoreUnusable(error.message, hint="name another store: --from STORE") from error

@@ -1,4 +1,4 @@
-"""Make an archive for a bug report. A part that fails is recorded with its reason, and the others are made."""
+"""Make an archive for a bug report. If a part cannot be made, the archive names it and says why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.criu.explain import explain
-from crckpt.errors import CrckptError, Interrupted, UsageError
+from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import open_private, removed_on_failure
 from crckpt.host.disk.log_excerpt import read_stream_ends
@@ -82,7 +82,10 @@ class Report(Struct, frozen=True):
 
 
 def report(context: Context, request: ReportRequest) -> Report:
-    """Write the archive (tar.gz, 0600). Raises UsageError if the file exists or cannot be made."""
+    """Write the archive (tar.gz, 0600).
+
+    Raises NoSuchCheckpoint or UsageError if the ref or the log does not exist, UsageError if the file cannot be made.
+    """
     # First of all, so that the user need not wait for the probes to learn that the file cannot be made.
     descriptor = _create(request.output)
     full = full_disk_reported(request.output, "name another file: --output FILE")
@@ -108,12 +111,8 @@ def _create(path: Path) -> int:
 
 def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Callable[[], _Files]]]:
     """Yield the parts of this report, in the order of the archive: names, and functions that make them."""
-    yield "versions", _versions
-    yield "configuration", lambda: _configuration(context)
-    yield "doctor", lambda: _doctor(context)
-    yield "store", lambda: _store(context)
-    yield "logs that were left", lambda: _left_logs(context)
     ref, read_log = request.ref, request.read_log
+    # First, so that the user need not wait for the probes to learn that it does not exist.
     if ref is not None:
         yield "manifest", lambda: _manifest(context, ref, with_secrets=request.with_secrets)
         yield "contents", lambda: _contents(context, ref)
@@ -121,6 +120,11 @@ def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Call
             yield "command lines", lambda: _command_lines(context, ref)
     if read_log is not None:
         yield "log", lambda: _log(read_log())
+    yield "versions", _versions
+    yield "configuration", lambda: _configuration(context)
+    yield "doctor", lambda: _doctor(context)
+    yield "store", lambda: _store(context)
+    yield "logs of interrupted commands", lambda: _left_logs(context)
 
 
 def _collect(
@@ -131,7 +135,7 @@ def _collect(
     for part, make in parts:
         try:
             found.extend(make())
-        except Interrupted:
+        except (Interrupted, NoSuchCheckpoint, UsageError):
             raise
         except CrckptError as error:
             failed.append(FailedPart(part, error.message))
@@ -223,6 +227,8 @@ def _left_logs(context: Context) -> _Files:
 
 
 def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
+    if not context.store.exists():
+        raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=f"{context.store} does not exist: use --store DIR")
     repository = context.repository()
     with repository.shared():
         manifest = msgspec.to_builtins(repository.get(repository.resolve(ref, despite_damage=True)))

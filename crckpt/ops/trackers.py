@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 from crckpt.host.target import resolve
-from crckpt.ops.context import require_root
 from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers
 from crckpt.tracking.keeper.protocol import Keeper
 
@@ -24,7 +23,6 @@ def trackers(end: str | None = None) -> Trackers:
 
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
-    require_root("to list the trees that are tracked")
     root = resolve.resolve(end) if end not in (None, "all") else None
     found: list[Keeper] = []
     late: list[Unanswered] = []

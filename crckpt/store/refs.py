@@ -21,6 +21,7 @@ _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
 _MOST_BYTES: Final = 1024
 _PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
+_SEE_LIST: Final = "see all checkpoints: crckpt list"
 
 
 class Tag(Struct, frozen=True):
@@ -65,7 +66,7 @@ def remove_tag(backend: Backend, job: str, name: str) -> None:
     names_one = NAME.fullmatch(job) and NAME.fullmatch(name)
     if not names_one or not backend.exists(f"{TAGS}/{job}/{name}"):
         ours = (f"{tag.job}:{tag.name}" for tag in read_tags(backend))
-        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours))
+        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours) or _SEE_LIST)
     backend.remove(f"{TAGS}/{job}/{name}", "tag")
     backend.sync_names(f"{TAGS}/{job}", "tag")
 
@@ -107,7 +108,18 @@ def _tagged(ref: str, targets: RefTargets, job: str, name: str) -> CheckpointId:
     for tag in targets.tags:
         if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
             return tag.id
-    raise _unknown(ref, targets)
+    if job not in targets.jobs:
+        raise _unknown(ref, targets)
+    raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest_tags(name, job, targets))
+
+
+def _suggest_tags(name: str, job: str, targets: RefTargets) -> str:
+    tags = [tag.name for tag in targets.tags if tag.job == job and tag.id in targets.ids]
+    if near := difflib.get_close_matches(name, tags, n=3):
+        return f"did you mean {' or '.join(f'{job}:{found}' for found in near)}?"
+    if tags:
+        return f"{job} has these tags: {', '.join(f'{job}:{tag}' for tag in sorted(tags))}"
+    return f"{job} has no tags; see its checkpoints: crckpt list {job}"
 
 
 def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
@@ -116,17 +128,21 @@ def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
         raise _unknown(ref, targets)
     if len(fitting) > 1:
         shown = tuple(found[:SHORT] for found in fitting)
-        raise UsageError(
-            f"{ref} fits {len(fitting)} checkpoints: {', '.join(shown[:8])}", hint="give more digits", causes=shown
-        )
+        raise UsageError(f"{ref} is the start of {len(fitting)} ids", hint="type more digits of the id", causes=shown)
     return fitting[0]
 
 
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
-    names = [*targets.jobs, *(f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)]
-    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_near(ref, names) if names else "the store is empty")
+    names = [*targets.jobs, *_tag_names(targets)]
+    hint = _near(ref, names) or _SEE_LIST if names else "the store is empty: crckpt dump PID makes a checkpoint"
+    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=hint)
+
+
+def _tag_names(targets: RefTargets) -> Iterator[str]:
+    return (f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)
 
 
 def _near(ref: str, names: Iterable[str]) -> str:
+    """A question that suggests similar names; empty if there are none."""
     near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.54)
-    return f"did you mean {' or '.join(near)}?" if near else "see what there is: crckpt list"
+    return f"did you mean {' or '.join(near)}?" if near else ""

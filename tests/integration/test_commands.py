@@ -202,7 +202,7 @@ def test_tags_move_and_go(crckpt: Crckpt, family: Tree) -> None:
     crckpt.run("tag", "job~1", "here")
     assert crckpt.run("show", "job:here", "--json").document["result"]["id"] == ids[0]
     crckpt.run("tag", "job", "here", "--remove")
-    assert "did you mean job?" in crckpt.run("show", "job:here", status=12).err
+    assert "job has no tags" in crckpt.run("show", "job:here", status=12).err
 
 
 def test_the_store_is_private(crckpt: Crckpt, family: Tree) -> None:

@@ -73,5 +73,5 @@ def test_it_is_told_what_makes_no_sense(crckpt: Crckpt, copy: Path) -> None:
     assert "damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err
     missing = crckpt.run("verify", "--repair", "--from", str(copy / "nothing"), status=10).err
     assert "there is no store" in missing
-    assert "hint: give the directory of another store: --from STORE" in missing
+    assert "hint: name another store: --from STORE" in missing
     assert crckpt.run("verify", status=13).out.endswith("crckpt verify --repair\n")

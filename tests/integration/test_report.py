@@ -82,9 +82,10 @@ def test_no_secret_is_in_it(secretive: Secretive) -> None:
     assert IN_MEMORY not in everything
     assert IN_MEMORY[:16] not in everything
     assert list(members) == [
-        *ALWAYS,
-        "store.json",
+        "report.json",
         *(f"checkpoint/{name}.json" for name in ("manifest", "processes", "files", "sockets")),
+        *ALWAYS[1:],
+        "store.json",
     ]
 
 
@@ -144,7 +145,7 @@ def test_a_log(crckpt: Crckpt) -> None:
     subprocess.run(words, input=LOG.encode(), env=crckpt.environment, check=True, capture_output=True)
     for name in ("file.tar.gz", "stdin.tar.gz"):
         members = _members(Path(name))
-        assert list(members) == [*ALWAYS, "log/criu.log", "log/explained.json"]
+        assert list(members) == ["report.json", "log/criu.log", "log/explained.json", *ALWAYS[1:]]
         assert members["log/criu.log"].decode() == LOG.replace(HOST, "(host name)")
         explained = json.loads(members["log/explained.json"])
         assert "session outside" in explained["finding"]["what"]
@@ -153,15 +154,22 @@ def test_a_log(crckpt: Crckpt) -> None:
     assert _members(Path("secrets.tar.gz"))["log/criu.log"].decode() == LOG
 
 
-def test_what_cannot_be_had_is_said(crckpt: Crckpt) -> None:
-    """A store, checkpoint or log that is not there stops nothing."""
-    for subject, parts in (("nojob", ["store", "manifest", "contents"]), ("no.log", ["store", "log"])):
-        result = crckpt.run("report", subject, "--output", f"{subject}.tar.gz", "--json").document["result"]
-        members = _members(Path(f"{subject}.tar.gz"))
-        assert list(members) == ALWAYS
-        assert [failed["part"] for failed in result["failed"]] == parts
-        assert json.loads(members["report.json"])["failed"] == result["failed"]
+def test_a_missing_store_is_skipped(crckpt: Crckpt) -> None:
+    result = crckpt.run("report", "--output", "it.tar.gz", "--json").document["result"]
+    members = _members(Path("it.tar.gz"))
+    assert list(members) == ALWAYS
+    assert [failed["part"] for failed in result["failed"]] == ["store"]
+    assert json.loads(members["report.json"])["failed"] == result["failed"]
     assert "skipped: store: " in crckpt.run("report").out
+
+
+def test_an_argument_that_names_nothing_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
+    said = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
+    assert "there is no checkpoint nojob" in said
+    assert "did you mean job? (for a log: crckpt report ./nojob)" in said
+    assert "does not exist: use --store DIR" in crckpt.run("report", "job", "--output", "it.tar.gz", status=12).err
+    assert "no.log" in crckpt.run("report", "no.log", "--output", "it.tar.gz", status=2).err
+    assert not Path("it.tar.gz").exists()
 
 
 def test_damage(secretive: Secretive, tmp_path: Path) -> None:
@@ -182,7 +190,7 @@ def test_damage(secretive: Secretive, tmp_path: Path) -> None:
     (crckpt.store / "store.json").write_text("broken")
     members, failed = _reported(crckpt, "job", 3)
     assert list(members) == ALWAYS
-    assert failed == ["store", "manifest", "contents"]
+    assert failed == ["manifest", "contents", "store"]
 
 
 def test_logs_that_a_killed_crckpt_left(secretive: Secretive, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
-from crckpt.ops.context import Context, require_root
+from crckpt.ops.context import Context
 from crckpt.ops.dump.launch import criu_started_early, opened_workspace
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
@@ -36,7 +36,6 @@ def dump(
         with ExitStack() as stack:
             with nothing_begun_reported():
                 request.check()
-                require_root("to checkpoint a process")
                 root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 process = proc.read_process(root.pid)

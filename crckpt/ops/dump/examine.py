@@ -19,7 +19,7 @@ from crckpt.host.observe import tree
 from crckpt.host.target import resolve
 from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
-from crckpt.ops.context import Context, pid_namespace_words, require_root, require_staging, setpriv_words
+from crckpt.ops.context import Context, pid_namespace_words, require_staging, setpriv_words
 from crckpt.ops.dump.forecast import is_in_memory
 from crckpt.ops.dump.lineage import Lineage, predict_lineage
 from crckpt.ops.dump.parent_images import ParentImages
@@ -128,7 +128,6 @@ class Examination(Struct, frozen=True):
 
 def examine(request: DumpRequest, context: Context) -> Examination:
     """Examine a tree, and report what prevents a dump. Raises UsageError, PreflightRefused, HostCannot."""
-    require_root("to look into a process")
     target = _observe_target(request, context, resolve.resolve(request.target))
     return Examination(target.pid, _find_blockers(target), target.plan, target.observed, target.job, target.criu)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from crckpt.errors import DumpFailed, HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
-from crckpt.ops.context import Context, require_root
+from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_target
 from crckpt.ops.dump.lineage import open_lineage
@@ -31,7 +31,6 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
     try:
         with ExitStack() as stack:
             with nothing_begun_reported():
-                require_root("to checkpoint a process")
                 root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 target = examine_target(request, context, root)

@@ -15,7 +15,7 @@ from crckpt.errors import Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.creds import read_rights
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context, require_root
+from crckpt.ops.context import Context
 from crckpt.ops.failures import limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
@@ -75,7 +75,6 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
     Raises NoSuchCheckpoint, IntegrityError, PreflightRefused, HostCannot, and RehearsalFailed if the tree does not
     start.
     """
-    require_root("to rehearse a restore")
     repository = context.repository()
     with repository.shared():
         checkpoint = repository.get(repository.resolve(request.ref))

@@ -27,7 +27,7 @@ from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context, require_root
+from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attempt import RestoreAttempt
@@ -58,7 +58,6 @@ def restore(request: RestoreRequest, context: Context) -> RestoreResult:
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
     progress.
     """
-    require_root("to restore a checkpoint")
     if request.or_older and not request.preflight:
         raise UsageError("--or-older cannot be combined with --no-preflight", hint="leave one of them out")
     repository = context.repository()

@@ -122,12 +122,14 @@ def _complete(root: Path) -> None:
 
 def _check_is_store(root: Path) -> None:
     if not root.exists():
-        hint = "crckpt dump makes one; if your checkpoints lie elsewhere, give that directory: --store DIR"
+        hint = "crckpt dump makes one; if your store is elsewhere, name it: --store DIR"
+        if os.geteuid() != 0:
+            hint = "use sudo for root's store, or name another: --store DIR"
         raise StoreUnusable(f"there is no store at {root}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
         raise StoreUnusable(
             f"{root} is not a store of crckpt",
-            hint="give the directory of a store, or for a new one an empty directory: --store DIR",
+            hint="name a store, or an empty directory for a new one: --store DIR",
         )
     _check_owner_and_mode(root)
 
@@ -135,12 +137,14 @@ def _check_is_store(root: Path) -> None:
 def _check_owner_and_mode(root: Path) -> None:
     status = root.stat()
     if status.st_uid != os.geteuid():
+        name_another = "name a store of your own: --store DIR"
+        as_user = f"run it again with sudo, or {name_another}" if status.st_uid == 0 else name_another
         raise StoreUnusable(
-            f"the store {root} belongs to uid {status.st_uid}, and we are uid {os.geteuid()}",
-            hint=f"chown -R {'root' if os.geteuid() == 0 else os.geteuid()} {root}",
+            f"the store {root} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}",
+            hint=f"chown -R root {root}" if os.geteuid() == 0 else as_user,
         )
     if status.st_mode & _OPEN_TO_OTHERS:
         raise StoreUnusable(
-            f"the store {root} holds programs' memory, and its mode {status.st_mode & 0o777:o} lets other users in",
+            f"the store {root} is open to other users (mode {status.st_mode & 0o777:o})",
             hint=f"chmod 700 {root}",
         )

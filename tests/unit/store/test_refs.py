@@ -60,7 +60,8 @@ def test_what_a_ref_names(ref: str, expected: str) -> None:
         ("trainer~", "trainer"),
         ("trainer~-1", "trainer"),
         ("../../etc/passwd", "list"),
-        ("trainer:../../x", "trainer"),
+        ("trainer:../../x", "trainer has these tags: trainer:good"),
+        ("beef:good", "crckpt list beef"),
     ],
 )
 def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
@@ -71,8 +72,9 @@ def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
 
 
 def test_digits_that_fit_several() -> None:
-    with pytest.raises(UsageError, match="abcd fits 2 checkpoints: abcd10000000, abcd20000000"):
+    with pytest.raises(UsageError, match="abcd is the start of 2 ids") as refusal:
         resolve("abcd", KNOWN)
+    assert refusal.value.causes == ("abcd10000000", "abcd20000000")
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> Non
 def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
     root = opened(tmp_path).root
     root.chmod(mode)
-    with pytest.raises(StoreUnusable, match="lets other users in") as refusal:
+    with pytest.raises(StoreUnusable, match="open to other users") as refusal:
         Repository.open(root)
     subprocess.run(refusal.value.hint.split(), check=True)
     assert Repository.open(root).checkpoints() == ()
