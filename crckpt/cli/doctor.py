@@ -44,12 +44,12 @@ def doctor(
 ) -> None:
     """Check what this host can do, what is missing, and which command fixes it.
 
-    Everything is tried out; nothing is concluded from a version. Exits with 20 if nothing can be checkpointed here.
+    crckpt tries everything out and trusts no version. It exits with 20 if nothing can be checkpointed here.
 
-    With a **TARGET**: check, without stopping it, whether it can be checkpointed, what would be lost, and what to do
-    about it; show the options that `crckpt dump` would use. Exits with 24 if it cannot be checkpointed. Then estimate
-    how long the tree would be frozen, how long the dump would take, and its size. For the estimate crckpt dumps a small
-    tree of its own and stores a sample of the target's memory; it keeps neither.
+    With a **TARGET**: check, without stopping it, whether it can be checkpointed, what a restore would lose, and what
+    to do about it. Show the options that `crckpt dump` would use. Estimate how long the tree would be frozen, how long
+    the dump would take, and its size: for this, crckpt dumps a small tree of its own and stores a sample of the
+    target's memory, and then removes both. It exits with 24 if the target cannot be checkpointed.
     """
     if target is not None:
         options.require_root("to examine a process")
@@ -119,13 +119,22 @@ def _estimate(prediction: DumpPrediction) -> str:
 
 def _draw(console: Console, result: Diagnosis) -> None:
     console.print(draw_table(("", "fact", "what was found"), map(_fact_row, result.facts)))
-    console.print("this host can checkpoint" if result.able else "this host cannot checkpoint: see what is missing")
+    for fact in result.obstacles:
+        console.print(escape(f"{fact.key}: {fact.found}: {fact.fix}"))
+    if result.obstacles:
+        console.print("this host cannot checkpoint")
+        return
+    if any(fact.state != "ok" for fact in result.facts):
+        console.print("facts that are limited or missing prevent only what their effect says")
+    console.print("this host can checkpoint and restore programs")
 
 
 def _fact_row(fact: Fact) -> tuple[str, str, str]:
-    lines = [escape(line) for line in (fact.found, fact.consequence) if line]
+    lines = [escape(fact.found)]
+    if fact.consequence:
+        lines.append(escape(fact.consequence if fact.state == "ok" else f"effect: {fact.consequence}"))
     if fact.fix:
-        lines.append(f"[bold]{escape(fact.fix)}[/]")
+        lines.append(f"fix: [bold]{escape(fact.fix)}[/]")
     return _STATES[fact.state], fact.key, "\n".join(lines)
 
 
@@ -137,7 +146,7 @@ def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
         return True
     _print_error(f"would run: {fix.command}" for fix in fixes)
     if sys.stdin is None or not sys.stdin.isatty():
-        _print_error(("nothing was changed: there is no terminal to ask on; add --yes",))
+        _print_error(("nothing was changed, because there is no terminal to ask on: add --yes",))
         return False
     try:
         return typer.confirm("run this?", err=True)

@@ -61,9 +61,9 @@ def restore(
         Grown,
         typer.Option(
             "--grown",
-            help="Files that grew since the checkpoint: **refuse** to restore, **rewind** them (cut them back; the "
-            "rest is kept in a file next to them), or **keep** them (only logs opened for appending). A file that "
-            "another process is writing is never cut.",
+            help="What to do if open files grew since the checkpoint. **refuse**: do not restore. **keep**: leave "
+            "them as they are (only for logs that the program appends to). **rewind**: cut them to their old size; "
+            "what is cut off goes into a file next to each. crckpt never cuts a file that another process is writing.",
         ),
     ] = Grown.refuse,
     no_preflight: options.NoPreflight = False,

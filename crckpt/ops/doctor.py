@@ -21,6 +21,7 @@ _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities"
 """Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used."""
 
 _INSTALL = "scripts/install-criu"
+_AS_ROOT = "sudo crckpt doctor"
 
 
 class Fix(Struct, frozen=True):
@@ -39,9 +40,14 @@ class Diagnosis(Struct, frozen=True):
     fixes: tuple[Fix, ...]
 
     @property
+    def obstacles(self) -> tuple[Fact, ...]:
+        """What prevents every checkpoint on this host."""
+        return tuple(fact for fact in self.facts if fact.state == "missing" and fact.key in _VITAL)
+
+    @property
     def able(self) -> bool:
         """Whether this host can checkpoint at all."""
-        return not any(fact.state == "missing" and fact.key in _VITAL for fact in self.facts)
+        return not self.obstacles
 
 
 def doctor(context: Context) -> Diagnosis:
@@ -74,11 +80,11 @@ def _facts(context: Context) -> tuple[Fact, ...]:
 
 def _tracker(criu: Outcome, found: Search | None) -> Outcome:
     if not found or not found.criu:
-        return Outcome(criu.state, "not known without a CRIU that works", "whether dumps can be incremental", criu.fix)
+        return Outcome(criu.state, "not tried: there is no CRIU that works", "dumps may not be incremental", criu.fix)
     name, why = find_method(found.criu.path)
     if name:
-        return Outcome("ok", f"{name}: {why}")
-    return Outcome("missing", why, "every dump is full: nothing tells what was written (--incremental, --pre-copy)")
+        return Outcome("ok", f"incremental dumps work ({name}: {why})")
+    return Outcome("missing", why, "--incremental and --pre-copy do not work: every dump is full")
 
 
 def _criu(context: Context) -> tuple[Outcome, Search | None]:
@@ -86,10 +92,8 @@ def _criu(context: Context) -> tuple[Outcome, Search | None]:
     # Not in a child: the result of the trial is remembered, and the trial cleans up after itself.
     if os.geteuid() != 0:
         named = _first_candidate(context)
-        found = f"{named} would be tried first" if named else "there is none"
-        return Outcome(
-            "limited", found, "whether it works is not known: a trial needs root", "sudo crckpt doctor"
-        ), None
+        found = f"{named} was not tried" if named else "CRIU is not installed"
+        return Outcome("limited", found, "only a trial shows whether it works, and that needs root", _AS_ROOT), None
     try:
         found_by = search(context.criu_option, context.criu_configured)
     except (HostCannot, OSError) as error:
@@ -105,10 +109,10 @@ def _verdict(found: Search) -> Outcome:
     )
     skipped = "; ".join(("", *tried))
     if found.criu is None:
-        return Outcome("missing", f"none works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL)
+        return Outcome("missing", f"no CRIU works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL)
     criu = found.criu
-    why = f"{criu.version}, {criu.path} ({criu.origin}), the first with which a trial dump and restore worked"
-    return Outcome("ok", f"{why}{skipped}")
+    works = f"CRIU {criu.version} works: a trial dump and restore by {criu.path} ({criu.origin}) succeeded"
+    return Outcome("ok", f"{works}{skipped}")
 
 
 def _first_candidate(context: Context) -> Path | None:

@@ -67,7 +67,7 @@ def test_people_read_each_fact_with_what_follows_and_what_to_type(opened: Crckpt
     assert all(
         " ".join(told[key][part].split()) in words for key in ("store", "soft_dirty") for part in ("consequence", "fix")
     )
-    assert shown.out.endswith("this host can checkpoint\n")
+    assert shown.out.endswith("this host can checkpoint and restore programs\n")
 
 
 def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: Crckpt) -> None:

@@ -217,7 +217,7 @@ def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
     words = (*AS_NOBODY, str(PROGRAM), "report", "--output", "it.tar.gz", "--store", str(crckpt.store))
     subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
     facts = json.loads(_members(Path("it.tar.gz"))["doctor.json"])["facts"]
-    assert "needs root" in next(fact for fact in facts if fact["key"] == "criu")["consequence"]
+    assert "that needs root" in next(fact for fact in facts if fact["key"] == "criu")["consequence"]
     hidden = (*WITHOUT_CRIU, str(PROGRAM), "report", "--criu", "/bin/false", "--output", "no-criu.tar.gz")
     subprocess.run(hidden, env=crckpt.environment, check=True, capture_output=True)
     assert json.loads(_members(Path("no-criu.tar.gz"))["doctor.json"])["able"] is False

@@ -16,7 +16,7 @@ from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 WITHIN_S = 10
 """Time limit of a probe. Programs that probes start have a shorter one, so that they end before."""
 
-_UNKNOWN = "it is not known whether this works"
+_UNKNOWN = "crckpt does not know whether this works"
 _ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RAISED = 255
 _MOST = 65536
@@ -47,7 +47,7 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
         return msgspec.json.decode(said, type=Outcome)
     if status == -signal.SIGALRM:
         return limited(f"no answer after {within} s", _UNKNOWN)
-    return limited(f"the trial ended with {status}", _UNKNOWN)
+    return limited(f"the trial ended with {'status' if status >= 0 else 'signal'} {abs(status)}", _UNKNOWN)
 
 
 def fork(action: Callable[[], int]) -> int:

@@ -16,18 +16,18 @@ from crckpt.model import MEBIBYTE
 
 _GIBIBYTE = 1 << 30
 _RUN = Path("/run")
-_ANOTHER = "--store DIR, or CRCKPT_STORE=DIR"
+_ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
 
 
 def run_directory() -> Outcome:
     """Check /run, where CRIU caches kernel features."""
     kind = _file_system(_RUN)
     if kind == "tmpfs":
-        return ok("/run is a tmpfs: CRIU caches kernel features there")
+        return ok("/run is a tmpfs, where CRIU caches the features of the kernel")
     return limited(
-        f"/run is not a tmpfs but {kind}",
-        "each run of CRIU probes the kernel again (40 ms) and leaves /run/criu.kdat.tmp behind",
-        "docker run --tmpfs /run ... (a container), or a line for /run in /etc/fstab",
+        f"/run is on {kind}, not on a tmpfs",
+        "each run of CRIU takes 40 ms longer and leaves the file /run/criu.kdat.tmp",
+        "in a container: docker run --tmpfs /run ...; else add /run to /etc/fstab",
     )
 
 
@@ -35,38 +35,46 @@ def store(path: Path) -> Outcome:
     """Check the store's owner, mode, file system and free space; or whether a missing store can be made."""
     there = _nearest(path)
     if there != path:
-        prefix = f"{path} is not there yet, the first dump makes it: "
+        prefix = f"{path} does not exist yet; the first dump makes it: "
         refused = _find_obstacle(path, there)
     else:
         prefix, refused = "", _find_refusal(path)
     if refused:
         return refused
     if space.is_read_only(there):
-        return missing(f"{there} lies on a read-only mount", "nothing can be stored", _ANOTHER)
+        return missing(f"{there} is on a read-only mount", "nothing can be stored", _ANOTHER)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
-        return limited(f"{prefix}{there} lies on a noexec mount", "CRIU cannot run the hold's script", _ANOTHER)
+        return limited(
+            f"{prefix}{there} is on a noexec mount",
+            "dumps and restores fail if crckpt was installed without a C compiler",
+            _ANOTHER,
+        )
     if _file_system(there) in ("tmpfs", "ramfs"):
-        return limited(f"{prefix}{_room(there)}", "checkpoints are gone after a reboot", _ANOTHER)
-    return _check_room(there, "crckpt gc, or --store DIR on a larger disk", prefix)
+        return limited(f"{prefix}{_room(there)}", "checkpoints are lost at a reboot", _ANOTHER)
+    return _check_room(there, "free space: crckpt gc; or use --store DIR on a larger disk", prefix)
 
 
 def staging(path: Path | None, in_store: Path) -> Outcome:
     """Check the directory for the images of a dump until they are stored."""
     if path is None:
-        return _check_room(_nearest(in_store), "crckpt dump --staging DIR", "in the store, ")
+        return _check_room(
+            _nearest(in_store),
+            "use another directory: crckpt dump --staging DIR",
+            "during a dump images are in the store: ",
+        )
     if not path.is_dir():
-        return missing(f"{path} is no directory", "no dump can be made", run.quote(["mkdir", str(path)]))
-    return _check_room(path, "crckpt dump --staging DIR")
+        return missing(f"{path} is not a directory", "no dump can be made", run.quote(["mkdir", str(path)]))
+    return _check_room(path, "use another directory: crckpt dump --staging DIR")
 
 
 def cgroups() -> Outcome:
     """Check which versions of control groups are mounted."""
     kinds = {found.kind for found in mount_points()} & {"cgroup", "cgroup2"}
     if not kinds:
-        lost = "crckpt ignores memory limits when it decides where images lie"
+        lost = "crckpt cannot see memory limits: a dump may exceed them"
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
-    layout = "hybrid: v1 and v2" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
-    return ok(layout, "crckpt leaves a tree in the groups of the command that restores it")
+    layout = "v1 and v2 (hybrid)" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
+    return ok(f"control groups {layout} are mounted")
 
 
 def _find_obstacle(path: Path, above: Path) -> Outcome | None:
@@ -74,7 +82,7 @@ def _find_obstacle(path: Path, above: Path) -> Outcome | None:
     try:
         Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
     except OSError as error:
-        found = f"{path} is not there and cannot be made below {above}: {error.strerror}"
+        found = f"{path} does not exist and cannot be made below {above}: {error.strerror}"
         return missing(found, "nothing can be stored", _ANOTHER)
     return None
 
@@ -84,12 +92,17 @@ def _find_refusal(path: Path) -> Outcome | None:
     lost = "nothing can be stored"
     status = path.stat()
     if status.st_uid != os.geteuid():
-        return missing(f"{path} belongs to uid {status.st_uid}, but we are uid {os.geteuid()}", lost, _ANOTHER)
+        return missing(f"{path} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}", lost, _ANOTHER)
     if not path.is_dir():
-        return missing(f"{path} is no directory", lost, _ANOTHER)
+        return missing(f"{path} is not a directory", lost, _ANOTHER)
     if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
         # Safe only for a store: other users may need another directory.
-        return missing(f"{path} lets other users in", lost, run.quote(["chmod", "700", str(path)]), safe=True)
+        return missing(
+            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o})",
+            lost,
+            run.quote(["chmod", "700", str(path)]),
+            safe=True,
+        )
     return None
 
 

@@ -9,17 +9,16 @@ from crckpt.errors import HostCannot
 from crckpt.host.probes.outcome import Outcome, missing, ok
 from crckpt.host.syscalls import memory_trials
 
-_WRITTEN = "writes to a page are detected"
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
 def soft_dirty() -> Outcome:
     """Write a page and look at its bit."""
     if memory_trials.tracks_by_soft_dirty():
-        return ok(_WRITTEN)
+        return ok("this kernel reports written pages by soft-dirty bits")
     return missing(
-        "writes to a page are not detected",
-        "CRIU's own pre-dump and incremental dumps do not work here",
+        "this kernel has no soft-dirty bits",
+        "crckpt tracks written pages by write_protection instead; CRIU alone cannot make incremental dumps",
         "use a kernel with CONFIG_MEM_SOFT_DIRTY",
     )
 
@@ -28,9 +27,9 @@ def write_protection() -> Outcome:
     """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
     return _try(
         memory_trials.tracks_by_write_protection,
-        _WRITTEN,
-        "crckpt cannot track writes by write protection",
-        "use a kernel from 6.7 on",
+        "this kernel reports written pages by write protection",
+        "incremental dumps need soft_dirty",
+        "use Linux 6.7 or later",
     )
 
 
@@ -38,9 +37,9 @@ def pagemap_scan() -> Outcome:
     """Ask for the written pages of a map of ours."""
     return _try(
         memory_trials.can_scan,
-        "it finds a page of ours",
-        "CRIU reads page maps entry by entry: dumps of large memory freeze longer",
-        "use a kernel from 6.7 on",
+        "dumps find the pages of large programs quickly (PAGEMAP_SCAN)",
+        "dumps freeze programs with much memory for longer",
+        "use Linux 6.7 or later",
     )
 
 
@@ -50,8 +49,8 @@ def lazy_pages() -> Outcome:
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
     return _try(
         memory_trials.can_bring_pages_later,
-        "a page was brought when it was touched",
-        "a restore cannot start before all of its memory is there",
+        "memory can be loaded when it is used (userfaultfd)",
+        "none on crckpt; criu lazy-pages does not work",
         "sudo crckpt doctor" if for_root else "use a kernel with CONFIG_USERFAULTFD",
     )
 

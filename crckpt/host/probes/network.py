@@ -43,67 +43,71 @@ _MODULES_OF_RULE = "modprobe -a iptable_filter xt_mark"
 
 def tcp_repair() -> Outcome:
     """Put a socket into repair mode, and give it a sequence number."""
-    lost = "established TCP connections cannot be kept: --tcp close drops them"
+    lost = "--tcp keep does not work; with --tcp close programs see their connections closed"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         try:
             trial.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             trial.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_QUEUE, _SEND_QUEUE)
             trial.setsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ, _SEQUENCE)
         except PermissionError as error:
-            return missing(f"refused: {error.strerror}: it needs CAP_NET_ADMIN", lost, _more_rights("NET_ADMIN"))
+            return missing(
+                f"TCP connections cannot be saved: {error.strerror} (needs CAP_NET_ADMIN)",
+                lost,
+                _more_rights("NET_ADMIN"),
+            )
         except OSError as error:
-            return missing(f"refused: {error.strerror}", lost, "use a kernel of a distribution")
+            return missing(f"TCP connections cannot be saved: {error.strerror}", lost, "use a distribution's kernel")
         if trial.getsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ) != _SEQUENCE:
-            return missing("a sequence number was set, and did not change", lost)
-    return ok("a socket took a sequence number in repair mode")
+            return missing("a TCP sequence number was set, but did not change", lost)
+    return ok("TCP connections can be saved and restored")
 
 
 def lock_by_nftables(of_criu: bool | None) -> Outcome:
     """Make CRIU's kind of lock in a new network namespace. `of_criu` is what `criu check` reports; None: not asked."""
-    lost = "--tcp keep cannot hold packets back while a tree is frozen"
+    lost = "--tcp keep does not work: it cannot block the connections of a frozen tree"
     tool = network_locks.find_nft()
     if tool is None:
-        left = "what --tcp keep locks cannot be unlocked after a failure"
-        return limited("there is no nft", left, "apt-get install nftables")
+        left = "after a failed --tcp keep, connections may stay blocked"
+        return limited("nft is not installed", left, "apt-get install nftables")
     if not network_locks.can_filter():
-        return missing(f"{tool} may not look at the packet filter", lost, _more_rights("NET_ADMIN"))
+        return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
     refused = _try_in_new_network((tool, _TABLE))
     if refused is None:
-        return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
+        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
     if refused:
         return missing(f"{tool}: {refused}", lost, "modprobe nf_tables")
     if of_criu is False:
         return missing(f"{tool} works, but this CRIU was built without nftables", lost, "scripts/install-criu")
-    return ok(f"{tool} made a lock in a new network namespace", "" if of_criu else "whether CRIU can is not known")
+    return ok(f"--tcp keep can block connections ({tool})", "" if of_criu else "not tested with CRIU")
 
 
 def lock_by_iptables() -> Outcome:
     """Make CRIU's kind of rule in a new network namespace."""
-    lost = "CRIU by itself cannot lock this way; crckpt uses nftables"
+    lost = "none on crckpt, which uses nftables"
     tool = shutil.which("iptables", path=run.ENVIRONMENT["PATH"])
     if tool is None:
-        return missing("there is no iptables", lost, "apt-get install iptables")
+        return missing("iptables is not installed", lost, "apt-get install iptables")
     refused = _try_in_new_network((tool, *_RULE))
     if refused is None:
-        return limited("not tried: a new network namespace needs root", lost, "sudo crckpt doctor")
+        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
     if refused:
         return missing(f"{tool}: {refused}", lost, _MODULES_OF_RULE)
-    return ok(f"{tool} made a rule in a new network namespace", "crckpt uses nftables")
+    return ok(f"{tool} works; crckpt uses nftables")
 
 
 def no_lock() -> Outcome:
     """Locking nothing needs nothing."""
-    return ok("needs nothing", "CRIU by itself can leave the lock out: peers may then reset kept connections")
+    return ok("CRIU alone can dump without blocking connections; their peers may then reset them")
 
 
 def socket_diagnostics() -> Outcome:
     """Ask the kernel for sockets of each kind in no state: the answer is empty, or there is none."""
     silent = [module for module, request in _DIAGNOSTICS.items() if not _answers(request)]
     if not silent:
-        return ok(f"the kernel lists sockets: {', '.join(_DIAGNOSTICS)}")
+        return ok(f"this kernel lists sockets of all kinds: {', '.join(_DIAGNOSTICS)}")
     command = "modprobe -a " + " ".join(silent)
     lost = "programs with such sockets cannot be checkpointed"
-    return missing(f"no answer from {', '.join(silent)}", lost, command, safe=_can_load(silent))
+    return missing(f"modules are not loaded: {', '.join(silent)}", lost, command, safe=_can_load(silent))
 
 
 def tun() -> Outcome:
@@ -112,8 +116,10 @@ def tun() -> Outcome:
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return missing(f"/dev/net/tun: {error.strerror}", lost, "modprobe tun", safe=_can_load(["tun"]))
-    return ok("/dev/net/tun opens")
+        return missing(
+            f"/dev/net/tun cannot be opened: {error.strerror}", lost, "modprobe tun", safe=_can_load(["tun"])
+        )
+    return ok("programs with tun or tap interfaces can be checkpointed")
 
 
 def _try_in_new_network(argv: tuple[str | Path, ...]) -> str | None:

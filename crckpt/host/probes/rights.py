@@ -26,8 +26,8 @@ def capabilities() -> Outcome:
     """Compare our capabilities with those that a checkpoint needs."""
     if os.geteuid() != 0:
         return missing(
-            f"user {os.geteuid()}",
-            "only root can checkpoint and restore; rootless says what CRIU can",
+            f"crckpt does not run as root, but as uid {os.geteuid()}",
+            "nothing can be checkpointed or restored",
             "sudo crckpt doctor",
         )
     held = proc.effective_capabilities()
@@ -35,26 +35,26 @@ def capabilities() -> Outcome:
     if lacking:
         return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
     if not _reach_the_kernel():
-        lost = "nothing can be checkpointed: the kernel does not show us which files are mapped"
+        lost = "nothing can be checkpointed: the kernel hides which files are mapped"
         return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")
     lacking = [name for number, name in _HELPFUL.items() if number not in held]
     if lacking:
-        lost = "trees with processes of several users cannot be checkpointed"
+        lost = "trees with processes of several users cannot be checkpointed or restored"
         return limited(_without(lacking), lost, _add(lacking))
     return ok("root with all capabilities that CRIU needs")
 
 
 def rootless(criu: Path | None) -> Outcome:
     """Check the capabilities that CRIU's file gives an ordinary user who runs it."""
-    lost = "criu --unprivileged works for no ordinary user; crckpt itself needs root anyway"
+    lost = "none on crckpt, which runs as root; other users cannot use criu --unprivileged"
     if criu is None:
-        return limited("there is no CRIU", lost, "scripts/install-criu")
+        return limited("CRIU is not installed", lost, "scripts/install-criu")
     program = criu.resolve()
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"
     if is_script:
         return limited(
-            f"{program} is a script: the kernel ignores capabilities of scripts", lost, _given_to_run(program)
+            f"{program} is a script, and the kernel ignores the capabilities of scripts", lost, _given_to_run(program)
         )
     held = _of_file(program)
     lacking = [name for number, name in _OF_FILES.items() if number not in held]
@@ -62,7 +62,7 @@ def rootless(criu: Path | None) -> Outcome:
         give = f"sudo setcap cap_{',cap_'.join(_OF_FILES.values())}+eip {run.quote([str(program)])}"
         return limited(f"{program} lacks {', '.join(f'cap_{name}' for name in lacking)}", lost, give)
     return ok(
-        f"{program} has what it needs", "criu --unprivileged dumps and restores processes of the user who runs it"
+        f"all users can dump and restore their own processes with {program} --unprivileged", "crckpt itself needs root"
     )
 
 
@@ -78,15 +78,15 @@ def security_modules() -> Outcome:
     label = _label()
     if _SELINUX.exists() and _SELINUX.read_text().strip() == "1":
         return limited(
-            f"SELinux enforces; we are {label or 'without a label'}",
-            "its policy may forbid CRIU to seize or to restore a program",
-            "ausearch -m avc -c criu shows what it refused; setenforce 0 tries without",
+            f"SELinux is enforcing, and the label of crckpt is {label or 'none'}",
+            "its policy may forbid a dump or restore",
+            "if one fails: ausearch -m avc -c criu shows what was denied; setenforce 0 turns SELinux off to try again",
         )
     if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y":
         if label.startswith("unconfined"):
-            return ok("AppArmor; we are not confined")
-        lost = "CRIU cannot do what this profile forbids"
-        return limited(f"AppArmor confines us: {label}", lost, "docker run --security-opt apparmor=unconfined ...")
+            return ok("AppArmor does not confine crckpt")
+        lost = "a dump or restore fails if it needs what this profile forbids"
+        return limited(f"AppArmor confines crckpt: {label}", lost, "docker run --security-opt apparmor=unconfined ...")
     return ok("neither AppArmor nor SELinux is active")
 
 

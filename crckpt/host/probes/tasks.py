@@ -24,11 +24,11 @@ def checkpoint_restore() -> Outcome:
         size = prctl.memory_map_size()
     except OSError as error:
         return missing(
-            f"prctl(PR_SET_MM_MAP_SIZE) is refused: {error.strerror}",
-            "the kernel was built without CONFIG_CHECKPOINT_RESTORE: nothing can be checkpointed",
-            "use a kernel of a distribution",
+            f"this kernel has no CONFIG_CHECKPOINT_RESTORE: PR_SET_MM_MAP_SIZE: {error.strerror}",
+            "nothing can be checkpointed",
+            "use a distribution's kernel",
         )
-    return ok(f"works ({size} bytes)")
+    return ok(f"this kernel has CONFIG_CHECKPOINT_RESTORE (memory maps of {size} bytes)")
 
 
 def pid_selection() -> Outcome:
@@ -44,8 +44,12 @@ def pid_selection() -> Outcome:
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        return ok(f"clone3 made a child as PID {child}, as asked") if child == wanted else _other_pid(wanted, child)
-    return limited(f"other processes took {_TRIES} free PIDs first", "it is not known whether this works")
+        return (
+            ok(f"restored processes get their old PIDs (tried with PID {child})")
+            if child == wanted
+            else _other_pid(wanted, child)
+        )
+    return limited(f"other processes took {_TRIES} free PIDs first", "crckpt does not know whether this works")
 
 
 def time_namespaces() -> Outcome:
@@ -55,13 +59,13 @@ def time_namespaces() -> Outcome:
         clone.unshare(clone.CLONE_NEWTIME | (0 if os.geteuid() == 0 else clone.CLONE_NEWUSER))
         Path("/proc/self/timens_offsets").write_text(f"monotonic {_ADVANCE_S} 0\n")
     except OSError as error:
-        lost = "after a restore on another host or another boot, monotonic clocks and timers jump"
+        lost = "monotonic clocks and timers jump if a program is restored after a boot or on another host"
         if error.errno == errno.EPERM:
             return limited(f"not tried: {error.strerror}", lost, "sudo crckpt doctor")
-        return missing(f"refused: {error.strerror}", lost, "use a kernel with CONFIG_TIME_NS (5.6 or later)")
+        return missing(f"no time namespaces: {error.strerror}", lost, "use Linux 5.6 or later with CONFIG_TIME_NS")
     if wait_for_status(fork(lambda: int(time.clock_gettime(time.CLOCK_MONOTONIC) < before + _ADVANCE_S))):
-        return missing("the clock of a child was set, and did not change", "monotonic clocks jump at a restore")
-    return ok("the clock of a child was set")
+        return missing("a child's clock was set, but did not change", "monotonic clocks jump at a restore")
+    return ok("restored programs get their clocks back")
 
 
 def ptrace_scope() -> Outcome:
@@ -72,10 +76,10 @@ def ptrace_scope() -> Outcome:
     number = wait_for_status(fork(lambda: _errno_of_seizing(target)))
     kill_child(target)
     if number == 0:
-        return ok(f"one process can seize another ({found})")
+        return ok(f"crckpt can attach to other processes ({found})")
     return missing(
-        f"one process cannot seize another: {os.strerror(number)} ({found})",
-        "processes that crckpt did not start cannot be checkpointed",
+        f"crckpt cannot attach to other processes: {os.strerror(number)} ({found})",
+        "nothing can be checkpointed",
         _ptrace_fix(scope),
     )
 
@@ -96,15 +100,15 @@ def seccomp_suspension() -> Outcome:
     except OSError as error:
         kill_child(child)
         return missing(
-            f"refused: {error.strerror}",
+            f"seccomp filters cannot be suspended: {error.strerror}",
             "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed",
             "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --security-opt seccomp=unconfined ...",
         )
     os.close(writing)
     status = wait_for_status(child)
     if status == _SURVIVED:
-        return ok("the filter of a child was suspended")
-    return missing(f"the suspended filter killed a child ({status})", "programs with a seccomp filter would be killed")
+        return ok("programs with a seccomp filter can be checkpointed")
+    return missing(f"a suspended filter killed a child ({status})", "a dump kills programs with a seccomp filter")
 
 
 def _free_pid() -> int:
@@ -115,15 +119,15 @@ def _free_pid() -> int:
 
 
 def _no_pid_selection(error: OSError) -> Outcome:
-    found = f"clone3 with set_tid is refused: {error.strerror}"
+    found = f"PIDs cannot be chosen by clone3: {error.strerror}"
     if error.errno == errno.EPERM:
-        return limited(found, "a restore needs CAP_CHECKPOINT_RESTORE or root", "sudo crckpt doctor")
-    fix = "use a kernel from 5.5 on; in a container: --security-opt seccomp=unconfined"
-    return missing(found, "CRIU must guess PIDs by ns_last_pid: restores fail now and then", fix)
+        return limited(found, "only root can restore", "sudo crckpt doctor")
+    fix = "use Linux 5.5 or later; in a container: --security-opt seccomp=unconfined"
+    return missing(found, "CRIU must race for PIDs by ns_last_pid: some restores fail", fix)
 
 
 def _other_pid(wanted: int, got: int) -> Outcome:
-    return missing(f"asked for PID {wanted}, got {got}", "processes cannot get their PIDs back")
+    return missing(f"asked for PID {wanted}, got {got}", "restored processes cannot get their old PIDs")
 
 
 def _wait() -> int:

@@ -22,16 +22,16 @@ def kernel() -> Outcome:
 
 def criu_plugins(criu: Path | None) -> Outcome:
     """Find the directory of this CRIU's plugins, and list them."""
-    lost = "programs that use a GPU cannot be checkpointed"
+    lost = "programs that use a GPU cannot be checkpointed; others do not need plugins"
     if criu is None:
-        return missing("there is no CRIU", lost, "scripts/install-criu")
+        return missing("CRIU is not installed", lost, "scripts/install-criu")
     found = _PLUGINS.search(run.run([criu, "--help"], timeout=_PROGRAM_S).output)
     if found is None:
-        return missing(f"{criu} names no directory of plugins", lost)
+        return missing(f"{criu} --help names no directory of plugins", lost)
     directory = Path(found[1])
     names = sorted(path.name for path in directory.glob("*.so"))
     if not names:
-        return missing(f"none in {directory}", lost, f"install the GPU's plugin for this CRIU into {directory}")
+        return missing(f"no CRIU plugins in {directory}", lost, f"install the GPU's CRIU plugin into {directory}")
     return ok(f"{', '.join(names)} in {directory}")
 
 
@@ -39,24 +39,24 @@ def util_linux() -> Outcome:
     """Find the programs of util-linux that crckpt needs."""
     lacking = [tool for tool in _NEEDED if shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is None]
     if lacking:
-        lost = "trees cannot be held, restored into a new pid namespace, or dumped from one"
-        return missing(f"not found: {', '.join(lacking)}", lost, "apt-get install util-linux")
-    return ok(f"{', '.join(_NEEDED)} are there")
+        lost = "crckpt cannot use PID namespaces; if it was installed without a C compiler, it cannot restore"
+        return missing(f"not installed: {', '.join(lacking)}", lost, "apt-get install util-linux")
+    return ok(f"{', '.join(_NEEDED)} are installed")
 
 
 def systemd() -> Outcome:
     """Check whether systemd runs this host. Source: sd_booted(3)."""
     if Path("/run/systemd/system").is_dir():
-        return ok("it runs this host")
-    return missing("it does not run this host", "services cannot be checkpointed and restored as units")
+        return ok("systemd runs this host")
+    return missing("systemd does not run here", "unit:NAME does not work; name a process by its PID")
 
 
 def ssh() -> Outcome:
     """Start the program that copies checkpoints to other hosts."""
     tool = shutil.which("ssh", path=run.ENVIRONMENT["PATH"])
-    lost = "trees cannot be moved to another host by crckpt"
+    lost = "none on crckpt; you cannot copy checkpoints to another host by ssh"
     if tool is None:
-        return missing("there is no ssh", lost, "apt-get install openssh-client")
+        return missing("ssh is not installed", lost, "apt-get install openssh-client")
     said = run.run([tool, "-V"], timeout=_PROGRAM_S)
     if not said.ok:
         return missing(f"{tool} does not start", lost, "apt-get install --reinstall openssh-client")

@@ -39,7 +39,11 @@ def hang() -> int:
 
 @pytest.mark.parametrize(
     ("trial", "said"),
-    [(fails, "the trial failed: RuntimeError: on purpose"), (dies, "ended with -9"), (hangs, "no answer after 1 s")],
+    [
+        (fails, "the trial failed: RuntimeError: on purpose"),
+        (dies, "ended with signal 9"),
+        (hangs, "no answer after 1 s"),
+    ],
 )
 def test_a_probe_that_breaks_is_a_fact_by_itself(trial: Callable[[], Outcome], said: str) -> None:
     before = children(), descriptors()

@@ -19,13 +19,17 @@ AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 def test_the_store(tmp_path: Path) -> None:
     absent = directories.store(tmp_path / "a b/store")
     assert absent.state == "ok"
-    assert absent.found.startswith(f"{tmp_path}/a b/store is not there yet, the first dump makes it: ")
+    assert absent.found.startswith(f"{tmp_path}/a b/store does not exist yet; the first dump makes it: ")
     assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o755)
     assert directories.store(tmp_path).state == "ok"
     (tmp_path / "store.json").touch()
     assert directories.store(tmp_path) == Outcome(
-        "missing", f"{tmp_path} lets other users in", "nothing can be stored", f"chmod 700 {tmp_path}", safe=True
+        "missing",
+        f"{tmp_path} is open to other users (mode {tmp_path.stat().st_mode & 0o777:o})",
+        "nothing can be stored",
+        f"chmod 700 {tmp_path}",
+        safe=True,
     )
     assert directories.store(tmp_path / "store.json").state == "missing"
     assert not directories.store(tmp_path / "store.json").safe
@@ -68,7 +72,7 @@ def test_a_store_on_a_read_only_mount(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert f"{tmp_path} lies on a read-only mount" in done.stdout
+    assert f"{tmp_path} is on a read-only mount" in done.stdout
 
 
 @AS_ROOT
@@ -88,10 +92,10 @@ def test_a_store_where_nothing_can_be_made() -> None:
     for below in (Path("/proc"), Path(__file__)):
         outcome = directories.store(below / "store")
         assert outcome.state == "missing"
-        assert f"{below}/store is not there and cannot be made below {below}: " in outcome.found
+        assert f"{below}/store does not exist and cannot be made below {below}: " in outcome.found
 
 
 def test_the_staging_directory(tmp_path: Path) -> None:
-    assert directories.staging(None, tmp_path / "store").found.startswith("in the store, ")
+    assert directories.staging(None, tmp_path / "store").found.startswith("during a dump images are in the store: ")
     assert directories.staging(tmp_path, tmp_path).state == "ok"
     assert directories.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"
