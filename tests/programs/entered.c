@@ -54,12 +54,11 @@ static long waited(const char *in)
     }
     if (!strcmp(in, "epoll")) {
         struct epoll_event event;
-        return epoll_wait(epoll_create1(0), &event, 1, 5000) < 0 ? -errno : 0;
+        return epoll_wait(epoll_create1(0), &event, 1, 3000) < 0 ? -errno : 0;
     }
     sigset_t none;
-    struct timespec five = {5, 0};
     sigemptyset(&none);
-    return sigtimedwait(&none, NULL, &five) < 0 ? -errno : 0;
+    return sigtimedwait(&none, NULL, &seconds) < 0 ? -errno : 0;
 }
 
 /* Leaves the sequence only by being aborted: if the kernel forgets that it is in one, it stays for ever. */

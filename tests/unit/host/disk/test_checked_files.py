@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -132,15 +134,21 @@ def test_removal_follows_no_link(tmp_path: Path) -> None:
 
 def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
     """A path that no call can name, and more levels than descriptors or frames of Python."""
+    levels = sys.getrecursionlimit() + 100
     here = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(3000):
+    for _ in range(levels):
         os.mkdir("d" * 200, dir_fd=here)
         below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
-    remove_tree(tmp_path / ("d" * 200), "test")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, levels // 2), hard))
+    try:
+        remove_tree(tmp_path / ("d" * 200), "test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 
