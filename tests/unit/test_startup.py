@@ -7,9 +7,20 @@ import sys
 
 import pytest
 
+SLOW = {"cryptography", "numpy", "psutil", "ptrace", "rich", "zstandard"}
+
+
+def loaded_by(module: str, slow: set[str]) -> set[str]:
+    program = f"import {module}, sys; print(*({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
 
 @pytest.mark.parametrize("verb", ["dump.dump", "dump.checkpoint", "restore.restore", "list", "restore.rehearse"])
 def test_slow_modules_are_imported_only_where_used(verb: str) -> None:
-    said = f"import crckpt.ops.{verb}, sys; print(*{{'cryptography', 'numpy', 'rich', 'zstandard'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert loaded_by(f"crckpt.ops.{verb}", SLOW) == set()
+
+
+@pytest.mark.parametrize("verb", ["inspect.show", "verify", "gc", "tag", "dump.pre_dump", "doctor"])
+def test_what_shows_or_checks_needs_no_ptrace(verb: str) -> None:
+    assert loaded_by(f"crckpt.ops.{verb}", {"ptrace"}) == set()

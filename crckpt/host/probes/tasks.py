@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crckpt.host.probes.child import fork, kill_child, wait_for_status
 from crckpt.host.probes.outcome import Outcome, limited, missing, ok
-from crckpt.host.syscalls import clone, prctl, ptrace
+from crckpt.host.syscalls import clone, prctl, ptrace_requests
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _ADVANCE_S = 100_000
@@ -96,7 +96,7 @@ def seccomp_suspension() -> Outcome:
 
     child = fork(forbid_itself_to_end)
     try:
-        ptrace.seize(child, ptrace.SUSPEND_SECCOMP)
+        ptrace_requests.seize(child, ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
         kill_child(child)
         return missing(
@@ -137,7 +137,7 @@ def _wait() -> int:
 
 def _errno_of_seizing(pid: int) -> int:
     try:
-        ptrace.seize(pid)
+        ptrace_requests.seize(pid)
     except OSError as error:
         return error.errno or errno.EPERM
     return 0

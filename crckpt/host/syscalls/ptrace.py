@@ -2,16 +2,15 @@
 
 No byte of the program is changed: the thread executes a `syscall` instruction of its vdso. Then its registers are
 restored, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
-Only a process that does nothing else may do this (`crckpt.host.process.take_userfaultfd`): if it dies, the kernel
-releases the threads that it has seized.
+Only a process that does nothing else may do this (`crckpt.host.process.userfaultfd_taker`): if it dies, the kernel
+releases the threads that it has seized. python-ptrace lacks SEIZE, INTERRUPT, the signal mask and the state of a stop:
+they are ours (`ptrace_requests`).
 
 Sources: ptrace(2); linux/ptrace.h; kernel/seccomp.c.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import signal
 import struct
@@ -26,24 +25,11 @@ from crckpt.host import proc
 from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
-from crckpt.host.syscalls.libc import LIBC, check
-from crckpt.host.syscalls.registers import GETREGS, SETREGS, ThreadRegisters, is_supported
+from crckpt.host.syscalls import ptrace_requests, python_ptrace
+from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import restarting_result
 
-_CONT: Final = 7
-_DETACH: Final = 17
-_SYSCALL: Final = 24
-_SETOPTIONS: Final = 0x4200
-_SEIZE: Final = 0x4206
-_INTERRUPT: Final = 0x4207
-_GETSIGMASK: Final = 0x420A
-_SETSIGMASK: Final = 0x420B
-_GET_SYSCALL_INFO: Final = 0x420E
-_GET_RSEQ: Final = 0x420F
-_GET_DISPATCH: Final = 0x4211
-
 _TRACESYSGOOD: Final = 1
-SUSPEND_SECCOMP: Final = 1 << 21
 _EVENT_STOP: Final = 128
 _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
@@ -81,9 +67,9 @@ class StoppedThread:
         Raises Refused, and makes no call, if the thread gets no CPU time for `within_s` seconds, or if another thread
         has changed the instruction.
         """
-        registers = ThreadRegisters.from_buffer_copy(self._found)
+        registers = self._found.copy()
         registers.set_call(self._instruction, number, arguments)
-        _ask(SETREGS, self.tid, registers)
+        registers.write(self.tid)
         try:
             # If its code was changed it may enter any call: so there is always a limit.
             self._go_on_to_system_call(within_s or _ENTERS_WITHIN_S)
@@ -91,20 +77,19 @@ class StoppedThread:
             self._leave_out_system_call(registers)
             raise _not_running_error(self._pid) from None
         if not self._is_entering(number, arguments):
-            _ask(SETREGS, self.tid, registers)
+            registers.write(self.tid)
             raise Refused(f"PID {self._pid} has changed the code of its vdso")
         # Only now: no other call than ours may pass the program's filters.
         with _filters_suspended(self._pid, self.tid):
             # In the kernel it waits for nobody.
             self._go_on_to_system_call(None)
-        _ask(GETREGS, self.tid, registers)
-        return registers.result
+        return ThreadRegisters.read(self.tid).result
 
     def _is_entering(self, number: int, arguments: tuple[int, ...]) -> bool:
         """Whether it is about to make this call, by the instruction that we have chosen."""
-        info = ctypes.create_string_buffer(_SYSCALL_INFO.size)
+        info = bytes(_SYSCALL_INFO.size)
         with suppress(OSError):  # a kernel before 5.3 has no such request
-            _ask(_GET_SYSCALL_INFO, self.tid, info, len(info))
+            info = ptrace_requests.get_system_call_info(self.tid)
         kind, architecture, address, _, entered, *given = _SYSCALL_INFO.unpack_from(info)
         convention = self._found.convention
         widest = convention.widest
@@ -133,28 +118,23 @@ class StoppedThread:
         """Let it run until it enters its next call, or returns from one. Raises TimeoutError: then it still runs."""
         delivered = 0
         while delivered != _AT_SYSTEM_CALL:
-            _ask(_SYSCALL, self.tid, delivered)
+            python_ptrace.continue_to_system_call(self.tid, delivered)
             event, stop = _next_stop(self._pid, self.tid, within_s)
             # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
             delivered = 0 if event else stop
 
     def _leave_out_system_call(self, registers: ThreadRegisters) -> None:
         """Stop it before the call, or where it enters the call, which then does nothing."""
-        _ask(_INTERRUPT, self.tid)
+        ptrace_requests.interrupt(self.tid)
         while True:
             event, stop = _next_stop(self._pid, self.tid, None)
             if event == _EVENT_STOP:
                 return
             if stop == _AT_SYSTEM_CALL:
-                _ask(SETREGS, self.tid, registers)
+                registers.write(self.tid)
                 return
-            _ask(_INTERRUPT, self.tid)
-            _ask(_CONT, self.tid, stop)
-
-
-def seize(pid: int, options: int = 0) -> None:
-    """Trace a process without stopping it, until we end. Raises OSError."""
-    _ask(_SEIZE, pid, options)
+            ptrace_requests.interrupt(self.tid)
+            python_ptrace.continue_thread(self.tid, stop)
 
 
 @contextmanager
@@ -178,24 +158,22 @@ def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stoppe
 
 @contextmanager
 def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
-    found, mask = ThreadRegisters(), ctypes.c_uint64()
-    _ask(GETREGS, tid, found)
-    _ask(_GETSIGMASK, tid, mask, ctypes.sizeof(mask))
+    found, mask = ThreadRegisters.read(tid), ptrace_requests.get_signal_mask(tid)
     _refuse_own_dispatch(pid, tid)
     _leave_restartable_sequence(pid, tid, found)
     _let_call_go_on(tid, found)
     try:
-        _ask(_SETSIGMASK, tid, ctypes.c_uint64(_EVERY_SIGNAL), ctypes.sizeof(mask))
+        ptrace_requests.set_signal_mask(tid, _EVERY_SIGNAL)
         yield found
     finally:
         # The kernel restarts an interrupted call only from a trap. Without a limit: it must not run on with our
         # registers, however long it takes until it gets CPU time.
-        _ask(_INTERRUPT, tid)
-        _ask(_CONT, tid)
+        ptrace_requests.interrupt(tid)
+        python_ptrace.continue_thread(tid)
         _trap(pid, tid, None)
-        _ask(SETREGS, tid, found)
-        _ask(_SETSIGMASK, tid, mask, ctypes.sizeof(mask))
-        _ask(_DETACH, tid)
+        found.write(tid)
+        ptrace_requests.set_signal_mask(tid, mask)
+        python_ptrace.detach(tid)
 
 
 def _find_thread(pid: int) -> int:
@@ -224,7 +202,7 @@ def _state(pid: int, tid: int) -> str:
 def _seize(pid: int, tid: int) -> None:
     try:
         # Not with its filters suspended: it runs for some microseconds more, and could make any call.
-        seize(tid, _TRACESYSGOOD)
+        ptrace_requests.seize(tid, _TRACESYSGOOD)
     except ProcessLookupError:
         raise Refused(f"PID {pid} has ended") from None
     except OSError as error:
@@ -241,22 +219,21 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     The thread enters a call, and its filters have not run yet. Raises Refused, and lets it skip the call.
     """
     try:
-        _ask(_SETOPTIONS, tid, _TRACESYSGOOD | SUSPEND_SECCOMP)
+        python_ptrace.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
-        registers = ThreadRegisters()
-        _ask(GETREGS, tid, registers)
+        registers = ThreadRegisters.read(tid)
         registers.forget_call()
-        _ask(SETREGS, tid, registers)
+        registers.write(tid)
         raise Refused(
             f"PID {pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ) from None
     yield
-    _ask(_SETOPTIONS, tid, _TRACESYSGOOD)
+    python_ptrace.set_options(tid, _TRACESYSGOOD)
 
 
 def _stop(pid: int, tid: int) -> None:
-    _ask(_INTERRUPT, tid)
+    ptrace_requests.interrupt(tid)
     try:
         _trap(pid, tid, STOPS_WITHIN_S)
     except TimeoutError:
@@ -273,8 +250,8 @@ def _trap(pid: int, tid: int, within_s: float | None) -> None:
         if event == _EVENT_STOP:
             return
         # The kernel may have merged the request with this stop: repeat it.
-        _ask(_INTERRUPT, tid)
-        _ask(_CONT, tid, 0 if stop == _AT_SYSTEM_CALL else stop)
+        ptrace_requests.interrupt(tid)
+        python_ptrace.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
 
 
 def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
@@ -309,9 +286,10 @@ def _find_instruction(pid: int, wanted: bytes) -> int:
 
 def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:
     """Abort a restartable sequence, as the kernel does: it would see our registers. Source: kernel/rseq.c."""
-    info = ctypes.create_string_buffer(24)
-    with suppress(OSError):  # a kernel before 5.13 has no such request, and cannot track either
-        _ask(_GET_RSEQ, tid, info, len(info))
+    try:
+        info = ptrace_requests.get_rseq(tid)
+    except OSError:  # a kernel before 5.13 has no such request, and cannot track either
+        return
     (area,) = struct.unpack_from("<Q", info)
     if not area:
         return
@@ -349,19 +327,18 @@ def _refuse_other_process(pid: int, tid: int, start: int) -> None:
     # A process that we trace keeps its PID.
     process = proc.read_process(pid) if start else None
     if process is not None and process.start != start:
-        _ask(_DETACH, tid)
+        python_ptrace.detach(tid)
         raise Refused(f"PID {pid} has ended, and another process now has its number")
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:
     """Refuse a program that catches its own system calls, as Wine does: it would catch ours."""
-    info = ctypes.create_string_buffer(32)
     try:
-        _ask(_GET_DISPATCH, tid, info, len(info))
+        info = ptrace_requests.get_dispatch(tid)
     except OSError:
         return
     if struct.unpack_from("<Q", info)[0]:
-        _ask(_DETACH, tid)
+        python_ptrace.detach(tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 
@@ -378,13 +355,3 @@ def _not_running_error(pid: int) -> Refused:
         f"PID {pid} does not get to run: its control group is frozen, or leaves it next to no CPU time",
         hint=f"see cgroup.freeze and cpu.max of its group, which is named in /proc/{pid}/cgroup",
     )
-
-
-def _ask(request: int, tid: int, data: object = 0, address: int = 0) -> None:
-    pointer = ctypes.c_void_p(data) if isinstance(data, int) else ctypes.byref(data)  # type: ignore[arg-type]
-    try:
-        check(LIBC.ptrace(request, tid, ctypes.c_void_p(address), pointer))
-    except OSError as error:
-        if error.errno == errno.EIO:
-            raise OSError(errno.EIO, "the kernel does not know this request") from None
-        raise

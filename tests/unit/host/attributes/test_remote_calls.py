@@ -129,7 +129,7 @@ def _helpers() -> list[int]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "crckpt.host.attributes.remote_calls" in child.cmdline():
+            if "crckpt.host.attributes.remote_caller" in child.cmdline():
                 found.append(child.pid)
     return found
 

@@ -1,0 +1,190 @@
+"""The helper process that makes system calls in threads of other processes.
+
+It is run as `python -m crckpt.host.attributes.remote_caller ORDERS ANSWERS`, both descriptors. In a restore's hold CRIU
+traces the root of a tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that
+thread, and seize it again afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from crckpt.errors import HostCannot
+from crckpt.host.attributes.landlock import has_landlock_domain
+from crckpt.host.attributes.remote_calls import (
+    LOCKED_AT_ONCE,
+    LOCKED_NOT,
+    LOCKED_WHEN_USED,
+    Order,
+    OrderResult,
+    read_all,
+)
+from crckpt.host.proc import status
+from crckpt.host.syscalls import prctl, ptrace
+
+# x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
+_PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
+_LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
+_PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
+
+_MCL_FUTURE, _MCL_ONFAULT = 2, 4
+_SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
+_KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
+_MADVISE, _MADVISE_32, _DONTNEED = 28, 219, 4
+_NODES: Final = 1024
+_MOST_ERRNO: Final = 4095
+
+
+def main(words: list[str]) -> int:
+    """Carry out the orders, and write a line with the result of each."""
+    said, answers = (int(word) for word in words)
+    for order in msgspec.json.decode(read_all(said), type=tuple[Order, ...]):
+        os.write(answers, msgspec.json.encode(_carry_out_one(order)) + b"\n")
+    return 0
+
+
+def _carry_out_one(order: Order) -> OrderResult:
+    try:
+        if order.does == "ask":
+            with ptrace.stopped(order.pid, start=order.start) as thread:
+                return OrderResult(dict(_read_attributes(thread, order.pid)))
+        with _without_tracer(order), ptrace.stopped(order.pid, order.tid) as thread:
+            return OrderResult(failed=tuple(_set(thread, order)))
+    except HostCannot as error:
+        return OrderResult(why=error.message)
+    except (OSError, ValueError) as error:
+        return OrderResult(why=f"crckpt cannot attach to PID {order.pid}: {error}")
+
+
+def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    number = _PRCTL_32 if thread.is_compat else _PRCTL
+    refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
+    if refuses > 0:
+        yield "no_written_code", (refuses,)
+    if locked := _locks_new_maps(thread, pid):
+        yield "lock_future", (locked,)
+    # The serial number of the keyring (the user's if the process has none), and the number of its keys.
+    keyctl = _KEYCTL_32 if thread.is_compat else _KEYCTL
+    keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
+    if keyring > 0:
+        yield "session_keyring", (keyring, max(0, thread.system_call(keyctl, _READ_KEYS, keyring, 0, 0, 0)) // 4)
+    if has_landlock_domain(pid, lambda other: thread.system_call(*_compare(thread, pid, other))):
+        yield "landlock", (1,)
+
+
+def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, ...]:
+    """kcmp(2) of the memory of two processes."""
+    return (349 if thread.is_compat else 312, pid, other, 1, 0, 0)
+
+
+def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
+    """Find out by mapping a page whether new maps are locked: no call reports it.
+
+    The kernel refuses a page that may not be locked with EAGAIN, and does not discard a locked one (MADV_DONTNEED).
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    made = thread.system_call(
+        _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
+    )
+    if -_MOST_ERRNO <= made < 0:
+        return LOCKED_AT_ONCE if made == -errno.EAGAIN else LOCKED_NOT
+    try:
+        if thread.system_call(_MADVISE_32 if thread.is_compat else _MADVISE, made, mmap.PAGESIZE, _DONTNEED) == 0:
+            return LOCKED_NOT
+        return LOCKED_AT_ONCE if _is_present(pid, made & 0xFFFFFFFF if thread.is_compat else made) else LOCKED_WHEN_USED
+    finally:
+        thread.system_call(_MUNMAP_32 if thread.is_compat else _MUNMAP, made, mmap.PAGESIZE)
+
+
+def _is_present(pid: int, address: int) -> bool:
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        return bool(int.from_bytes(file.read(8), "little") >> 63)
+
+
+def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]]:
+    """Set the values of an order; yield (name, why) of those that could not be set."""
+    for name, value in order.values:
+        answer = _set_one(thread, name, value)
+        if answer < 0:
+            yield name, os.strerror(-answer)
+
+
+def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
+    number = value[0] if value else 0
+    match name:
+        case "personality":
+            return thread.system_call(_PERSONALITY, number)
+        case "memory_errors" if number == prctl.MCE_KILL_DEFAULT:
+            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_CLEAR, 0, 0, 0)
+        case "memory_errors":
+            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_SET, number, 0, 0)
+        case "io_flusher":
+            return thread.system_call(_PRCTL, prctl.SET_IO_FLUSHER, number, 0, 0, 0)
+        case "memory_policy":
+            nodes = sum(1 << node for node in value[1:]).to_bytes(_NODES // 8, "little")
+            with thread.lent(nodes) as address:
+                return thread.system_call(_SET_MEMPOLICY, number, address if value[1:] else 0, _NODES)
+        case "memory_merge":
+            return thread.system_call(_PRCTL, prctl.SET_MEMORY_MERGE, number, 0, 0, 0)
+        case "lock_future":
+            return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
+        case "no_written_code":
+            return thread.system_call(_PRCTL, prctl.SET_MDWE, number, 0, 0, 0)
+        case "listener":
+            return _listen(thread, *value)
+    return -errno.ENOSYS
+
+
+def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
+    """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
+
+    In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
+    """
+    keep = -1
+    own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
+    found = thread.system_call(_SETRESGID, keep, group, keep)
+    if found == 0:
+        found = thread.system_call(_SETRESUID, keep, user, keep)
+        if found == 0:
+            found = thread.system_call(_LISTEN, descriptor, backlog)
+        back = thread.system_call(_SETRESUID, keep, own_user, keep)
+        found = min(found, back, thread.system_call(_SETRESGID, keep, own_group, keep))
+    return found
+
+
+@contextmanager
+def _without_tracer(order: Order) -> Iterator[None]:
+    """If the order says so, detach the thread's tracer from it, and stop the tracer, during the block."""
+    tracer = status.tracer(order.pid, order.tid)
+    if not tracer or not order.is_lent:
+        yield
+        return
+    with ptrace.stopped(tracer) as holder:
+        _raise_if_failed(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
+        # It stops at once: no signal can stop it otherwise.
+        _raise_if_failed(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
+        _raise_if_failed(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
+        try:
+            yield
+        finally:
+            _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
+
+
+def _raise_if_failed(answer: int) -> None:
+    if answer < 0:
+        raise OSError(-answer, f"its tracer does not hand it over: {os.strerror(-answer)}")
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""The helper process that takes a userfaultfd of other processes, or closes one of their descriptors.
+
+`python -m crckpt.host.process.userfaultfd_taker SOCKET PID:START[:DESCRIPTOR]...` enters each process from its own
+child. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the helper dies, the
+kernel releases the process. But during the call, which takes about a millisecond, a SIGKILL of the helper would end the
+process, too; the helper blocks other signals.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+
+from crckpt.errors import HostCannot
+from crckpt.host.proc.fd import read_target
+from crckpt.host.process.take_userfaultfd import TakeResult
+from crckpt.host.syscalls import ptrace
+from crckpt.host.syscalls.pidfd_getfd import borrow
+
+# userfaultfd, close: x86-64 and 32-bit
+_NUMBERS: Final = {False: (323, 3), True: (374, 6)}
+_USER_MODE_ONLY: Final = 1
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+
+
+def main(words: list[str]) -> int:
+    """Enter each process in turn, and send the result to the socket."""
+    _block_signals_and_oom()
+    with socket.socket(fileno=int(words[0])) as speaking:
+        for word in words[1:]:
+            pid, start, *descriptor = (int(part) for part in word.split(":"))
+            child = os.fork()
+            if child == 0:
+                _enter(pid, start, (*descriptor, -1)[0], speaking)
+            os.waitpid(child, 0)
+    return 0
+
+
+def _block_signals_and_oom() -> None:
+    """Block signals, and be spared when memory runs out: a thread may be in the middle of our call."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+
+
+def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoReturn:
+    try:
+        said, descriptors = TakeResult(pid, -1), []
+        try:
+            descriptors = [_make_in(pid, start)] if surplus < 0 else _close_in(pid, start, surplus)
+        except HostCannot as error:
+            said = TakeResult(pid, -1, error.message, error.hint)
+        except OSError as error:
+            said = TakeResult(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
+        socket.send_fds(speaking, [msgspec.json.encode(said)], descriptors)
+    finally:
+        os._exit(0)
+
+
+def _make_in(pid: int, start: int = 0) -> int:
+    with ptrace.stopped(pid, start=start) as thread:
+        make, close = _NUMBERS[thread.is_compat]
+        theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
+        if theirs < 0:
+            raise _refusal(pid, -theirs)
+        try:
+            ours = borrow(pid, theirs)
+        finally:
+            # CRIU refuses a program that has one. Another thread may have put another file in its place (dup2): check
+            # this right before closing.
+            if _is_userfaultfd(thread.tid, theirs):
+                thread.system_call(close, theirs)
+    if not _is_userfaultfd(os.getpid(), ours):
+        raise HostCannot(f"PID {pid}: another thread has taken the number of our descriptor there", hint="try again")
+    return ours
+
+
+def _is_userfaultfd(tid: int, descriptor: int) -> bool:
+    """Whether a descriptor is one, in the table of this thread: it may have its own table."""
+    with suppress(OSError):
+        return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
+    return False
+
+
+def _close_in(pid: int, start: int, surplus: int) -> list[int]:
+    with ptrace.stopped(pid, start=start) as thread:
+        if _is_userfaultfd(thread.tid, surplus):
+            thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
+    return []
+
+
+def _refusal(pid: int, number: int) -> HostCannot:
+    if number == errno.EMFILE:
+        return HostCannot(
+            f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)", hint=f"prlimit --pid {pid} --nofile=N: raise it"
+        )
+    return HostCannot(f"userfaultfd is refused to PID {pid}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,29 @@
+"""python-ptrace is used without what surprises: programs that it runs, exceptions of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from crckpt.host.syscalls import python_ptrace
+
+
+def test_importing_it_starts_no_program() -> None:
+    program = (
+        "import sys; started = []\n"
+        "sys.addaudithook(lambda event, words: started.append(event) if event in "
+        "('subprocess.Popen', 'os.system', 'os.posix_spawn', 'os.fork') else None)\n"
+        "import crckpt.host.syscalls.python_ptrace; print(started)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("request_", [python_ptrace.get_registers, python_ptrace.detach, python_ptrace.continue_thread])
+def test_a_process_that_is_not_traced_raises_an_os_error(request_: object) -> None:
+    assert callable(request_)
+    with pytest.raises(ProcessLookupError):
+        request_(os.getppid())
