@@ -13,7 +13,7 @@ from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
 from crckpt.ops.inspect.diff import diff as perform
-from crckpt.ops.inspect.page_changes import MapChange, PageCounts
+from crckpt.ops.inspect.page_changes import MapChange, PageChanges
 
 _COUNTS = ("changed", "new", "gone")
 
@@ -87,7 +87,7 @@ def _row(change: MapChange) -> tuple[str, ...]:
     return (where, change.permissions, *numbers, change.state and f"{change.state} map", change.map)
 
 
-def _counts(pages: PageCounts) -> str:
+def _counts(pages: PageChanges) -> str:
     counts = ((pages.changed, "changed"), (pages.new, "new"), (pages.gone, "gone"))
     return ", ".join(f"{what} {_pages(number)}" for number, what in counts if number)
 

@@ -13,7 +13,7 @@ from crckpt.cli.format import align, short_id
 from crckpt.cli.output import Output, emit
 from crckpt.ops.trackers import Trackers
 from crckpt.ops.trackers import trackers as perform
-from crckpt.tracking.base import Base, RoundBase
+from crckpt.tracking.dump_basis import Base, RoundBase
 
 
 def trackers(

@@ -12,7 +12,7 @@ from crckpt.images.framing import read_messages, read_single
 _CLOSE_ON_EXEC: Final = 1
 
 
-class Descriptor(Struct, frozen=True):
+class ImageDescriptor(Struct, frozen=True):
     """Descriptor `fd` is the open file `file_id` of `files.img`."""
 
     fd: int
@@ -28,11 +28,11 @@ class Directories(Struct, frozen=True):
     umask: int | None
 
 
-def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[Descriptor, ...]:
+def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[ImageDescriptor, ...]:
     """Decode a descriptor table, sorted by number. Raises IntegrityError if the image is damaged."""
     messages = read_messages(data, name, magics.FDINFO)
     table = (
-        Descriptor(message.required(4), message.required(1), bool(message.uint(2) & _CLOSE_ON_EXEC))
+        ImageDescriptor(message.required(4), message.required(1), bool(message.uint(2) & _CLOSE_ON_EXEC))
         for message in messages
     )
     return tuple(sorted(table, key=lambda descriptor: descriptor.fd))

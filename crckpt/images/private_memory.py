@@ -26,7 +26,7 @@ from crckpt.images.mm import (
     Vma,
 )
 from crckpt.images.pagemap import cut_runs
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pa
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
 
 
-def _ranges_of(process: Process, inherited: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
+def _ranges_of(process: ImageProcess, inherited: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
     assert process.memory is not None
     written_by_kernel = sorted(_rseq_pages(process))
     for vma in process.memory.vmas:
@@ -103,7 +103,7 @@ def _is_ordinary(vma: Vma) -> bool:
     return vma.status in _STATUS and vma.flags & _FLAGS == MAP_PRIVATE and vma.prot == PROT_READ | PROT_WRITE
 
 
-def _rseq_pages(process: Process) -> set[int]:
+def _rseq_pages(process: ImageProcess) -> set[int]:
     """Return the pages of rseq areas, to which the kernel writes as soon as CRIU has registered them.
 
     If crckpt wrote the saved content there, the kernel would not correct it. Source: criu/pie/restorer.c, restore_rseq.

@@ -51,7 +51,7 @@ class OpenDescriptor(Struct, frozen=True):
     close_on_exec: bool
 
 
-class Process(Struct, frozen=True):
+class ImageProcess(Struct, frozen=True):
     """One process. A zombie has one thread and nothing open or mapped: `memory`, `exe`, `cwd`, `root`, `ids` are None.
 
     `mapped` has each file once, in the order of addresses. PIDs are those of the process's own PID namespace.
@@ -93,13 +93,13 @@ class ImageTree(Struct, frozen=True):
     """
 
     inventory: Inventory
-    processes: tuple[Process, ...]
+    processes: tuple[ImageProcess, ...]
     files: tuple[OpenFile, ...]
     terminals: tuple[TerminalInfo, ...]
     locks: tuple[FileLock, ...] = ()
 
     @property
-    def root(self) -> Process:
+    def root(self) -> ImageProcess:
         """The process at the top."""
         return self.processes[0]
 
@@ -169,7 +169,7 @@ def _tree(images: _Images) -> ImageTree:
     return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
 
 
-def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[Process]:
+def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[ImageProcess]:
     """Read each process. Raises IntegrityError as soon as the tree is larger than any host could have."""
     tasks = descriptors = maps = 0
     for entry in read_pstree(images.bytes_of("pstree.img")):
@@ -255,17 +255,17 @@ def _name(files: dict[int, OpenFile], inodes: dict[int, tuple[str, int, int]], f
     return file
 
 
-def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -> Process:
+def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -> ImageProcess:
     leader = Thread(entry.pid, _core(images, entry.pid))
     if leader.core.state == ZOMBIE:
-        return Process(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
+        return ImageProcess(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
     if max(entry.threads, default=0) > LARGEST_PID:
         raise IntegrityError("pstree.img: a thread has an impossible id")
     others = tuple(Thread(tid, _core(images, tid)) for tid in entry.threads if tid != entry.pid)
     ids = read_ids(images.bytes_of(name := f"ids-{entry.pid}.img"), name)
     memory = read_mm(images.bytes_of(name := f"mm-{entry.pid}.img"), name)
     directories = _directories(images, entry.pid)
-    return Process(
+    return ImageProcess(
         pid=entry.pid,
         ppid=entry.ppid,
         pgid=entry.pgid,

@@ -1,4 +1,4 @@
-"""Handle packs in which there may be damage."""
+"""Forget the fingerprints of packs in which there may be damage."""
 
 from __future__ import annotations
 

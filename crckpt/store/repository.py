@@ -14,7 +14,6 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.description import Description, open_directory
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
 from crckpt.store.lock import TIMEOUT_S, StoreLock
@@ -22,6 +21,7 @@ from crckpt.store.names import ID, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.remove_checkpoints import remove_checkpoints
+from crckpt.store.store_json import Description, open_directory
 from crckpt.store.transaction import Transaction, transaction
 
 

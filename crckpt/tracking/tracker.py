@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.tracking import refusals
-from crckpt.tracking.base import Base, DumpBasis, WholeProcess
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.dump_basis import Base, DumpBasis, WholeProcess
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,6 @@ from crckpt.errors import IntegrityError, StoreLocked
 from crckpt.store.backend.directory import prepare_directory
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.description import new_description
 from crckpt.store.layout import (
     CHECKPOINTS,
     FINGERPRINT_KEY,
@@ -27,6 +26,7 @@ from crckpt.store.layout import (
     manifest_name,
     pack_name,
 )
+from crckpt.store.store_json import new_description
 
 ONE, TWO = "1" * 64, "2" * 64
 TAG = f"{TAGS}/job/good"

@@ -21,8 +21,8 @@ from crckpt.store import (
     verify,
 )
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.description import new_description, read_description
 from crckpt.store.layout import DESCRIPTION, FINGERPRINT_KEY, fingerprints_name, manifest_name, pack_name
+from crckpt.store.store_json import new_description, read_description
 
 FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
 SECOND = ImageSet({"pagemap-1.img": [area(5, *range(1, 380), *range(900, 950))]}, {"core-1.img": b"changed" * 99})

@@ -24,7 +24,7 @@ from places import TESTS
 
 from crckpt.images import core, memfd, other_files, pipes, sockets, tty
 from crckpt.images.core import read_core
-from crckpt.images.fdinfo import Descriptor, Directories, read_descriptors, read_directories
+from crckpt.images.fdinfo import Directories, ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
 from crckpt.images.ids import KernelIds, Namespaces, read_ids
@@ -296,9 +296,9 @@ def each(read: Callable[[Record], object]) -> Callable[[list[Record]], object]:
     return lambda records: tuple(map(read, records))
 
 
-def descriptor(record: Record) -> Descriptor:
+def descriptor(record: Record) -> ImageDescriptor:
     """Where it leads to."""
-    return made(Descriptor, record, "fd id", close_on_exec=bool(record["flags"] & FD_CLOEXEC))
+    return made(ImageDescriptor, record, "fd id", close_on_exec=bool(record["flags"] & FD_CLOEXEC))
 
 
 TYPES: Final = {1: "stream", 2: "datagram"}

@@ -31,7 +31,7 @@ from crckpt.host.proc import read_process
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
-from crckpt.tracking.base import RoundBase
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, find_session
 from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.uffd_wp import UffdWp

@@ -22,8 +22,8 @@ from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import refusals
-from crckpt.tracking.base import RoundBase
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.preload import library
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Tracker

@@ -23,8 +23,8 @@ from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
-from crckpt.tracking.base import DumpBasis, RoundBase
 from crckpt.tracking.choose_tracker import choose_tracker
+from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.tracker import Tracker
 from crckpt.tracking.uffd_wp import UffdWp
 

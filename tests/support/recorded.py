@@ -9,7 +9,7 @@ from image_sets import Area, ImageSet, page
 from places import TESTS
 
 from crckpt.images.pagemap import read_pagemap
-from crckpt.images.tree import ImageTree, Process, read_tree
+from crckpt.images.tree import ImageProcess, ImageTree, read_tree
 from crckpt.model import PAGE_SIZE
 
 TREE = TESTS / "data/images/tree"
@@ -39,6 +39,6 @@ def image_set(pages: Mapping[str, Mapping[int, bytes]]) -> ImageSet:
 PAGES = {name: _pages_of(name) for name in _MAPS}
 
 
-def process_of(tree: ImageTree, pid: int) -> Process:
+def process_of(tree: ImageTree, pid: int) -> ImageProcess:
     """The process of that PID."""
     return next(process for process in tree.processes if process.pid == pid)

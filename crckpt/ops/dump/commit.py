@@ -12,7 +12,7 @@ from crckpt.images.inventory import read_inventory
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
 from crckpt.store import Checkpoint, NewCheckpoint, ingest
-from crckpt.tracking.base import CheckpointBase
+from crckpt.tracking.dump_basis import CheckpointBase
 
 
 def commit_checkpoint(

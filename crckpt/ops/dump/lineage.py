@@ -15,7 +15,7 @@ from crckpt.images.stats import DumpStats
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.store import Repository
-from crckpt.tracking.base import Base, DumpBasis, RoundBase
+from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
 from crckpt.tracking.keeper.client import ENDED, KeeperSession, find_session, open_session, was_killed
 from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.preload.library import identity

@@ -16,7 +16,7 @@ from crckpt.host.disk.files import make_private_directory, remove_tree, write_un
 from crckpt.images.pagemap import PARENT, is_pagemap, is_parent_image, read_pagemap, write_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise_base
-from crckpt.tracking.base import CheckpointBase, RoundBase
+from crckpt.tracking.dump_basis import CheckpointBase, RoundBase
 
 _CHECKPOINT: Final = "base-"
 _ROUND: Final = "maps-"

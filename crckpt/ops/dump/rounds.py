@@ -28,8 +28,8 @@ from crckpt.ops.dump.parent_images import write_page_maps
 from crckpt.ops.dump.result import RoundResult
 from crckpt.ops.failures import preflight_refusal
 from crckpt.store import STAGING, Repository, handed_over
-from crckpt.tracking.base import RoundBase
 from crckpt.tracking.choose_tracker import count_untracked
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KeeperSession
 from crckpt.tracking.uffd_wp import UffdWp
 

@@ -25,7 +25,7 @@ from crckpt.host.disk.files import (
 )
 from crckpt.images.mm import GUARD
 from crckpt.images.registers import Registers, read_registers
-from crckpt.images.tree import ImageTree, Process, Thread
+from crckpt.images.tree import ImageProcess, ImageTree, Thread
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import full_disk_reported
@@ -105,7 +105,7 @@ def segments_of(region: Region) -> Iterator[Segment]:
         at = end
 
 
-def _choose_process(tree: ImageTree, pid: int | None) -> Process:
+def _choose_process(tree: ImageTree, pid: int | None) -> ImageProcess:
     if pid is None:
         process = tree.root
     else:
@@ -136,7 +136,7 @@ def _check_target(output: Path, *, force: bool) -> Path:
     return target
 
 
-def _read_registers(process: Process, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
+def _read_registers(process: ImageProcess, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
     names = (f"core-{thread.tid}.img" for thread in process.threads)
     registers = tuple(read_registers(read(name), name) for name in names)
     if not registers[0].is_native:
@@ -144,7 +144,7 @@ def _read_registers(process: Process, read: Callable[[str], bytes]) -> tuple[Reg
     return registers
 
 
-def _notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
+def _notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
     try:
         return b"".join(_make_notes(process, memory, registers))
     except struct.error as error:
@@ -153,7 +153,7 @@ def _notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -
         ) from error
 
 
-def _make_notes(process: Process, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
+def _make_notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
     """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
     for thread, values in zip(process.threads, registers, strict=True):
         yield _prstatus(process, thread, values)
@@ -165,13 +165,13 @@ def _make_notes(process: Process, memory: Memory, registers: tuple[Registers, ..
             yield elf_core.note(elf_core.NT_X86_XSTATE, state)
 
 
-def _prstatus(process: Process, thread: Thread, values: Registers) -> bytes:
+def _prstatus(process: ImageProcess, thread: Thread, values: Registers) -> bytes:
     ids = Ids(thread.tid, process.ppid, process.pgid, process.sid)
     content = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
     return elf_core.note(elf_core.NT_PRSTATUS, content)
 
 
-def _process_notes(process: Process, memory: Memory) -> Iterator[bytes]:
+def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
     space, owner = process.memory, process.core.credentials
     if space is None:
         return

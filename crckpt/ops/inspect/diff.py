@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import InetSocket, UnixSocket
-from crckpt.images.tree import OpenDescriptor, Process
+from crckpt.images.tree import ImageProcess, OpenDescriptor
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import (
     FileSection,
@@ -22,7 +22,7 @@ from crckpt.ops.inspect.descriptors import (
 )
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import MapChange, PageCounts, ProcessMemory, page_changes
+from crckpt.ops.inspect.page_changes import MapChange, PageChanges, ProcessMemory, page_changes
 from crckpt.store import Checkpoint, open_reader
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ProcessChange(Struct, frozen=True):
     opened: DescriptorChange
     closed: DescriptorChange
     maps: tuple[MapChange, ...]
-    pages: PageCounts
+    pages: PageChanges
 
 
 class CheckpointDiff(Struct, frozen=True):
@@ -76,7 +76,7 @@ class CheckpointDiff(Struct, frozen=True):
     come: tuple[UnmatchedProcess, ...]
     gone: tuple[UnmatchedProcess, ...]
     changed: tuple[ProcessChange, ...]
-    pages: PageCounts
+    pages: PageChanges
 
 
 def diff(context: Context, first: str, second: str) -> CheckpointDiff:
@@ -108,11 +108,11 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
         come=come,
         gone=gone,
         changed=tuple(changed),
-        pages=sum((change.pages for change in changed), PageCounts()),
+        pages=sum((change.pages for change in changed), PageChanges()),
     )
 
 
-def _is_same(old: Process, new: Process) -> bool:
+def _is_same(old: ImageProcess, new: ImageProcess) -> bool:
     """Whether a PID names the same process, running the same program, in both checkpoints."""
     # The images have no start times, and a restore changes them. But the kernel draws new addresses for a program at
     # each start, and a restore keeps them.
@@ -124,12 +124,12 @@ def _is_same(old: Process, new: Process) -> bool:
     return one == other
 
 
-def _describe_unmatched(reading: Reader, process: Process) -> UnmatchedProcess:
+def _describe_unmatched(reading: Reader, process: ImageProcess) -> UnmatchedProcess:
     return UnmatchedProcess(process.pid, process.comm, sum(region.pages for region in Memory(reading, process).regions))
 
 
 def _change(
-    old: Process, new: Process, files: tuple[OpenFiles, OpenFiles], maps: tuple[MapChange, ...]
+    old: ImageProcess, new: ImageProcess, files: tuple[OpenFiles, OpenFiles], maps: tuple[MapChange, ...]
 ) -> ProcessChange | None:
     """Compare the two states of a process; None if nothing differs."""
     threads = [{thread.tid for thread in process.threads} for process in (old, new)]
@@ -143,18 +143,18 @@ def _change(
         opened=_only(new, old, files[1]),
         closed=_only(old, new, files[0]),
         maps=maps,
-        pages=sum((row.pages for row in maps), PageCounts()),
+        pages=sum((row.pages for row in maps), PageChanges()),
     )
     differs = change.before != change.after or change.threads_come or change.threads_gone or maps
     descriptors = (*change.opened.files, *change.opened.sockets, *change.closed.files, *change.closed.sockets)
     return change if differs or descriptors else None
 
 
-def _facts(process: Process) -> ProcessFacts:
+def _facts(process: ImageProcess) -> ProcessFacts:
     return ProcessFacts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
 
 
-def _only(process: Process, other: Process, files: OpenFiles) -> DescriptorChange:
+def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> DescriptorChange:
     """The descriptors that `process` has and `other` lacks."""
     if process.descriptors == other.descriptors:
         return DescriptorChange()

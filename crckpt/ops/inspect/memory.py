@@ -26,7 +26,7 @@ from crckpt.images.mm import (
     VVAR,
     Vma,
 )
-from crckpt.images.tree import Process
+from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, extent_ends
 from crckpt.store.format.index import PAGES, StoredFile
@@ -94,7 +94,7 @@ class Region(Struct, frozen=True):
 class Memory:
     """The memory of one process of a checkpoint. Every method raises IntegrityError if it is damaged."""
 
-    def __init__(self, reading: Reader, process: Process) -> None:
+    def __init__(self, reading: Reader, process: ImageProcess) -> None:
         """Read nothing but the index. A zombie has no regions."""
         self.regions = _regions(reading.files, process)
         self._reading = reading
@@ -179,7 +179,7 @@ def add_addresses(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> 
             offset, left = offset + taken, left[taken:]
 
 
-def _regions(files: Iterable[StoredFile], process: Process) -> tuple[Region, ...]:
+def _regions(files: Iterable[StoredFile], process: ImageProcess) -> tuple[Region, ...]:
     if process.memory is None:
         return ()
     mapped = {file.id: file for file in process.mapped}

@@ -21,16 +21,16 @@ from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask, Positions, 
 _PackNumbers: TypeAlias = npt.NDArray[np.uint32]
 
 
-class PageCounts(Struct, frozen=True):
+class PageChanges(Struct, frozen=True):
     """Numbers of pages: `changed` in both and different, `new` only in the second, `gone` only in the first."""
 
     changed: int = 0
     new: int = 0
     gone: int = 0
 
-    def __add__(self, other: PageCounts) -> PageCounts:
+    def __add__(self, other: PageChanges) -> PageChanges:
         """Add the numbers."""
-        return PageCounts(self.changed + other.changed, self.new + other.new, self.gone + other.gone)
+        return PageChanges(self.changed + other.changed, self.new + other.new, self.gone + other.gone)
 
     def __bool__(self) -> bool:
         """Whether any page differs."""
@@ -48,7 +48,7 @@ class MapChange(Struct, frozen=True):
     permissions: str
     map: str
     state: str
-    pages: PageCounts
+    pages: PageChanges
 
 
 class ProcessMemory(Struct, frozen=True):
@@ -86,7 +86,7 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     states = ["" if right in kept else "new" for right in range(len(new))]
     states += ["" if left in heirs else "gone" for left in range(len(old))]
     changes = (
-        _change(region, state, PageCounts(*row))
+        _change(region, state, PageChanges(*row))
         for region, state, row in zip((*new, *old), states, counts.tolist(), strict=True)
         if state or any(row)
     )
@@ -121,7 +121,7 @@ def _identity(region: Region) -> tuple[str, str, bool, int]:
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
 
-def _change(region: Region, state: str, pages: PageCounts) -> MapChange:
+def _change(region: Region, state: str, pages: PageChanges) -> MapChange:
     return MapChange(region.vma.start, region.vma.end, region.permissions, region.label, state, pages)
 
 

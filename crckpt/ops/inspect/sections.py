@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import FileSection, Holder, SocketSection, file_section, open_files, socket_section
@@ -110,7 +110,7 @@ def sections(
             )
 
 
-def _process(process: Process) -> ProcessSection:
+def _process(process: ImageProcess) -> ProcessSection:
     credentials = process.core.credentials
     return ProcessSection(
         pid=process.pid,

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from crckpt.criu.command import option_words
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import is_socket
 from crckpt.ops.inspect.images import read_image_tree
@@ -72,7 +72,7 @@ def show(context: Context, ref: str) -> CheckpointDetail:
     )
 
 
-def _process(process: Process, known: dict[str, Any], memory: dict[str, int]) -> ProcessDetail:
+def _process(process: ImageProcess, known: dict[str, Any], memory: dict[str, int]) -> ProcessDetail:
     return ProcessDetail(
         pid=process.pid,
         ppid=process.ppid,

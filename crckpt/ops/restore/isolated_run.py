@@ -35,7 +35,7 @@ from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
-from crckpt.ops.restore.outside import Outside, inherited_ends
+from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.rehearsal import needed_addresses
@@ -155,7 +155,7 @@ def _run_criu(
     work = isolated.work
     with (
         holds_at(work / "hold", "post-restore") as (hold,),
-        inherited_ends(Outside(isolated.verdict.outside_pipes, contents=isolated.pipes), None) as ends,
+        inherited_ends(OutsideEnds(isolated.verdict.outside_pipes, contents=isolated.pipes), None) as ends,
     ):
         # The other side is not there: a connection that were kept would send to nobody.
         options = replace(isolated.checkpoint.options, tcp="close" if isolated.tree.established else None)

@@ -17,7 +17,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.images import write_images
-from crckpt.ops.restore.outside import Outside, inherited_ends
+from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 
 
 class LaunchedCriu(Struct, frozen=True):
@@ -42,7 +42,7 @@ class LaunchedCriu(Struct, frozen=True):
 
 
 @contextmanager
-def launched_criu(attempt: RestoreAttempt, outside: Outside, tree: ImageTree | None) -> Iterator[LaunchedCriu]:
+def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree | None) -> Iterator[LaunchedCriu]:
     """Start CRIU. If the block ends before CRIU was followed, CRIU ends too.
 
     `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.images.core import ZOMBIE
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.ops.restore.images import ImageStreams
 
 
@@ -30,7 +30,7 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
         )
 
 
-def _living(tree: ImageTree) -> list[Process]:
+def _living(tree: ImageTree) -> list[ImageProcess]:
     # If the tree has its own PID namespace, we do not know the PIDs that its tasks have for us.
     return [] if tree.is_apart("pid") else [process for process in tree.processes if process.state != ZOMBIE]
 

@@ -25,7 +25,7 @@ from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.restore.files import needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
@@ -96,7 +96,7 @@ class _Check:
                         done.add((used.file.id, used.access))
                         yield from self._finding(process, used)
 
-    def _files_in_use(self, process: Process, pid: int) -> Iterator[_FileInUse]:
+    def _files_in_use(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         for opened in process.descriptors:
             # Of a named pipe the path is that of another file in the images.
             named = self._files.get(opened.file.file_id or -1) if isinstance(opened.file, Fifo) else opened.file
@@ -107,7 +107,7 @@ class _Check:
                 yield _FileInUse(f"/proc/{pid}/{name}", file, os.X_OK)
         yield from self._mapped_files(process, pid)
 
-    def _mapped_files(self, process: Process, pid: int) -> Iterator[_FileInUse]:
+    def _mapped_files(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
         if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
@@ -122,7 +122,7 @@ class _Check:
         path = needed_path(file)
         return self._paths(path) if path else Changers()
 
-    def _finding(self, process: Process, used: _FileInUse) -> Iterator[Finding]:
+    def _finding(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
         owner = process.core.credentials
         theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
         found = read_link_target(used.link)
@@ -144,7 +144,7 @@ class _Check:
             return False
         return found.owner == uid or self._known.has(found, writes=bool(used.access & os.W_OK))
 
-    def _refusals(self, process: Process, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
+    def _refusals(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
         try:
             who = find_refused_user(used.link, used.access, users, self._root)
         except OSError:
@@ -153,7 +153,7 @@ class _Check:
             yield _exchange_finding(process, used, who)
 
 
-def _exchange_finding(process: Process, used: _FileInUse, who: User) -> Finding:
+def _exchange_finding(process: ImageProcess, used: _FileInUse, who: User) -> Finding:
     found = read_link_target(used.link)
     names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
     return cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)

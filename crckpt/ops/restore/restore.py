@@ -36,7 +36,7 @@ from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
-from crckpt.ops.restore.outside import Outside, socket_outputs
+from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.survey import survey
@@ -119,7 +119,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         criu = None
         if not request.dry_run and not request.new_pid_namespace:
             # CRIU starts slowly: check everything while it does.
-            criu = early.enter_context(launched_criu(attempt, Outside(), None))
+            criu = early.enter_context(launched_criu(attempt, OutsideEnds(), None))
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
@@ -141,12 +141,12 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)
             return RestoreResult(checkpoint, verdict, command, attempt.criu)
-        outside = Outside(
+        outside = OutsideEnds(
             verdict.outside_pipes,
             request.terminal if verdict.needs_terminal else None,
             read_pipes(repository, checkpoint, verdict.two_way_pipes),
         )
-        if criu is None or outside != Outside() or tree.is_read_by_position or attributes.needs_session:
+        if criu is None or outside != OutsideEnds() or tree.is_read_by_position or attributes.needs_session:
             # CRIU must know at its start what it gets from outside, and whether its images are files.
             early.close()
             attributes.enter_session()

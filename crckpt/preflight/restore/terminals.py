@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -67,7 +67,7 @@ def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Fin
     yield from found.values()
 
 
-def _users(processes: Iterable[Process]) -> set[int]:
+def _users(processes: Iterable[ImageProcess]) -> set[int]:
     """Return the real and effective user ids of these processes."""
     threads = (thread for process in processes for thread in process.threads)
     known = (thread.core.credentials for thread in threads)

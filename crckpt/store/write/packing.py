@@ -55,10 +55,10 @@ Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Po
 """From the positions of pages in an object, and their numbers as known pages, to which of them and their contents."""
 
 
-class PageCounts(Struct, frozen=True):
-    """Pages of the image files and details: all, those that are zero, those that were known or new_pages before.
+class PackedPages(Struct, frozen=True):
+    """Numbers of pages of the image files and details: all, those that are zero, and those that were `shared`.
 
-    `left` are those of them that CRIU left to the parent.
+    A shared page was in the store, or is a second copy of a new one; `left` are those that CRIU left to the parent.
     """
 
     pages: int = 0
@@ -77,7 +77,7 @@ class PackedImages(Struct, frozen=True):
     uses: tuple[PackUse, ...]
     index: IndexPlace
     raw: int
-    counts: PageCounts
+    counts: PackedPages
     copied: int
 
 
@@ -144,7 +144,7 @@ class Packing:
 
     def __init__(self, known: KnownPages, new_pages: FingerprintTable, packs: NewPacks, key: bytes) -> None:
         """`new_pages` gets the fingerprints of the pages of `packs`; `key` is the key of the store's fingerprints."""
-        self.counts = PageCounts()
+        self.counts = PackedPages()
         self._known = known
         self._new_pages = new_pages
         self._packs = packs
@@ -211,7 +211,7 @@ class Packing:
         rest, before = filled[~is_known], self._packs.pages
         pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
         fresh = self._packs.pages - before
-        self.counts = PageCounts(
+        self.counts = PackedPages(
             self.counts.pages + total,
             self.counts.zero + total - len(filled),
             self.counts.shared + len(filled) - fresh,
@@ -241,11 +241,11 @@ def _packs_used(files: Iterable[StoredFile]) -> list[int]:
     return [int(pack) for pack in packs if pack != ZERO]
 
 
-def _add_inherited(counts: PageCounts, left: list[Extents]) -> PageCounts:
+def _add_inherited(counts: PackedPages, left: list[Extents]) -> PackedPages:
     """Add the pages that were left to the parent."""
     pages = sum(page_count(some) for some in left)
     zero = sum(page_count(some[some["pack"] == ZERO]) for some in left)
-    return PageCounts(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
+    return PackedPages(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
 
 
 def _known_pages_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:

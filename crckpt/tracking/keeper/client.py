@@ -14,7 +14,7 @@ from typing import Final
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
 from crckpt.host.process import run
-from crckpt.tracking.base import Base, DumpBasis
+from crckpt.tracking.dump_basis import Base, DumpBasis
 from crckpt.tracking.keeper.protocol import (
     Answer,
     Keeper,

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
-from crckpt.tracking.base import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
+from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 
 _PEER: Final = struct.Struct("iII")
 

@@ -28,8 +28,8 @@ from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.tracking.base import RoundBase
 from crckpt.tracking.choose_tracker import choose_tracker
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.protocol import (
     Answer,
     Keeper,

@@ -14,7 +14,7 @@ from crckpt.images import mm
 from crckpt.images.mm import Vma
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, cut_runs
 from crckpt.images.private_memory import MemoryRange, own_memory, range_edges
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
 
 START = 0x7F00_0000_0000
@@ -29,7 +29,7 @@ def alone(tree: ImageTree, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageT
     return replace(tree, processes=(process(tree, tree.root.pid, *vmas, rseq=rseq),))
 
 
-def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> Process:
+def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageProcess:
     """Make a process with this memory."""
     root = tree.root
     assert root.memory is not None

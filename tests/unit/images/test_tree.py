@@ -14,7 +14,7 @@ from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image, write_image
 from crckpt.images.pstree import read_pstree
 from crckpt.images.stats import read_dump_stats
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 
 WHERE = "/tmp/crckpt-images/run"
 
@@ -33,7 +33,7 @@ def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regfile.Regu
     return file
 
 
-def child(tree: ImageTree, state: str, *, own_session: bool = False) -> Process:
+def child(tree: ImageTree, state: str, *, own_session: bool = False) -> ImageProcess:
     """Return the root's child in this state."""
     (found,) = (
         process

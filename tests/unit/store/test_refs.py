@@ -14,8 +14,8 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
 from crckpt.store.backend.local import LocalBackend
-from crckpt.store.description import read_description
 from crckpt.store.refs import RefTargets, resolve
+from crckpt.store.store_json import read_description
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 IDS = tuple(CheckpointId(digits.ljust(64, "0")) for digits in ("abcd1", "abcd2", "beef", "1234"))

@@ -22,9 +22,9 @@ from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import uffd_wp
-from crckpt.tracking.base import DumpBasis, RoundBase
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Method, Tracker
 from crckpt.tracking.uffd_wp import UffdWp

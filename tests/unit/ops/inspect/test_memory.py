@@ -15,14 +15,14 @@ from image_sets import flip, opened, packs, store
 from crckpt.errors import IntegrityError
 from crckpt.images.memfd import MemFd
 from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import Checkpoint, Repository, open_reader
 
 
-def known(process: Process) -> Iterator[tuple[int, bytes | None]]:
+def known(process: ImageProcess) -> Iterator[tuple[int, bytes | None]]:
     """Each page of the address space in order, and its content; None if the images do not show it."""
     assert process.memory is not None
     files = {file.id: file for file in process.mapped}

@@ -11,11 +11,11 @@ from image_sets import described, opened, page, store
 from msgspec.structs import replace
 
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
-from crckpt.images.tree import Process
+from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import PageCounts, ProcessMemory, page_changes
+from crckpt.ops.inspect.page_changes import PageChanges, ProcessMemory, page_changes
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.index import StoredFile
 from crckpt.store.read.contents import contents_of
@@ -47,11 +47,11 @@ def _changed() -> dict[str, dict[int, bytes]]:
     return changed
 
 
-def _heap(process: Process) -> Vma:
+def _heap(process: ImageProcess) -> Vma:
     return next(vma for vma in _space(process).vmas if vma.status & HEAP)
 
 
-def _space(process: Process) -> AddressSpace:
+def _space(process: ImageProcess) -> AddressSpace:
     assert process.memory is not None
     return process.memory
 
@@ -77,7 +77,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkp
     return repository, before, after, apart
 
 
-def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple[dict[int, PageCounts], int]:
+def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple[dict[int, PageChanges], int]:
     """The changes by the start of each map, and how many pages were read."""
     with workers() as pool:
         sides = []
@@ -90,7 +90,7 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
     return {change.start: change.pages for change in changes}, sum(reading.asked for reading in watched) // PAGE_SIZE
 
 
-def _expected() -> dict[int, PageCounts]:
+def _expected() -> dict[int, PageChanges]:
     expected = {}
     changed = _changed()
     space = _space(recorded.process_of(recorded.RECORDED, PID))
@@ -99,7 +99,7 @@ def _expected() -> dict[int, PageCounts]:
         numbers = range(vma.start // PAGE_SIZE - first, vma.end // PAGE_SIZE - first)
         old, new = ({at: pages[name][at] for at in numbers if at in pages[name]} for pages in (recorded.PAGES, changed))
         differ = sum(old[at] != new[at] for at in old.keys() & new.keys())
-        counts = PageCounts(differ, len(new.keys() - old.keys()), len(old.keys() - new.keys()))
+        counts = PageChanges(differ, len(new.keys() - old.keys()), len(old.keys() - new.keys()))
         if counts:
             expected[vma.start] = counts
     return expected
@@ -110,7 +110,7 @@ def test_every_page_that_differs_is_counted(stored: tuple[Repository, Checkpoint
     found, read = _compared(repository, before, after)
     expected = _expected()
     assert found == expected
-    total = sum(expected.values(), PageCounts())
+    total = sum(expected.values(), PageChanges())
     assert min(total.changed, total.new, total.gone) > 50
     # Of each page that changed, both; of no other.
     assert 0 < read <= 2 * total.changed
@@ -153,10 +153,10 @@ def test_maps_that_are_gone_new_split_or_larger(
     of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))
     assert of_stack > 0
     assert [(change.start, change.state, change.pages) for change in there] == [
-        (heap.start, "", PageCounts(gone=10)),
-        (stack.start, "gone", PageCounts(gone=of_stack)),
+        (heap.start, "", PageChanges(gone=10)),
+        (stack.start, "gone", PageChanges(gone=of_stack)),
     ]
     assert [(change.start, change.state, change.pages) for change in back] == [
-        (heap.start, "", PageCounts(new=10)),
-        (stack.start, "new", PageCounts(new=of_stack)),
+        (heap.start, "", PageChanges(new=10)),
+        (stack.start, "new", PageChanges(new=of_stack)),
     ]

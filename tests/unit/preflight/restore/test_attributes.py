@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
-from crckpt.images.tree import ImageTree, Process
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.attribute_record import (
     ATTRIBUTES,
     AttributeRecord,
@@ -177,7 +177,7 @@ def test_a_later_process_must_have_a_confined_parent(
     assert [each.key for each in found.weaker] == (["unasked-lost"] if is_refused else [])
 
 
-def _with_core(process: Process, **changes: bool) -> Process:
+def _with_core(process: ImageProcess, **changes: bool) -> ImageProcess:
     first, *others = process.threads
     return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
 

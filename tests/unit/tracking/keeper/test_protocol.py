@@ -8,7 +8,7 @@ import pytest
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
-from crckpt.tracking.base import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
+from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 from crckpt.tracking.keeper.protocol import (
     Keeper,
     KeeperRequest,

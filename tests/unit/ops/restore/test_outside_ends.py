@@ -7,7 +7,7 @@ import os
 import pty
 import tty
 
-from crckpt.ops.restore.outside import Outside, inherited_ends
+from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
@@ -17,7 +17,7 @@ def test_our_terminal_can_only_be_written_to() -> None:
     try:
         tty.setraw(terminal)
         assert fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-        with inherited_ends(Outside((OutsidePipe(1, errors=False),)), terminal) as ends:
+        with inherited_ends(OutsideEnds((OutsidePipe(1, errors=False),)), terminal) as ends:
             (descriptor,) = ends.values()
             assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.write(descriptor, b"said")

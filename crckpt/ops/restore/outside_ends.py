@@ -14,7 +14,7 @@ from crckpt.images.pipes import PipeContent
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
-class Outside(Struct, frozen=True):
+class OutsideEnds(Struct, frozen=True):
     """What of the host a tree gets besides its files.
 
     `pipes` are those whose other end is not in the tree. `terminal` is our descriptor of the terminal that the tree
@@ -27,7 +27,7 @@ class Outside(Struct, frozen=True):
 
 
 @contextmanager
-def inherited_ends(outside: Outside, output: int | None) -> Iterator[dict[str, int]]:
+def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[str, int]]:
     """Give values for CRIU's --inherit-fd, each with our descriptor; they are closed with the block.
 
     A pipe to the outside becomes `output`, or /dev/null if that is None.
