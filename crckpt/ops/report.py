@@ -12,6 +12,7 @@ import tarfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from msgspec import Struct
 from crckpt.criu.explain import explain
 from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.checked_files import is_directory, open_checked
-from crckpt.host.disk.files import open_private, removed_on_failure
+from crckpt.host.disk.files import created, write
 from crckpt.host.disk.log_excerpt import read_stream_ends
 from crckpt.ops.context import Context
 from crckpt.ops.doctor import doctor
@@ -87,22 +88,22 @@ def report(context: Context, request: ReportRequest) -> Report:
     Raises NoSuchCheckpoint or UsageError if the ref or the log does not exist, UsageError if the file cannot be made.
     """
     # First of all, so that the user need not wait for the probes to learn that the file cannot be made.
-    descriptor = _create(request.output)
     full = full_disk_reported(request.output, "name another file: --output FILE")
-    with full, removed_on_failure(request.output, "report"), os.fdopen(descriptor, "wb") as file:
+    with full, ExitStack() as undo:
+        descriptor = _create(request.output, undo)
         found, failed = _collect(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
         hide = _hide_nothing if request.with_secrets else _hider(platform.node())
         contents = {name: _encode(hide(value)) for name, value in (("report.json", about), *found)}
-        file.write(_pack(contents))
-        size = file.tell()
+        packed = _pack(contents)
+        write(descriptor, packed, "report")
     members = tuple(Member(name, len(content)) for name, content in contents.items())
-    return Report(request.output, size, request.with_secrets, members, failed)
+    return Report(request.output, len(packed), request.with_secrets, members, failed)
 
 
-def _create(path: Path) -> int:
+def _create(path: Path, undo: ExitStack) -> int:
     try:
-        return open_private(path, "report")
+        return undo.enter_context(created(path, "report"))
     except FileExistsError:
         raise UsageError(f"{path} exists already", hint="name another file: --output FILE") from None
     except OSError as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk.checked_files import open_checked
+from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
@@ -235,6 +236,18 @@ def removed_on_failure(path: Path, what: str) -> Iterator[None]:
         with suppress(FileNotFoundError):
             remove(path, what)
         raise
+
+
+@contextmanager
+def created(path: Path, what: str) -> Iterator[int]:
+    """Create `path` for writing with mode 0600, and remove it if the block fails. Fails if it exists."""
+    with ExitStack() as undo:
+        # An interruption between the creation and the `try` that removes the file would leave it there.
+        with interrupts_deferred():
+            descriptor = open_private(path, what)
+            undo.enter_context(removed_on_failure(path, what))
+            undo.callback(os.close, descriptor)
+        yield descriptor
 
 
 def _make_private(path: Path, what: str) -> None:

@@ -6,6 +6,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,8 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.host.disk.files import (
-    open_private,
+    created,
     own_name,
-    removed_on_failure,
     rename,
     resize,
     sync,
@@ -191,18 +191,15 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
 def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
     """Write a temporary file next to the target, and rename it when it is complete and durable."""
     temporary = target.with_name(f".{target.name}.{own_name()}")
-    try:
-        descriptor = open_private(temporary, _WHAT)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another: --output FILE") from error
-    with removed_on_failure(temporary, _WHAT):
+    with ExitStack() as undo:
         try:
-            write_at(descriptor, layout.head, 0, _WHAT)
-            _write_memory(descriptor, segments, layout, memory, progress)
-            resize(descriptor, layout.size, _WHAT)
-            sync(descriptor, _WHAT)
-        finally:
-            os.close(descriptor)
+            descriptor = undo.enter_context(created(temporary, _WHAT))
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another: --output FILE") from error
+        write_at(descriptor, layout.head, 0, _WHAT)
+        _write_memory(descriptor, segments, layout, memory, progress)
+        resize(descriptor, layout.size, _WHAT)
+        sync(descriptor, _WHAT)
         rename(temporary, target, _WHAT)
     sync_directory(target.parent, _WHAT)
 

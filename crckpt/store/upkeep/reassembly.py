@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.files import open_private, removed_on_failure, sync, write
+from crckpt.host.disk.files import created, sync, write
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
@@ -24,17 +23,13 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
     """
     pack = _opened(digest, copies)
     table = pack.table.tobytes()
-    with removed_on_failure(into, "pack"):
-        descriptor = open_private(into, "pack")
-        try:
-            write(descriptor, MAGIC, "pack")
-            for frame in range(len(pack.table)):
-                write(descriptor, _whole_frame(pack, frame, copies), "pack")
-            end = pack.size - FOOTER.size - len(table)
-            write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
-            sync(descriptor, "pack")
-        finally:
-            os.close(descriptor)
+    with created(into, "pack") as descriptor:
+        write(descriptor, MAGIC, "pack")
+        for frame in range(len(pack.table)):
+            write(descriptor, _whole_frame(pack, frame, copies), "pack")
+        end = pack.size - FOOTER.size - len(table)
+        write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
+        sync(descriptor, "pack")
         written = open_pack(LocalBackend(into.parent), digest, into.name)
         for frame in range(len(written.table)):
             written.check(frame, written.read_stored(frame))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,29 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         files.write_durably(tmp_path / "directory", b"x", "test")
     assert names(tmp_path) == ["directory", "file"], "a failure must leave no temporary file"
+
+
+def test_an_interruption_just_after_the_creation_leaves_no_file(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from crckpt.errors import Interrupted
+from crckpt.host.disk.files import created
+from crckpt.host.process.signals import handle_interrupts
+
+handle_interrupts()
+# Python reports os.fchmod, the first call after the file is made.
+sys.addaudithook(lambda event, _: signal.raise_signal(signal.SIGTERM) if event == "os.chmod" else None)
+path = Path(sys.argv[1])
+try:
+    with created(path, "test"):
+        print("entered")
+except Interrupted:
+    print(path.exists())
+"""
+    argv = [sys.executable, "-c", code, str(tmp_path / "new")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_moving(tmp_path: Path) -> None:
