@@ -24,6 +24,7 @@ from crckpt.host.disk.files import (
     remove,
     remove_tree,
     rename,
+    status_of,
     sync_directory,
     write_durably,
     write_new,
@@ -247,8 +248,14 @@ class LocalBackend:
 def disk_usage(path: Path) -> int:
     """Return how many bytes a file, or all in a directory, takes on the disk; what links lead to does not count."""
     if not is_directory(path):
-        return path.lstat().st_blocks * _SECTOR
-    return sum((Path(top) / name).lstat().st_blocks * _SECTOR for top, _, names in os.walk(path) for name in names)
+        return _file_usage(path)
+    return sum(_file_usage(Path(top) / name) for top, _, names in os.walk(path) for name in names)
+
+
+def _file_usage(path: Path) -> int:
+    # A CRIU that has outlived a killed crckpt may remove it while gc looks.
+    found = status_of(str(path), follow=False)
+    return found.st_blocks * _SECTOR if found else 0
 
 
 def _directory_of(name: str) -> str:
