@@ -13,23 +13,24 @@ from trees import Tree, runs, wait_for
 
 ENDS_WITHIN_S: Final = 20.0
 
-Moment = Callable[[Path, Tree], bool]
-"""Whether it has come, for a store and the tree that is being dumped."""
+Moment = Callable[[Path, Tree, int], bool]
+"""Whether it has come, for a store, the tree that is being dumped, and crckpt's PID."""
 
 
 def _has(pattern: str) -> Moment:
-    return lambda store, _: any(store.glob(pattern))
+    # What an earlier crckpt, killed by a test, has left there does not count.
+    return lambda store, _, pid: any(store.glob(f"tmp/{pid}-*/{pattern}"))
 
 
 MOMENTS: Final[Mapping[str, Moment]] = {
-    "transaction": _has("tmp/*/images"),
-    "log": _has("tmp/*/dump.log"),
-    "frozen": lambda _, tree: traced(tree),
-    "images": _has("tmp/*/images/core-*.img"),
-    "pages": _has("tmp/*/images/pages-*.img"),
-    "inventory": _has("tmp/*/images/inventory.img"),
-    "packing": _has("tmp/*/pack-*"),
-    "manifest": _has("tmp/*/manifest.json"),
+    "transaction": _has("images"),
+    "log": _has("dump.log"),
+    "frozen": lambda _store, tree, _pid: traced(tree),
+    "images": _has("images/core-*.img"),
+    "pages": _has("images/pages-*.img"),
+    "inventory": _has("images/inventory.img"),
+    "packing": _has("pack-*"),
+    "manifest": _has("manifest.json"),
 }
 """In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
 
@@ -40,7 +41,7 @@ def reached(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]
     while dump.poll() is None:
         assert time.monotonic() < deadline, "neither the moment nor the end comes"
         try:
-            if moment(store, tree):
+            if moment(store, tree, dump.pid):
                 return True
         except (FileNotFoundError, ProcessLookupError):
             continue
