@@ -1,0 +1,79 @@
+"""Descriptors that CRIU does not save."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+from dump_plans import FILE, blocker_keys, planned, with_files
+from msgspec.structs import replace
+from observed import PLAIN
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.smaps import UnsavableMap
+
+
+def test_an_eventfd_that_counts_like_a_semaphore() -> None:
+    plain = replace(FILE, target="anon_inode:[eventfd]", info="eventfd-count: 3 eventfd-id: 1 eventfd-semaphore: 0\n")
+    assert planned(with_files(plain)).warnings == ()
+    (warning,) = planned(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings
+    assert warning.key == "eventfd-semaphore"
+    assert "fd 3 of PID 100" in warning.what
+
+
+def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Descriptor:
+    return Descriptor(100, 7, target, kind, 0, 1, os.O_RDWR, 0, "pos:\t0\n", os.makedev(major, minor))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        device("/dev/null", 1, 3),
+        device("/dev/kmsg", 1, 11),
+        device("/dev/tty", 5, 0),
+        device("/dev/console", 5, 1),
+        device("/dev/ptmx", 5, 2),
+        device("/dev/tty1", 4, 1),
+        device("/dev/pts/3", 136, 3),
+        device("/dev/ttyUSB0", 188, 0),
+        device("/dev/autofs", 10, 235),
+        device("/dev/nvidia0", 195, 0),
+        device("/dev/dri/renderD128", 226, 128),
+    ],
+    ids=lambda held: held.target,
+)
+def test_devices_that_criu_knows(held: Descriptor) -> None:
+    assert blocker_keys(replace(PLAIN, descriptors=(held,))) == []
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        device("/dev/kvm", 10, 232),
+        device("/dev/ttyS0", 4, 64),
+        device("/dev/tty0", 4, 0),
+        device("/dev/sda", 8, 0, stat.S_IFBLK),
+    ],
+    ids=lambda held: held.target,
+)
+def test_devices_that_criu_does_not_know(held: Descriptor) -> None:
+    assert blocker_keys(replace(PLAIN, descriptors=(held,))) == ["device"]
+
+
+def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
+    """CRIU saves network devices and System V memory only in another namespace than its own."""
+    held = replace(
+        PLAIN,
+        descriptors=(device("/dev/net/tun", 10, 200),),
+        unsavable_maps=(UnsavableMap(100, 0x1000, "/SYSV00000000 (deleted)", "sysv"),),
+    )
+    assert blocker_keys(held) == ["tun", "sysv-shm"]
+    elsewhere = (("pid", 1), ("mnt", 2), ("net", 33), ("ipc", 44), ("time", 8))
+    assert blocker_keys(replace(held, own_namespaces=elsewhere)) == []
+
+
+def test_a_namespace_of_the_tree_or_of_crckpt_is_known() -> None:
+    known, strange = (replace(device(f"net:[{inode}]", 0, 0, stat.S_IFREG), fd=inode) for inode in (3, 77))
+    assert blocker_keys(replace(PLAIN, descriptors=(known,))) == []
+    assert blocker_keys(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]

@@ -1,0 +1,78 @@
+"""Deleted files of a tree, which CRIU saves or links."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+from dump_plans import FILE, GONE, TWO_PROCESSES, keys, planned, with_files
+from msgspec.structs import replace
+
+from crckpt.host.proc import Descriptor
+from crckpt.model import MEBIBYTE, DumpOptions
+from crckpt.preflight.dump.files import deleted_bytes
+
+
+def test_bytes_of_deleted_files() -> None:
+    """Each file counts once. Mapped files in memory count as memory."""
+    taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
+    observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
+    assert deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
+    mapped = replace(observation, deleted_maps=((taken.target, 5, 0),))
+    assert deleted_bytes(mapped, lambda _: True) == MEBIBYTE
+    assert deleted_bytes(mapped, lambda _: False) == 2 * MEBIBYTE
+    assert deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
+
+
+def test_a_file_that_lost_one_of_its_names() -> None:
+    linked = replace(GONE, links=1)
+    found = planned(with_files(linked))
+    assert (found.options.link_remap, keys(found.warnings)) == (True, ["link-remap"])
+    assert "/srv/gone (deleted) (fd 3 of PID 100)" in found.warnings[0].what
+    stopping = planned(with_files(linked), stop=True)
+    assert (stopping.options.link_remap, stopping.warnings) == (True, ())
+    assert planned(replace(TWO_PROCESSES, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
+    assert not planned(with_files(GONE)).options.link_remap
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [
+        (0, 0),
+        (MEBIBYTE // 2 - 1, 0),
+        (MEBIBYTE // 2, MEBIBYTE),
+        (MEBIBYTE, 2 * MEBIBYTE),
+        (8 * MEBIBYTE, 11 * MEBIBYTE),
+        (5 << 30, (5 << 30) * 5 // 4 + MEBIBYTE),
+    ],
+)
+def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
+    preallocated = with_files(replace(GONE, size=size // 3, allocated=size))
+    for observation in (
+        with_files(replace(GONE, size=size)),
+        preallocated,
+        replace(TWO_PROCESSES, deleted_maps=(("/x (deleted)", size, 0),)),
+    ):
+        found = planned(observation)
+        assert found.options.ghost_limit == limit
+        assert limit == 0 or limit > size
+        assert [reason.option for reason in found.reasons] == ([f"--ghost-limit {limit}"] if limit else [])
+        assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(GONE, target="/memfd:big (deleted)", size=5 << 30),
+        replace(GONE, mode=stat.S_IFDIR, size=5 << 30),
+        replace(GONE, links=2, size=5 << 30),
+        replace(FILE, size=5 << 30),
+    ],
+)
+def test_files_that_are_no_ghosts(other: Descriptor) -> None:
+    assert planned(with_files(other)).options.ghost_limit == 0
+
+
+@pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
+def test_shared_memory_is_no_ghost(name: str) -> None:
+    assert planned(replace(TWO_PROCESSES, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()

@@ -1,0 +1,13 @@
+"""Memory that CRIU does not save."""
+
+from __future__ import annotations
+
+from dump_plans import blocker_keys
+from msgspec.structs import replace
+from observed import PLAIN
+
+from crckpt.host.proc.smaps import UnsavableMap
+
+
+def test_sealed_memory_is_no_blocker() -> None:
+    assert blocker_keys(replace(PLAIN, unsavable_maps=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []

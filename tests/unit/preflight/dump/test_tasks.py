@@ -1,0 +1,116 @@
+"""Processes and threads that cannot be dumped, or not as this user."""
+
+from __future__ import annotations
+
+import pytest
+from dump_plans import (
+    CHILD,
+    TWO_PROCESSES,
+    as_uid,
+    keys,
+    planned,
+    with_tree,
+    without_cap,
+)
+from msgspec.structs import replace
+from observed import NAMESPACES, PLAIN, ROOT
+
+from crckpt.causes import cause
+from crckpt.host.observe.tasks import RESTARTED, WaitingThread
+from crckpt.host.observe.tree import TracedThread
+from crckpt.host.proc import Process
+from crckpt.preflight.dump.checks import find_blockers, plan_dump
+from crckpt.preflight.dump.tasks import root_refusal
+
+
+@pytest.mark.parametrize(
+    ("process", "pid", "key"),
+    [
+        (None, 100, "gone"),
+        (replace(ROOT, pid=1), 1, "init"),
+        (replace(ROOT, is_kernel_thread=True), 100, "kernel-thread"),
+        (replace(ROOT, pid=50), 50, "ourselves"),
+        (replace(ROOT, pid=40), 40, "ancestor"),
+        (replace(ROOT, state="zombie"), 100, "zombie"),
+    ],
+)
+def test_refused_roots(process: Process | None, pid: int, key: str) -> None:
+    found = root_refusal(process, pid, 50, (40, 1))
+    assert found is not None
+    assert found.key == key
+    assert str(pid) in found.what
+    assert found.remedy
+    assert "?" not in str(found)
+
+
+@pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
+def test_accepted_roots(state: str) -> None:
+    assert root_refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
+
+
+def test_traced_processes() -> None:
+    found = planned(with_tree(ROOT, replace(CHILD, tracer=900)))
+    assert keys(found.blockers) == ["traced"]
+    assert found.blockers[0].what.startswith("process 101 (worker) is traced by process 900 (gdb)")
+    assert "(?)" in planned(with_tree(replace(ROOT, tracer=902))).blockers[0].what
+    assert keys(planned(with_tree(replace(ROOT, tracer=901))).blockers) == ["being-dumped"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "as_user", "blockers"),
+    [
+        ((ROOT, CHILD), None, []),
+        ((as_uid(ROOT, 33), as_uid(CHILD, 33)), (33, 33), []),
+        ((as_uid(ROOT, 33), as_uid(CHILD, 34)), None, ["foreign-limits"]),
+        ((ROOT, as_uid(CHILD, 33)), None, ["foreign-limits"]),
+        ((as_uid(ROOT, 33, 0, 0), CHILD), None, ["foreign-limits"]),
+        ((as_uid(ROOT, 33, 0, 33), as_uid(CHILD, 33, 0, 33)), None, ["foreign-limits"]),
+        ((ROOT, replace(as_uid(CHILD, 33), state="zombie")), None, []),
+        ((as_uid(ROOT, 33), replace(CHILD, state="zombie")), (33, 33), []),
+    ],
+)
+def test_limits_of_other_users(
+    processes: tuple[Process, Process], as_user: tuple[int, int] | None, blockers: list[str]
+) -> None:
+    observation = with_tree(*processes)
+    limited = planned(without_cap(observation))
+    assert (limited.as_user, keys(limited.blockers)) == (as_user, blockers)
+    able = planned(observation)
+    assert (able.as_user, able.blockers) == (None, ())
+
+
+def test_a_user_with_unreadable_limits_is_named() -> None:
+    (blocker,) = planned(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
+    assert "process 101 (worker) runs as user 33" in blocker.what
+
+
+def test_interrupted_calls_are_reported_by_thread() -> None:
+    """Without the preload library all of them; with it those that only the kernel could restart."""
+    waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
+    observation = replace(TWO_PROCESSES, waits=waits)
+    again = cause("call-interrupted-again").finding(pid=101, tid=101)
+    assert planned(observation).warnings == (again,)
+    without = plan_dump(observation, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
+    assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
+
+
+def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:
+    apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
+    observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
+    assert keys(planned(observation).warnings) == ["mount-namespace"]
+
+
+def test_the_tracer_of_a_thread_is_named() -> None:
+    observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
+    (told,) = find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)
+    assert told.key == "traced"
+    assert "traced by process 900 (gdb)" in told.what
+    assert observation.tracers == {900}
+
+
+def test_the_remedy_for_a_tracing_root_is_not_to_kill_it() -> None:
+    (told,) = find_blockers(
+        replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True
+    )
+    assert told.key == "traced-by-root"
+    assert "kill" not in told.remedy
