@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from crckpt.cli.format import align, size, title
 from crckpt.ops.inspect.descriptors import FileSection, SocketSection
-from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection, Sections
+from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection, Sections, ThreadSection
 from crckpt.ops.inspect.strings import Match
 
 
@@ -43,9 +43,14 @@ def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:
         user = "" if row.uid is None else f", uid {row.uid}"
         ended = f", wait status {row.exit_code}" if row.state == "zombie" else ""
         ids = f"group {row.pgid}, session {row.sid}"
-        yield f"{indent}{row.pid} {row.comm}, {row.state}{ended}{user}, {ids}  {row.exe}\n"
+        call = _call(row.threads[0]) if row.threads else ""
+        yield f"{indent}{row.pid} {row.comm}, {row.state}{ended}{call}{user}, {ids}  {row.exe}\n"
         for thread in row.threads[1:]:
-            yield f"{indent}  thread {thread.tid} {thread.comm}\n"
+            yield f"{indent}  thread {thread.tid} {thread.comm}{_call(thread)}\n"
+
+
+def _call(thread: ThreadSection) -> str:
+    return f", in {thread.system_call}" if thread.system_call else ""
 
 
 def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:

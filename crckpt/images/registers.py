@@ -14,6 +14,8 @@ from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
 _GENERAL: Final = range(1, 28)
+_CALL: Final = 16
+_MODE: Final = 28
 _NATIVE: Final = 1
 _EXTENDED: Final = (
     (2, 2, "<64I"),
@@ -69,10 +71,27 @@ def read_registers(data: bytes, name: str = "core.img") -> Registers:
             floating=_fxsave(floating),
             extended=tuple(_components(extended)),
             in_use=extended.uint(1),
-            is_native=general.uint(28, default=_NATIVE) == _NATIVE,
+            is_native=general.uint(_MODE, default=_NATIVE) == _NATIVE,
         )
     except struct.error as error:
         raise IntegrityError(f"{name}: invalid floating-point registers: {error}") from error
+
+
+class SystemCall(Struct, frozen=True):
+    """The number of a system call, and whether 64-bit code made it: 32-bit code has other numbers."""
+
+    number: int
+    is_native: bool
+
+
+def read_system_call(data: bytes, name: str = "core.img") -> SystemCall | None:
+    """Return the system call that a thread on x86-64 was in; None if it was in none. Raises IntegrityError."""
+    general = read_single(data, name, magics.CORE).message(2).message(2)
+    number = general.optional(_CALL)
+    # The kernel's "in no call" is -1, of which CRIU may keep the lower half.
+    if number is None or number >> 31 & 1:
+        return None
+    return SystemCall(number, general.uint(_MODE, default=_NATIVE) == _NATIVE)
 
 
 def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
+from entering import running, state
 from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -59,6 +60,21 @@ def test_ps(looked: Looked) -> None:
     said = looked.crckpt.run("show", "job", "--ps").out
     assert f"\n  {child['pid']} {child['comm']}, alive" in said
     assert f"\n  thread {looked.after['came']} " in said
+
+
+def test_ps_names_the_system_calls_that_threads_are_in(crckpt: Crckpt) -> None:
+    program = (
+        "import select, threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
+        "print('ready', flush=True); select.poll().poll()"
+    )
+    with running(PYTHON, "-c", program) as process:
+        wait_for(lambda: state(process.pid) == "S", 10, "the wait to begin")
+        crckpt.run("dump", str(process.pid), "job")
+    (found,) = crckpt.run("show", "job", "--ps", "--json").document["result"]["ps"]
+    assert [thread["system_call"] for thread in found["threads"]] == ["poll", "clock_nanosleep"]
+    said = crckpt.run("show", "job", "--ps").out
+    assert f"\n{found['pid']} {found['comm']}, alive, in poll, uid 0" in said
+    assert f"\n  thread {found['threads'][1]['tid']} {found['comm']}, in clock_nanosleep\n" in said
 
 
 def test_files(looked: Looked) -> None:

@@ -25,7 +25,7 @@ from crckpt.host import proc
 from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
-from crckpt.host.syscalls import ptrace_requests, python_ptrace
+from crckpt.host.syscalls import ptrace_binding, ptrace_requests
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import restarting_result
 
@@ -118,7 +118,7 @@ class StoppedThread:
         """Let it run until it enters its next call, or returns from one. Raises TimeoutError: then it still runs."""
         delivered = 0
         while delivered != _AT_SYSTEM_CALL:
-            python_ptrace.continue_to_system_call(self.tid, delivered)
+            ptrace_binding.continue_to_system_call(self.tid, delivered)
             event, stop = _next_stop(self._pid, self.tid, within_s)
             # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
             delivered = 0 if event else stop
@@ -134,7 +134,7 @@ class StoppedThread:
                 registers.write(self.tid)
                 return
             ptrace_requests.interrupt(self.tid)
-            python_ptrace.continue_thread(self.tid, stop)
+            ptrace_binding.continue_thread(self.tid, stop)
 
 
 @contextmanager
@@ -169,11 +169,11 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
         # The kernel restarts an interrupted call only from a trap. Without a limit: it must not run on with our
         # registers, however long it takes until it gets CPU time.
         ptrace_requests.interrupt(tid)
-        python_ptrace.continue_thread(tid)
+        ptrace_binding.continue_thread(tid)
         _trap(pid, tid, None)
         found.write(tid)
         ptrace_requests.set_signal_mask(tid, mask)
-        python_ptrace.detach(tid)
+        ptrace_binding.detach(tid)
 
 
 def _find_thread(pid: int) -> int:
@@ -219,7 +219,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     The thread enters a call, and its filters have not run yet. Raises Refused, and lets it skip the call.
     """
     try:
-        python_ptrace.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
+        ptrace_binding.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
         registers = ThreadRegisters.read(tid)
         registers.forget_call()
@@ -229,7 +229,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ) from None
     yield
-    python_ptrace.set_options(tid, _TRACESYSGOOD)
+    ptrace_binding.set_options(tid, _TRACESYSGOOD)
 
 
 def _stop(pid: int, tid: int) -> None:
@@ -251,7 +251,7 @@ def _trap(pid: int, tid: int, within_s: float | None) -> None:
             return
         # The kernel may have merged the request with this stop: repeat it.
         ptrace_requests.interrupt(tid)
-        python_ptrace.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
+        ptrace_binding.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
 
 
 def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
@@ -327,7 +327,7 @@ def _refuse_other_process(pid: int, tid: int, start: int) -> None:
     # A process that we trace keeps its PID.
     process = proc.read_process(pid) if start else None
     if process is not None and process.start != start:
-        python_ptrace.detach(tid)
+        ptrace_binding.detach(tid)
         raise Refused(f"PID {pid} has ended, and another process now has its number")
 
 
@@ -338,7 +338,7 @@ def _refuse_own_dispatch(pid: int, tid: int) -> None:
     except OSError:
         return
     if struct.unpack_from("<Q", info)[0]:
-        python_ptrace.detach(tid)
+        ptrace_binding.detach(tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 

@@ -1,74 +1,24 @@
-"""python-ptrace with types: the general registers of a stopped thread, and requests of ptrace(2).
+"""Load python-ptrace, which has no types: the modules that use it name what they use.
 
-It has the registers and their names for each architecture, and reads them as that needs (GETREGS or GETREGSET). Errors
-are OSError here. It takes 5 ms to import: only the processes that enter others do.
+It takes 5 to 12 ms: `ptrace_binding` is imported only by processes that enter others, `call_names` loads it when a name
+is asked for.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 
 class _LoadedLibc(ModuleType):
     libc = ctypes.CDLL(None, use_errno=True)
 
 
-# python-ptrace looks for the C library by running ldconfig, or gcc where there is none: 4 ms. It is loaded already.
-sys.modules.setdefault("ptrace.ctypes_libc", _LoadedLibc("ptrace.ctypes_libc"))
-_binding: Final[Any] = import_module("ptrace.binding")
-_cpu: Final[Any] = import_module("ptrace.binding.cpu")
-_PtraceError: Final[Any] = import_module("ptrace.error").PtraceError
-
-INSTRUCTION_POINTER: Final[str] = _cpu.CPU_INSTR_POINTER
-STACK_POINTER: Final[str] = _cpu.CPU_STACK_POINTER
-
-
-def get_registers(tid: int) -> Any:
-    """Read the general registers of a stopped thread: a ctypes structure, by their names. Raises OSError."""
-    with _os_errors():
-        return _binding.ptrace_getregs(tid)
-
-
-def set_registers(tid: int, registers: Any) -> None:
-    """Write the general registers of a stopped thread. Raises OSError."""
-    with _os_errors():
-        _binding.ptrace_setregs(tid, registers)
-
-
-def continue_thread(tid: int, signal: int = 0) -> None:
-    """Let a stopped thread run on; deliver `signal`. Raises OSError."""
-    with _os_errors():
-        _binding.ptrace_cont(tid, signal)
-
-
-def continue_to_system_call(tid: int, signal: int = 0) -> None:
-    """Let a stopped thread run until it enters or leaves a system call; deliver `signal`. Raises OSError."""
-    with _os_errors():
-        _binding.ptrace_syscall(tid, signal)
-
-
-def set_options(tid: int, options: int) -> None:
-    """Replace the options with which a stopped thread is traced (PTRACE_O_...). Raises OSError."""
-    with _os_errors():
-        _binding.ptrace_setoptions(tid, options)
-
-
-def detach(tid: int) -> None:
-    """Stop tracing a stopped thread; it runs on. Raises OSError."""
-    with _os_errors():
-        _binding.ptrace_detach(tid)
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    try:
-        yield
-    except _PtraceError as error:
-        raise OSError(error.errno, os.strerror(error.errno)) from None
+def load(name: str) -> Any:
+    """Import `ptrace.NAME`."""
+    # It looks for the C library by running ldconfig, or gcc where there is none: 4 ms. It is loaded already.
+    sys.modules.setdefault("ptrace.ctypes_libc", _LoadedLibc("ptrace.ctypes_libc"))
+    return import_module(f"ptrace.{name}")

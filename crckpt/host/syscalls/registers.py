@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.python_ptrace import INSTRUCTION_POINTER, STACK_POINTER, get_registers, set_registers
+from crckpt.host.syscalls.ptrace_binding import INSTRUCTION_POINTER, STACK_POINTER, get_registers, set_registers
 
 _COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.host.syscalls.call_names import call_name
+from crckpt.images.registers import read_system_call
+from crckpt.images.tree import ImageProcess, ImageTree, Thread
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import FileSection, Holder, SocketSection, file_section, open_files, socket_section
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.store import Checkpoint, open_reader
+from crckpt.store import Checkpoint, open_reader, read_file
 
 if TYPE_CHECKING:
     from crckpt.store.read.reader import Reader
@@ -23,10 +25,11 @@ _MOST_ENVIRONMENT: Final = 6 << 20
 
 
 class ThreadSection(Struct, frozen=True):
-    """One thread."""
+    """One thread, and the system call that it was in; empty if it was in none, or not on x86-64."""
 
     tid: int
     comm: str
+    system_call: str
 
 
 class ProcessSection(Struct, frozen=True):
@@ -102,7 +105,7 @@ def sections(
         with open_reader(repository, checkpoint) as reading:
             return Sections(
                 checkpoint,
-                ps=tuple(map(_process, tree.processes)) if ps else None,
+                ps=tuple(_processes(tree, lambda name: read_file(repository, checkpoint, name))) if ps else None,
                 files=tuple(_files(tree)) if files else None,
                 sockets=tuple(_sockets(tree)) if sockets else None,
                 maps=tuple(_maps(reading, tree)) if maps else None,
@@ -110,7 +113,19 @@ def sections(
             )
 
 
-def _process(process: ImageProcess) -> ProcessSection:
+def _processes(tree: ImageTree, read: Callable[[str], bytes]) -> Iterator[ProcessSection]:
+    for process in tree.processes:
+        yield _process(process, tuple(_thread(thread, read) for thread in process.threads))
+
+
+def _thread(thread: Thread, read: Callable[[str], bytes]) -> ThreadSection:
+    name = f"core-{thread.tid}.img"
+    call = read_system_call(read(name), name)
+    title = "" if call is None else call_name(call.number, thread.core.arch, is_native=call.is_native)
+    return ThreadSection(thread.tid, thread.core.comm, title)
+
+
+def _process(process: ImageProcess, threads: tuple[ThreadSection, ...]) -> ProcessSection:
     credentials = process.core.credentials
     return ProcessSection(
         pid=process.pid,
@@ -124,7 +139,7 @@ def _process(process: ImageProcess) -> ProcessSection:
         gid=None if credentials is None else credentials.gid,
         exe="" if process.exe is None else process.exe.title,
         cwd="" if process.cwd is None else process.cwd.title,
-        threads=tuple(ThreadSection(thread.tid, thread.core.comm) for thread in process.threads),
+        threads=threads,
     )
 
 

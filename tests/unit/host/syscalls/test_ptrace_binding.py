@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from crckpt.host.syscalls import python_ptrace
+from crckpt.host.syscalls import ptrace_binding
 
 
 def test_importing_it_starts_no_program() -> None:
@@ -16,13 +16,15 @@ def test_importing_it_starts_no_program() -> None:
         "import sys; started = []\n"
         "sys.addaudithook(lambda event, words: started.append(event) if event in "
         "('subprocess.Popen', 'os.system', 'os.posix_spawn', 'os.fork') else None)\n"
-        "import crckpt.host.syscalls.python_ptrace; print(started)"
+        "import crckpt.host.syscalls.ptrace_binding; print(started)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("request_", [python_ptrace.get_registers, python_ptrace.detach, python_ptrace.continue_thread])
+@pytest.mark.parametrize(
+    "request_", [ptrace_binding.get_registers, ptrace_binding.detach, ptrace_binding.continue_thread]
+)
 def test_a_process_that_is_not_traced_raises_an_os_error(request_: object) -> None:
     assert callable(request_)
     with pytest.raises(ProcessLookupError):
