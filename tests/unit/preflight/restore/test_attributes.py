@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import pytest
+from attribute_records import of_root
 from msgspec.structs import replace
 
-from crckpt.errors import IntegrityError
-from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
 from crckpt.host.syscalls.keyctl import SessionKeyring
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.attribute_record import (
-    ATTRIBUTES,
     AttributeRecord,
-    ControlGroup,
     ProcessRecord,
-    read_attribute_record,
 )
 from crckpt.preflight.restore.attributes import HostAttributes, attributes_to_set, judge_attributes, shares_session
 
 TWO = frozenset({0, 1})
-
-
-def of_root(tree: ImageTree, cpus: tuple[int, ...] = (0, 1), **more: Any) -> AttributeRecord:
-    """Make a record of the root only."""
-    root = tree.root.pid
-    groups = more.pop("record_groups", ())
-    threads = more.pop("threads", {root: {"affinity": (0,)}})
-    return AttributeRecord(cpus, (ProcessRecord(root, threads, **more),), groups)
-
-
-def test_the_list_of_attributes_matches_readers_and_setters() -> None:
-    read = {attribute.name for attribute in ATTRIBUTES if attribute.read == "outside"}
-    assert read == {*OF_THREAD, *OF_PROCESS}
-    assert {attribute.name for attribute in ATTRIBUTES if attribute.back == "outside"} == {*SETTERS}
-    assert all(attribute.test or attribute.note for attribute in ATTRIBUTES)
-    assert all(attribute.note for attribute in ATTRIBUTES if attribute.back == "not")
-
-
-def test_a_checkpoint_may_have_no_record() -> None:
-    assert read_attribute_record({}) is None
-    assert read_attribute_record({"schema": 1, "append_sizes": {}}) is None
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        7,
-        {"cpus": [0]},
-        {"cpus": [0], "processes": [{"pid": "x", "threads": {}}]},
-        {"cpus": [0], "processes": [{"pid": 1, "threads": {"1": {"affinity": [1 << 70]}}}]},
-        {"cpus": [0], "processes": [{"pid": 1, "threads": {"1": {"affinity": [0] * 70_000}}}]},
-        {"cpus": [0], "processes": [], "groups": [[{"controllers": 1, "path": "/"}]]},
-    ],
-)
-def test_a_damaged_record_is_refused(damaged: object) -> None:
-    with pytest.raises(IntegrityError, match="the record of the program's attributes is damaged"):
-        read_attribute_record({"attributes": damaged})
 
 
 def test_a_process_outside_the_tree_gets_nothing(tree: ImageTree) -> None:
@@ -99,36 +55,6 @@ def test_affinity_on_another_host(
 def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:
     record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
     assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
-
-
-RULES = ControlGroup("devices", "/a", {"devices": 1})
-LIMITS = ControlGroup("pids", "/b", {"pids": 50})
-
-
-@pytest.mark.parametrize(
-    ("here", "now", "weaker", "lost", "moves"),
-    [
-        ({"devices": 1, "pids": 50}, {}, [], [], 0),
-        ({"devices": 1, "pids": 60}, {}, [], ["group-limits-lost"], 0),
-        ({"pids": 40}, {}, ["group-rules-lost"], [], 0),
-        ({}, {("devices", "/a"): {"devices": 1}, ("pids", "/b"): {"pids": 50}}, [], [], 2),
-        ({}, {("devices", "/a"): {}, ("pids", "/b"): {"pids": 70}}, ["group-rules-lost"], ["group-limits-lost"], 0),
-    ],
-    ids=["as strict", "a looser limit", "no rules", "still there", "still there, and looser"],
-)
-def test_control_groups(
-    tree: ImageTree,
-    here: dict[str, int],
-    now: dict[tuple[str, str], dict[str, int]],
-    weaker: list[str],
-    lost: list[str],
-    moves: int,
-) -> None:
-    record = of_root(tree, groups=0, record_groups=((RULES, LIMITS),))
-    found = judge_attributes(record, tree, HostAttributes(TWO, here, old_groups=now))
-    assert [finding.key for finding in found.weaker] == weaker
-    assert [finding.key for finding in found.lost] == lost
-    assert len(found.moves) == moves
 
 
 def test_pending_labels(tree: ImageTree) -> None:
@@ -180,20 +106,3 @@ def test_a_later_process_must_have_a_confined_parent(
 def _with_core(process: ImageProcess, **changes: bool) -> ImageProcess:
     first, *others = process.threads
     return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
-
-
-def test_many_processes_in_many_groups_are_judged_quickly(tree: ImageTree) -> None:
-    """The groups are checked once, however often the record names the processes."""
-    root = tree.root.pid
-    groups = tuple(ControlGroup(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
-    processes = (ProcessRecord(root, {}, groups=0),) * 200_000
-    began = time.process_time()
-    found = judge_attributes(AttributeRecord((0,), processes, (groups,)), tree, HostAttributes(TWO))
-    assert time.process_time() - began < 5
-    assert [finding.key for finding in found.weaker] == ["group-rules-lost"]
-
-
-def test_more_hierarchies_than_a_kernel_has_are_refused() -> None:
-    groups = [[{"controllers": "", "path": "/a"}] * 65]
-    with pytest.raises(IntegrityError, match="record of the program's attributes is damaged"):
-        read_attribute_record({"attributes": {"cpus": [0], "processes": [], "groups": groups}})

@@ -1,0 +1,56 @@
+"""Control groups that a tree had, and what they restricted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from attribute_records import of_root
+
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.attribute_record import (
+    AttributeRecord,
+    ControlGroup,
+    ProcessRecord,
+)
+from crckpt.preflight.restore.attributes import HostAttributes, judge_attributes
+
+RULES = ControlGroup("devices", "/a", {"devices": 1})
+LIMITS = ControlGroup("pids", "/b", {"pids": 50})
+
+
+@pytest.mark.parametrize(
+    ("here", "now", "weaker", "lost", "moves"),
+    [
+        ({"devices": 1, "pids": 50}, {}, [], [], 0),
+        ({"devices": 1, "pids": 60}, {}, [], ["group-limits-lost"], 0),
+        ({"pids": 40}, {}, ["group-rules-lost"], [], 0),
+        ({}, {("devices", "/a"): {"devices": 1}, ("pids", "/b"): {"pids": 50}}, [], [], 2),
+        ({}, {("devices", "/a"): {}, ("pids", "/b"): {"pids": 70}}, ["group-rules-lost"], ["group-limits-lost"], 0),
+    ],
+    ids=["as strict", "a looser limit", "no rules", "still there", "still there, and looser"],
+)
+def test_control_groups(
+    tree: ImageTree,
+    here: dict[str, int],
+    now: dict[tuple[str, str], dict[str, int]],
+    weaker: list[str],
+    lost: list[str],
+    moves: int,
+) -> None:
+    record = of_root(tree, groups=0, record_groups=((RULES, LIMITS),))
+    found = judge_attributes(record, tree, HostAttributes(frozenset({0, 1}), here, old_groups=now))
+    assert [finding.key for finding in found.weaker] == weaker
+    assert [finding.key for finding in found.lost] == lost
+    assert len(found.moves) == moves
+
+
+def test_many_processes_in_many_groups_are_judged_quickly(tree: ImageTree) -> None:
+    """The groups are checked once, however often the record names the processes."""
+    root = tree.root.pid
+    groups = tuple(ControlGroup(f"c{number}", "/a", {"devices": 1, "memory": 5}) for number in range(64))
+    processes = (ProcessRecord(root, {}, groups=0),) * 200_000
+    began = time.process_time()
+    found = judge_attributes(AttributeRecord((0,), processes, (groups,)), tree, HostAttributes(frozenset({0, 1})))
+    assert time.process_time() - began < 5
+    assert [finding.key for finding in found.weaker] == ["group-rules-lost"]

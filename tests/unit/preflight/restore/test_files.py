@@ -1,0 +1,279 @@
+"""Files that a restore needs: missing, changed, grown or replaced since the dump."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+from restore_plans import CHANGED, CREATED, LOG, PLAIN, RUN, only_blocker, with_changed
+
+from crckpt.host.disk.packages import Package
+from crckpt.host.proc.writers import Writer
+from crckpt.images.ids import KernelIds
+from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.files import Rewind, changed_paths, file_uses, needed_files, needed_path
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+
+
+def file_of(tree: ImageTree, path: str) -> RegularFile:
+    return next(file for file in tree.regular_files if needed_path(file) == path)
+
+
+def with_file(tree: ImageTree, path: str, change: Callable[[RegularFile], RegularFile]) -> ImageTree:
+    """Return the tree with one of its files changed."""
+    return replace(
+        tree,
+        files=tuple(
+            change(file) if isinstance(file, RegularFile) and needed_path(file) == path else file for file in tree.files
+        ),
+    )
+
+
+def test_each_path_is_needed_once_preferably_with_its_size(tree: ImageTree) -> None:
+    asked = [needed_path(file) for file in needed_files(tree)]
+    assert len(asked) == len(set(asked))
+    assert {LOG, PLAIN, RUN, "/", f"{RUN}/shared-map"} <= set(asked)
+    appended = replace(file_of(tree, PLAIN), id=10**6, size=None, flags=os.O_WRONLY | os.O_APPEND)
+    for files in ((appended, *tree.files), (*tree.files, appended)):
+        (chosen,) = (file for file in needed_files(replace(tree, files=files)) if file.path == PLAIN)
+        assert chosen.size == 100
+
+
+def test_deleted_files_need_no_path(tree: ImageTree) -> None:
+    file = file_of(tree, PLAIN)
+    assert needed_path(replace(file, remap=Remap(GHOST, 5))) == ""
+    assert needed_path(replace(file, remap=Remap(PROCESS, 5))) == ""
+    assert needed_path(replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))) == "/srv/link_remap.5"
+
+
+@pytest.mark.parametrize(
+    "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
+)
+def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -> None:
+    assert needed_path(replace(file_of(tree, PLAIN), **change)) == ""
+
+
+def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
+    ids = planned.tree.root.ids
+    assert ids is not None
+    other = KernelIds(ids.vm, ids.files, ids.fs, ids.sighand, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
+    apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
+    assert needed_files(apart) == ()
+    assert judge_restore(replace(planned, tree=apart), replace(host, files={})).blockers == ()
+
+
+def test_uses_name_process_and_use(tree: ImageTree) -> None:
+    used = file_uses(tree)
+    assert used[file_of(tree, LOG).id].endswith(f"of python3, PID {tree.root.pid}")
+    assert used[file_of(tree, LOG).id].startswith("fd ")
+    assert used[file_of(tree, f"{RUN}/private-map").id] == f"mapped by python3, PID {tree.root.pid}"
+    assert tree.root.exe is not None
+    assert tree.root.root is not None
+    assert used[tree.root.exe.id].endswith(f"python3, PID {tree.root.pid}")
+    assert used[tree.root.root.id] == f"root directory of python3, PID {tree.root.pid}"
+    assert {file.id for file in needed_files(tree)} <= used.keys()
+
+
+def test_a_missing_file(planned: PlannedRestore, host: HostState) -> None:
+    for files in (host.files | {PLAIN: None}, {path: file for path, file in host.files.items() if path != PLAIN}):
+        told = only_blocker(judge_restore(planned, replace(host, files=files)))
+        assert told.startswith(f"file-missing: {PLAIN} is missing (fd ")
+
+
+@pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
+@pytest.mark.parametrize("path", [LOG, PLAIN])
+def test_a_file_that_shrank(planned: PlannedRestore, host: HostState, grown: str, path: str) -> None:
+    assert grown in ("refuse", "keep", "rewind")
+    chosen = replace(planned, grown=grown)
+    size = 11 if path == LOG else 100
+    told = only_blocker(judge_restore(chosen, with_changed(host, path, size=size - 1)))
+    assert told.startswith(
+        f"file-shrunk: {path} has {size - 1} bytes since {CHANGED}; at the checkpoint it had {size} (fd "
+    )
+    assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "grown", "blockers", "warnings", "rewinds"),
+    [
+        (LOG, "refuse", ["log-grown"], [], ()),
+        (LOG, "keep", [], ["log-kept"], ()),
+        (LOG, "rewind", [], ["file-rewound"], (Rewind(LOG, 11),)),
+        (PLAIN, "refuse", ["file-grown"], [], ()),
+        (PLAIN, "keep", ["file-grown"], [], ()),
+        (PLAIN, "rewind", [], ["file-rewound"], (Rewind(PLAIN, 100),)),
+    ],
+)
+def test_files_that_grew(
+    planned: PlannedRestore,
+    host: HostState,
+    path: str,
+    grown: str,
+    blockers: list[str],
+    warnings: list[str],
+    rewinds: tuple[Rewind, ...],
+) -> None:
+    verdict = judge_restore(replace(planned, grown=grown), with_changed(host, path, size=500))
+    assert [finding.key for finding in verdict.blockers] == blockers
+    assert [finding.key for finding in verdict.warnings] == warnings
+    assert verdict.rewinds == rewinds
+    (finding,) = (*verdict.blockers, *verdict.warnings)
+    assert "to 500 bytes" in finding.what
+    assert (f"last at {CHANGED}" in finding.what) == bool(verdict.blockers)
+    assert "?" not in str(finding)
+
+
+def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
+    """It may be the program itself, whose PID is no blocker in a new PID namespace."""
+    chosen = replace(planned, grown="rewind", new_pid_namespace=True)
+    verdict = judge_restore(chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: Writer(41, "nginx")}))
+    assert (verdict.rewinds, verdict.is_in_use) == ((), True)
+    (finding,) = verdict.blockers
+    assert "nginx (PID 41) has it open for writing" in finding.what
+
+
+def test_no_file_is_cut_through_a_link(planned: PlannedRestore, host: HostState) -> None:
+    """The link may lead to another file."""
+    verdict = judge_restore(replace(planned, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True))
+    assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
+
+
+@pytest.mark.parametrize("grown", ["refuse", "rewind"])
+def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
+    """A longer program is another build, also without a build-id."""
+    assert grown in ("refuse", "rewind")
+    programs = {file.path for file in needed_files(planned.tree) if file.build_id}
+    assert len(programs) > 1
+    for path in programs:
+        file = host.files[path]
+        assert file is not None
+        verdict = judge_restore(replace(planned, grown=grown), with_changed(host, path, size=file.size + 1))
+        assert verdict.rewinds == ()
+        (finding,) = verdict.blockers
+        assert (finding.key, verdict.is_in_use) == ("program-grown", False)
+
+
+def test_the_position_of_a_log_may_be_after_its_recorded_size(planned: PlannedRestore, host: HostState) -> None:
+    """The size is read before the freeze; later appends move the position."""
+    early = replace(planned, append_sizes={LOG: 4})
+    assert judge_restore(early, host).blockers == ()
+    (grown,) = judge_restore(early, with_changed(host, LOG, size=12)).blockers
+    assert "from 11 to 12 bytes" in grown.what
+
+
+def test_a_log_without_recorded_size_is_not_compared(planned: PlannedRestore, host: HostState) -> None:
+    assert judge_restore(replace(planned, append_sizes={}), with_changed(host, LOG, size=5000)).blockers == ()
+
+
+def test_a_program_of_another_build(planned: PlannedRestore, host: HostState) -> None:
+    libc = next(path for path in host.files if path.endswith("/libc.so.6"))
+    told = only_blocker(judge_restore(planned, with_changed(host, libc, build_id="00ff")))
+    assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by")
+    assert file_of(planned.tree, libc).build_id in told
+    assert judge_restore(planned, with_changed(host, libc, build_id="")).blockers == (), (
+        "CRIU compares only where there are two"
+    )
+
+
+def test_a_file_with_another_mode(planned: PlannedRestore, host: HostState) -> None:
+    told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
+    assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}; at the checkpoint it had 06")
+    assert told.endswith(PLAIN)
+    told = only_blocker(judge_restore(planned, with_changed(host, RUN, mode=stat.S_IFDIR | 0o123)))
+    assert "has mode 0123" in told
+
+
+def test_a_file_of_another_kind(planned: PlannedRestore, host: HostState) -> None:
+    told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
+    assert told.startswith(
+        f"file-kind: {PLAIN} is a directory since {CHANGED}; at the checkpoint it was a regular file (fd "
+    )
+    assert "file of another kind" in only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=0)))
+
+
+def test_written_after_the_checkpoint(planned: PlannedRestore, host: HostState) -> None:
+    verdict = judge_restore(planned, with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)))
+    assert (verdict.blockers, verdict.rewinds) == ((), ())
+    (warning,) = verdict.warnings
+    assert warning.key == "file-written"
+    assert f"at {(CREATED + timedelta(seconds=1)).astimezone():%Y-%m-%d %H:%M:%S}" in warning.what
+    assert judge_restore(planned, with_changed(host, PLAIN, written=CREATED)).warnings == ()
+    assert judge_restore(planned, with_changed(host, RUN, written=CREATED + timedelta(days=1))).warnings == (), (
+        "directories change"
+    )
+
+
+def test_a_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
+    def link(file: RegularFile) -> RegularFile:
+        return replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))
+
+    linked = replace(planned, tree=with_file(planned.tree, PLAIN, link))
+    files = host.files | {"/srv/link_remap.5": host.files[PLAIN]}
+    assert judge_restore(linked, replace(host, files=files)).blockers == ()
+    assert only_blocker(judge_restore(linked, host)).startswith("file-missing: /srv/link_remap.5 is missing")
+
+
+UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-4")
+
+
+@pytest.mark.parametrize("grown", ["refuse", "rewind"])
+@pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
+def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]) -> None:
+    """For any change: the file is not cut back, and the message names the old version."""
+    assert grown in ("refuse", "rewind")
+    chosen = replace(planned, grown=grown)
+    libc = next(path for path in host.files if path.endswith("/libc.so.6"))
+    host = with_changed(host, libc, **change)
+    assert changed_paths(chosen, host) == (libc,)
+    told = only_blocker(judge_restore(chosen, replace(host, packages={libc: UPGRADED})))
+    when = f"{UPGRADED.since.astimezone():%Y-%m-%d %H:%M:%S}"
+    assert told.startswith(f"file-upgraded: {libc} changed since the checkpoint: package libc6 became 2.42-1 at ")
+    assert f" at {when} (mapped by " in told
+    assert told.endswith("install libc6 2.41-4 again")
+    nameless = replace(UPGRADED, before="")
+    assert only_blocker(judge_restore(chosen, replace(host, packages={libc: nameless}))).endswith(
+        "install libc6 as it was at the checkpoint again"
+    )
+
+
+def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
+    libc = next(path for path in host.files if path.endswith("/libc.so.6"))
+    older = replace(UPGRADED, since=CREATED - timedelta(days=1))
+    told = only_blocker(
+        judge_restore(planned, replace(with_changed(host, libc, build_id="00ff"), packages={libc: older}))
+    )
+    assert told.startswith("file-replaced: ")
+
+
+def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, host: HostState) -> None:
+    assert changed_paths(planned, host) == ()
+    assert changed_paths(planned, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
+    assert changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
+
+
+def test_thousands_of_grown_files_are_judged_quickly(planned: PlannedRestore, host: HostState) -> None:
+    """The open files of the tree are searched once, not once for each file."""
+    first = next(file for file in needed_files(planned.tree) if file.size and not file.build_id)
+    many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(10_000)]
+    logs = [
+        replace(file, id=file.id + 20_000, path=f"{file.path}.log", size=None, flags=os.O_WRONLY | os.O_APPEND)
+        for file in many
+    ]
+    tree = replace(planned.tree, files=(*planned.tree.files, *many, *logs))
+    as_it_was = host.files[needed_path(first)]
+    assert as_it_was is not None
+    grown = replace(as_it_was, size=5)
+    files = {**host.files, **{file.path: grown for file in (*many, *logs)}}
+    asked = replace(planned, tree=tree, append_sizes={**planned.append_sizes, **{file.path: 1 for file in logs}})
+    began = time.process_time()
+    found = judge_restore(asked, replace(host, files=files))
+    assert time.process_time() - began < 10
+    assert len(found.blockers) == 20_000

@@ -1,0 +1,59 @@
+"""Ports and addresses that a restore binds."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from restore_plans import only_blocker
+
+from crckpt.images.files import OpenFile
+from crckpt.images.sockets import DATAGRAM, Address, InetSocket
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.sockets import bound_sockets
+
+
+def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
+    return tuple(file for file in tree.files if not isinstance(file, InetSocket))
+
+
+def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
+    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    told = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
+    assert told == "port-taken: TCP port [::1]:47002 is taken by another program: end it: ss -ltnp 'sport = :47002'"
+
+
+def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None:
+    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
+    alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
+    assert [(socket.id, use) for socket, use in bound_sockets(alone)] == [(listener.id, "datagram")]
+    told = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
+    assert told == "port-taken: UDP port 127.0.0.1:53 is taken by another program: end it: ss -lunp 'sport = :53'"
+
+
+def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: HostState) -> None:
+    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    elsewhere = replace(listener, source=Address("192.0.2.1", 80))
+    moved = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), elsewhere)))
+    told = only_blocker(judge_restore(moved, replace(host, refused={listener.id: "missing"})))
+    assert told.startswith("address-missing: this host does not have the TCP address 192.0.2.1:80")
+    assert told.endswith("ip addr add 192.0.2.1 dev INTERFACE")
+
+
+def test_connections_need_their_address_only_if_they_are_kept(planned: PlannedRestore) -> None:
+    established = {socket.id for socket in planned.tree.established}
+    assert established
+    assert not established & {socket.id for socket, _ in bound_sockets(planned)}
+    kept = {socket.id: use for socket, use in bound_sockets(replace(planned, keeps_connections=True))}
+    assert {kept[socket] for socket in established} == {"connection"}
+
+
+def test_a_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore) -> None:
+    ids = planned.tree.root.ids
+    assert ids is not None
+    other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))
+    apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
+    assert list(bound_sockets(planned))
+    assert list(bound_sockets(replace(planned, tree=apart))) == []

@@ -1,0 +1,64 @@
+"""PIDs and other ids that a restore needs, and that others have."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from restore_plans import only_blocker
+
+from crckpt.host.proc import IdUser
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.tasks import needed_ids
+
+
+def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
+    asked = needed_ids(tree)
+    assert asked >= {process.pid for process in tree.processes}
+    assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
+    group = replace(tree.processes[1], pgid=4000)
+    outside = replace(tree, processes=(replace(tree.root, sid=0), group, *tree.processes[2:]))
+    assert 4000 in needed_ids(outside), "the leader of this group has ended"
+    assert 0 not in needed_ids(outside), "0 stands for a session outside the pid namespace"
+
+
+def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
+    """The tree gets crckpt's own."""
+    asked = needed_ids(tree)
+    others = (replace(process, sid=5000) for process in tree.processes[1:])
+    outside = replace(tree, processes=(replace(tree.root, pgid=5001, sid=5000), *others))
+    assert needed_ids(outside) == asked
+
+
+@pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
+def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
+    taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
+    assert judge_restore(planned, taken).is_in_use
+    told = only_blocker(judge_restore(planned, taken))
+    assert told.startswith(f"pid-taken: {role} 7993 is in use by nginx (PID 41)")
+    assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
+
+
+def test_an_id_that_crckpt_itself_has(planned: PlannedRestore, host: HostState) -> None:
+    """crckpt has ended by the time the user could look for it."""
+    ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
+    assert "type it again" in only_blocker(judge_restore(planned, ours))
+
+
+def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
+    threads = tuple(IdUser(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
+    other = IdUser(7998, "group", 41, 1, "y", "sleeping")
+    verdict = judge_restore(
+        planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other))
+    )
+    assert [finding.what.split(" is ")[0] for finding in verdict.blockers] == ["PID 7993", "group 7998"]
+    assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
+
+
+def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
+    told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
+    assert told.startswith(
+        "pid-unreaped: PID 7993 is in use by old, which has ended but is not yet reaped by its parent 40"
+    )

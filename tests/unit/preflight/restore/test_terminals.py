@@ -1,0 +1,57 @@
+"""Terminals outside the tree, and whose they are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from restore_plans import only_blocker
+
+from crckpt.images.core import Credentials
+from crckpt.images.tty import TerminalInfo
+from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+
+
+def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
+    """The images have both sides of a pty; without the master it is a terminal outside the tree."""
+    slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
+    outside = replace(planned, tree=replace(planned.tree, terminals=slaves))
+    assert judge_restore(outside, host).needs_terminal
+    assert only_blocker(judge_restore(outside, host)).startswith("terminal: ")
+    there = judge_restore(replace(outside, has_terminal=True), host)
+    assert (there.blockers, there.needs_terminal) == ((), True)
+
+
+@pytest.mark.parametrize(("uid", "owner", "refused"), [(0, 0, 0), (33, 33, 0), (33, 0, 1), (33, 34, 1), (33, None, 0)])
+def test_a_program_gets_no_terminal_of_another_user(
+    planned: PlannedRestore, host: HostState, uid: int, owner: int | None, refused: int
+) -> None:
+    """It could type commands that the shell of the terminal's owner would run."""
+    slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
+    credentials = Credentials(uid, uid, uid, uid, ())
+    threads = tuple(
+        replace(thread, core=replace(thread.core, credentials=credentials)) for thread in planned.tree.root.threads
+    )
+    tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, threads=threads),))
+    found = judge_restore(replace(planned, tree=tree, has_terminal=True, terminal_owner=owner), host).blockers
+    assert [finding.key for finding in found if finding.key.startswith("terminal")] == ["terminal-of-another"] * refused
+
+
+@pytest.mark.parametrize(
+    ("terminal", "needed"),
+    [
+        (TerminalInfo(6, "pty", 0, 0, 0, 3), True),
+        (TerminalInfo(6, "pty", 0, 0, 0, 3, is_hung_up=True), False),
+        (TerminalInfo(5, "current", 0, 0, 0, None), True),
+        (TerminalInfo(5, "current", 100, 100, 0, None), False),
+        (TerminalInfo(5, "console", 0, 0, 0, None), False),
+        (TerminalInfo(5, "virtual console", 0, 0, 0, None), False),
+    ],
+)
+def test_only_a_terminal_outside_is_needed(
+    planned: PlannedRestore, host: HostState, terminal: TerminalInfo, needed: bool
+) -> None:
+    """Not a console (it has a name), a terminal whose session is in the tree, or one that was hung up."""
+    tree = replace(planned.tree, terminals=(terminal,))
+    assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
