@@ -99,7 +99,7 @@ def restore_command(
 def option_words(options: DumpOptions) -> tuple[str, ...]:
     """The words that `options` add to a dump, as a person wants to read them."""
     ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
-    return (*_chosen_options(options), *ghost, *_dump_options(options))
+    return (*_option_words(options), *ghost, *_dump_options(options))
 
 
 def _place_options(paths: Paths, *, log: str) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def _common_options(paths: Paths, options: DumpOptions, *, log: str) -> tuple[st
         # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
         "--manage-cgroups=ignore",
         *(("--action-script", str(paths.script)) if paths.script else ()),
-        *(word for option in _chosen_options(options) for word in option.split(" ", 1)),
+        *(word for option in _option_words(options) for word in option.split(" ", 1)),
     )
 
 
@@ -123,7 +123,7 @@ def _dump_options(options: DumpOptions) -> tuple[str, ...]:
     return ("--skip-in-flight",) if options.skip_in_flight else ()
 
 
-def _chosen_options(options: DumpOptions) -> tuple[str, ...]:
+def _option_words(options: DumpOptions) -> tuple[str, ...]:
     flags = {
         "--tcp-established": options.tcp == "keep",
         "--tcp-close": options.tcp == "close",

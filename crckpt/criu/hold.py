@@ -136,7 +136,7 @@ class Hold:
 
 
 def can_hold(directory: Path) -> bool:
-    """Whether CRIU can run the action script of a hold in `directory`."""
+    """Return whether CRIU can run the action script of a hold in `directory`."""
     return PROGRAM.exists() or not os.statvfs(directory).f_flag & os.ST_NOEXEC
 
 

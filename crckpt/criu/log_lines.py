@@ -107,14 +107,14 @@ class RetypedLines:
     def __iter__(self) -> Iterator[Line]:
         return iter(self._lines)
 
-    def joined(self) -> Iterator[Line]:
+    def only_joined(self) -> Iterator[Line]:
         """Yield the lines, each only joined with those that continue it."""
         yield from only_joined(self)
 
     def complaints(self) -> Iterator[Line]:
         """Yield the joined lines that look like CRIU's."""
         known = {line.begin for line in self._telling}
-        yield from (line for line in self.joined() if line.begin in known and not _is_of_others(line))
+        yield from (line for line in self.only_joined() if line.begin in known and not _is_of_others(line))
 
     @cached_property
     def _lines(self) -> tuple[Line, ...]:

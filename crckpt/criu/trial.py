@@ -45,7 +45,7 @@ def trial(criu: Path, python: str = sys.executable) -> str | None:
 
 
 def locks_by_nftables(criu: Path) -> bool:
-    """Whether CRIU can lock a tree's network by nftables on this host."""
+    """Return whether CRIU can lock a tree's network by nftables on this host."""
     return run.run([criu, "check", "--no-default-config", "--feature", "network_lock_nftables"]).ok
 
 

@@ -45,7 +45,7 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
     return at
 
 
-def _shared_memory(record: Message) -> int:
+def _count_shared_memory(record: Message) -> int:
     # With field 3 the pages of the segment are in a page map. Old CRIU put them here.
     return 0 if record.flag(3) else _round_up(record.required(2), 4)
 
@@ -60,6 +60,6 @@ _SIZES: Final[dict[int, Callable[[Message], int]]] = {
     magics.SK_QUEUES: lambda record: record.required(2),
     magics.TCP_STREAM: lambda record: record.required(1) + record.required(3),
     magics.BPFMAP_DATA: lambda record: record.required(2) + record.required(3),
-    magics.IPCNS_SHM: _shared_memory,
+    magics.IPCNS_SHM: _count_shared_memory,
     magics.IPCNS_SEM: lambda record: _round_up(2 * record.required(2), 8),
 }

@@ -56,7 +56,7 @@ _FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB
 
 def own_memory(tree: ImageTree) -> dict[int, tuple[MemoryRange, ...]]:
     """Return the own memory of each process by PID, in ascending order, without processes that have none."""
-    inherited = _inherited_mappings(tree)
+    inherited = _find_inherited_mappings(tree)
     found = {
         process.pid: tuple(_ranges_of(process, inherited)) for process in tree.processes if process.memory is not None
     }
@@ -124,7 +124,7 @@ def _without_pages(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
     )
 
 
-def _inherited_mappings(tree: ImageTree) -> frozenset[tuple[int, int]]:
+def _find_inherited_mappings(tree: ImageTree) -> frozenset[tuple[int, int]]:
     """Return start and end of private mappings that several processes have at the same address.
 
     Only there CRIU looks for shared pages, in parents and their children (criu/mem.c, check_cow_vmas).

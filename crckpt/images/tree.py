@@ -273,7 +273,7 @@ def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -
         threads=(leader, *others),
         descriptors=_descriptors(images, files, ids.files),
         memory=memory,
-        mapped=_mapped_files(files, memory, name),
+        mapped=_find_mapped_files(files, memory, name),
         exe=_find(files, memory.exe_file_id, name),
         cwd=_find(files, directories.cwd_id, f"fs-{entry.pid}.img"),
         root=_find(files, directories.root_id, f"fs-{entry.pid}.img"),
@@ -302,7 +302,7 @@ def _descriptors(images: _Images, files: dict[int, OpenFile], table: int) -> tup
     return images.tables.get(table, ())
 
 
-def _mapped_files(files: dict[int, OpenFile], memory: AddressSpace, name: str) -> tuple[OpenFile, ...]:
+def _find_mapped_files(files: dict[int, OpenFile], memory: AddressSpace, name: str) -> tuple[OpenFile, ...]:
     ids = dict.fromkeys(vma.file_id for vma in memory.vmas if vma.file_id is not None)
     return tuple(_find(files, file_id, name) for file_id in ids)
 

@@ -40,5 +40,5 @@ def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tupl
         checkpoint = repository.get(identity)
         if checkpoint.stopped and checkpoint.run_id:
             # A network namespace of the tree ends with the tree, unless it has a name.
-            named = network_locks.named_networks() if checkpoint.options.network_lock == "nftables" else ()
+            named = network_locks.find_named_networks() if checkpoint.options.network_lock == "nftables" else ()
             yield checkpoint.run_id, (None, *named)

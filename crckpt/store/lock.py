@@ -26,15 +26,15 @@ class StoreLock:
             with self._backend.locked(alone=alone, timeout=timeout):
                 self._alone = alone
                 try:
-                    yield from self._nested()
+                    yield from self._count_depth()
                 finally:
                     self._alone = False
             return
         if alone and not self._alone:
             raise RuntimeError("the store's lock is held shared; it cannot be had alone inside that")
-        yield from self._nested()
+        yield from self._count_depth()
 
-    def _nested(self) -> Iterator[None]:
+    def _count_depth(self) -> Iterator[None]:
         self._depth += 1
         try:
             yield

@@ -48,7 +48,7 @@ class ProcessIdentity(Struct, frozen=True):
         return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
 
     def is_same(self, other: ProcessIdentity) -> bool:
-        """Whether both are one process."""
+        """Return whether both are one process."""
         process, another = ((it.host, it.boot_id, it.pid_namespace, it.pid, it.start) for it in (self, other))
         return process == another
 

@@ -48,7 +48,7 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
     if (match := _AGE.fullmatch(ref)) is not None:
         return _back(ref, targets, JobName(match["job"]), int(match["back"]))
     if (match := _TAG.fullmatch(ref)) is not None:
-        return _tagged(ref, targets, match["job"], match["tag"])
+        return _resolve_tag(ref, targets, match["job"], match["tag"])
     if ref in targets.jobs:
         return targets.jobs[JobName(ref)][-1]
     return _by_digits(ref, targets)
@@ -104,7 +104,7 @@ def _back(ref: str, targets: RefTargets, job: JobName, back: int) -> CheckpointI
     return series[-1 - back]
 
 
-def _tagged(ref: str, targets: RefTargets, job: str, name: str) -> CheckpointId:
+def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> CheckpointId:
     for tag in targets.tags:
         if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
             return tag.id

@@ -84,7 +84,7 @@ class Repository:
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """Return the ids of all checkpoints, readable or not."""
-        return tuple(self._named())
+        return tuple(self._find_named())
 
     def unreadable(self, job: str | None = None) -> tuple[UnreadableCheckpoint, ...]:
         """Return checkpoints whose manifest is damaged or newer; with `job`, those that may be of that job."""
@@ -202,7 +202,7 @@ class Repository:
         """Return what `checkpoints` and `unreadable` do, but read the manifests once."""
         found: list[Checkpoint] = []
         unreadable: list[UnreadableCheckpoint] = []
-        for checkpoint_id in self._named():
+        for checkpoint_id in self._find_named():
             try:
                 found.append(self.get(checkpoint_id))
             except NoSuchCheckpoint:
@@ -216,5 +216,5 @@ class Repository:
         found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
 
-    def _named(self) -> list[CheckpointId]:
+    def _find_named(self) -> list[CheckpointId]:
         return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]

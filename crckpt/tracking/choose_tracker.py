@@ -57,7 +57,7 @@ def find_method(criu: Path) -> tuple[str, str]:
 def count_written(name: str, pid: int) -> int:
     """How many tracked pages a process has written, by the method of that name. Raises OSError."""
     method = SoftDirty() if name == SoftDirty.name else UffdWp()
-    rows = method.written(pid)
+    rows = method.find_written(pid)
     return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
 
 

@@ -48,7 +48,7 @@ class SoftDirty:
         """Never: nothing of ours is in any process."""
         return False
 
-    def written(self, pid: int) -> NDArray[np.uint64]:
+    def find_written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.find_soft_dirty`."""
         return pagemap.find_soft_dirty(pid, pagemap.private_anonymous(pid))
 

@@ -46,9 +46,9 @@ class Method(Protocol):
         """Attach to each process. The attachment, or why there is none."""
 
     def is_left_in(self, pid: int) -> bool:
-        """Whether a process without attachment inherited something of ours, which attaching removes."""
+        """Return whether a process without attachment inherited something of ours, which attaching removes."""
 
-    def written(self, pid: int) -> NDArray[np.uint64]:
+    def find_written(self, pid: int) -> NDArray[np.uint64]:
         """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
 
 
@@ -164,12 +164,12 @@ class Tracker:
         kept = {"CRCKPT_MAP_FLAGS": f"{ours}/{self._flags}", "CRCKPT_FRAMES": f"{ours}/{self._frames}"}
         return {**self._method.environment(criu), **kept}
 
-    def written(self) -> dict[int, NDArray[np.uint64]]:
+    def find_written(self) -> dict[int, NDArray[np.uint64]]:
         """What each process that still runs has written since the base. Resets nothing."""
         found = {}
         for pid in self._members:
             try:
-                found[pid] = self._method.written(pid)
+                found[pid] = self._method.find_written(pid)
             except OSError:
                 continue
         return found

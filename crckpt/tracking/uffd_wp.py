@@ -50,7 +50,7 @@ class UffdWp:
         close_descriptors({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:
-        """Whether a process without attachment inherited a userfaultfd of ours."""
+        """Return whether a process without attachment inherited a userfaultfd of ours."""
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class UffdWp:
         """CRIU gets our preload library."""
         return library.environment(criu, NAME)
 
-    def written(self, pid: int) -> NDArray[np.uint64]:
+    def find_written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.find_written`."""
         return pagemap.find_written(pid, pagemap.private_anonymous(pid))
 

@@ -289,13 +289,13 @@ def _kept(log: Path, checkpoint: str) -> Path:
 
 
 def _agrees(tree: Tree) -> bool:
-    """Whether the log is as long as the program believes."""
+    """Return whether the log is as long as the program believes."""
     log = tree.facts()[""]["log"]
     assert isinstance(log, list)
     return bool(log[0] == log[1])
 
 
 def _is_consecutive(log: Path, word: str) -> bool:
-    """Whether the lines `word N` are numbered 1, 2, 3 ... to their last."""
+    """Return whether the lines `word N` are numbered 1, 2, 3 ... to their last."""
     numbers = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith(word)]
     return len(numbers) > 10 and numbers == list(range(1, len(numbers) + 1))

@@ -96,7 +96,7 @@ def test_an_unexpected_end_before_the_freeze_is_explained(crckpt: Crckpt, counte
 
 
 def _waits(pid: int) -> bool:
-    """Whether crckpt has stopped itself, and CRIU waits in its script."""
+    """Return whether crckpt has stopped itself, and CRIU waits in its script."""
     crckpt = psutil.Process(pid)
     return crckpt.status() == psutil.STATUS_STOPPED and any(
         child.name() == "hold-action" for child in crckpt.children(recursive=True)

@@ -93,7 +93,7 @@ def waiting(
 
 
 def is_awaited(pid: int) -> bool:
-    """Whether a CRIU that holds the process frozen has the pipe open at whose end it waits."""
+    """Return whether a CRIU that holds the process frozen has the pipe open at whose end it waits."""
     with suppress(OSError):
         return any(one.readlink().name == "alive" for one in Path(f"/proc/{tracer(pid)}/fd").iterdir())
     return False

@@ -164,7 +164,7 @@ def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) 
 
 
 def _has_ended_criu(pid: int) -> bool:
-    """Whether the children of a crckpt that stands still have ended."""
+    """Return whether the children of a crckpt that stands still have ended."""
     states = [child.status() for child in psutil.Process(pid).children()]
     return bool(states) and set(states) == {psutil.STATUS_ZOMBIE}
 

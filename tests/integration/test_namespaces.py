@@ -20,7 +20,7 @@ from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.model import DumpOptions
-from crckpt.tracking.preload.library import untracked_words
+from crckpt.tracking.preload.library import dump_words
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -157,9 +157,7 @@ def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu
     """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
     with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
         command = dump_command(criu, pid, Paths(tmp_path, tmp_path), DumpOptions(), leave_running=True)
-        done = subprocess.run(
-            [*untracked_words(criu, enter=pid), *command], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*dump_words(criu, enter=pid), *command], capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "cannot be entered: they belong to another user namespace" in done.stderr
         assert not list(tmp_path.glob("pages-*.img"))

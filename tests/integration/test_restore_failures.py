@@ -297,7 +297,7 @@ def _nothing_is_left(crckpt: Crckpt, tree: Tree, *, staged: bool = False) -> Non
 
 
 def _waits_for_the_word(store: Path) -> bool:
-    """Whether the program that CRIU runs in a hold waits for the crckpt that restores from this store."""
+    """Return whether the program that CRIU runs in a hold waits for the crckpt that restores from this store."""
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "hold-action":
             with suppress(FileNotFoundError):

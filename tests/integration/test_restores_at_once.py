@@ -80,7 +80,7 @@ def test_who_waited_too_long_says_for_whom(crckpt: Crckpt, ended: Remote, obstru
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
-    """Whether it has the lock of the job open."""
+    """Return whether it has the lock of the job open."""
     try:
         return any(name.readlink().name == f"restore-{JOB}" for name in Path(f"/proc/{process.pid}/fd").iterdir())
     except FileNotFoundError:

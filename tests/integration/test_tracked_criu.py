@@ -164,7 +164,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
     ran((*words, "--action-script", str(script)), failed, tracker.environment(found_criu()), status=255)
     assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
-    rows = tracker.written()[target.pid]
+    rows = tracker.find_written()[target.pid]
     assert not [start for start, _ in rows.tolist() if target.area <= start < target.area + PAGES * PAGE], (
         "and are lost"
     )

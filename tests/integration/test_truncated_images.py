@@ -42,7 +42,7 @@ def test_a_restore_of_truncated_images_ends(crckpt: Crckpt, tmp_path: Path, monk
 
 
 def restored(crckpt: Crckpt, tree: Tree, whole: Path, name: str, length: int) -> bool:
-    """Whether the tree was restored from a copy in which that image has this length. If not, nothing is left."""
+    """Return whether the tree was restored from a copy in which that image has this length. If not, nothing is left."""
     job = f"{name}-{length}"
     images = whole.parent / job
     shutil.copytree(whole, images)

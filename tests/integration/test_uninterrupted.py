@@ -284,7 +284,7 @@ def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
         (tmp_path / "images").mkdir()
         paths = Paths(tmp_path / "images", tmp_path, script)
         words = dump_command(criu, running.pid, paths, DumpOptions(), leave_running=True)
-        subprocess.run([*library.untracked_words(criu), *words], check=True)
+        subprocess.run([*library.dump_words(criu), *words], check=True)
         wait_for(lambda: running.lines()[1:] != [], READY_S, "the call to return")
         assert running.lines()[1:] == [["interrupted", "1"]]
         (running.directory / "go").touch()

@@ -29,7 +29,7 @@ def answer(number: int) -> int | str:
 
 
 def opened(name: str, *arguments: object) -> int | str:
-    """Whether `name`, one of libc's ways to open, opens this."""
+    """Return whether `name`, one of libc's ways to open, opens this."""
     number = getattr(LIBC, name)(*arguments)
     if number >= 0:
         os.close(number)

@@ -45,7 +45,7 @@ NO_WRITE_PROTECTION = _no_write_protection()
 
 
 def registered(pid: int, place: int) -> bool:
-    """Whether somebody write-protects the page there."""
+    """Return whether somebody write-protects the page there."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as file:
         return pagemap.is_registered(file.fileno(), pagemap.AddressRange(place, place + mmap.PAGESIZE))
 

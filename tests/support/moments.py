@@ -49,7 +49,7 @@ def reached(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]
 
 
 def traced(tree: Tree) -> bool:
-    """Whether somebody, which must be CRIU, holds the root."""
+    """Return whether somebody, which must be CRIU, holds the root."""
     return "\nTracerPid:\t0\n" not in Path(f"/proc/{tree.pid}/status").read_text()
 
 

@@ -136,7 +136,7 @@ def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
 
 
 def is_passing(log: str, root: int) -> bool:
-    """Whether CRIU refused what it would not a moment later: a process that ends, or whose program was replaced.
+    """Return whether CRIU refused what it would not a moment later: a process that ends, or whose program was replaced.
 
     The latter so late that its page map was not left out of the base: then it is its vdso that CRIU missed there.
     """

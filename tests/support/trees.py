@@ -233,7 +233,7 @@ def _is_init(pid: int) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process and it has not ended (a zombie has)."""
+    """Return whether there is such a process and it has not ended (a zombie has)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -34,15 +34,15 @@ _READY_WITHIN_S: Final = 2.0
 
 
 def kernel_has_landlock() -> bool:
-    """Whether any process can have such a domain."""
+    """Return whether any process can have such a domain."""
     with suppress(OSError):
         return syscall("landlock_create_ruleset", None, 0, _VERSION) > 0
     return False
 
 
 def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
-    """Whether process `pid` has a Landlock domain. `compares_with(other)` makes it call kcmp(2) for its memory and that
-    of process `other`, and returns the result, or minus the errno.
+    """Return whether process `pid` has a Landlock domain. `compares_with(other)` makes it call kcmp(2) for its memory
+    and that of process `other`, and returns the result, or minus the errno.
 
     Our session keyring is replaced: call this only in a helper process. Raises HostCannot if it could not be tried.
     """

@@ -325,6 +325,6 @@ def _interface_value(option: Option, number: int) -> bytes:
 
 
 def _uses_option_memory(held: socket.socket) -> bool:
-    """Whether the socket uses memory for options: memberships and keys of TCP do."""
+    """Return whether the socket uses memory for options: memberships and keys of TCP do."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])

@@ -127,7 +127,7 @@ def memory_errors(tid: int) -> Value:
 
 
 def io_flusher(tid: int) -> Value:
-    """Whether a thread takes part in writing memory out (PR_SET_IO_FLUSHER)."""
+    """Return whether a thread takes part in writing memory out (PR_SET_IO_FLUSHER)."""
     return (int(_task_flags(tid) & _IO_FLUSHER == _IO_FLUSHER),)
 
 
@@ -187,7 +187,9 @@ def set_autogroup_nice(pid: int, value: Value) -> None:
 
 
 def memory_merge(pid: int) -> Value:
-    """Whether equal pages of its memory may be merged (PR_SET_MEMORY_MERGE); nothing on a kernel without ksm_stat."""
+    """Return whether equal pages of its memory may be merged (PR_SET_MEMORY_MERGE); nothing on a kernel without
+    ksm_stat.
+    """
     with suppress(FileNotFoundError):
         said = procfs.text(f"/proc/{pid}/ksm_stat")
         if "ksm_merge_any:" in said:

@@ -97,7 +97,7 @@ def check_directory(path: str | Path) -> None:
 
 
 def is_directory(path: str | Path) -> bool:
-    """Whether `path` is a directory, and not a link to one."""
+    """Return whether `path` is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:

@@ -314,7 +314,7 @@ def _rmdir_in(above: int, path: Path, what: str) -> None:
 
 
 def is_named(path: Path) -> bool:
-    """Whether there is such a name, even if the disk has lost its file."""
+    """Return whether there is such a name, even if the disk has lost its file."""
     with losses_ignored():
         try:
             path.lstat()

@@ -13,7 +13,7 @@ _BY_OTHERS: Final = 0o022
 
 
 def is_own(status: os.stat_result, kind: int = stat.S_IFREG) -> bool:
-    """Whether a file has this kind, belongs to root or our user, and nobody else can write to it."""
+    """Return whether a file has this kind, belongs to root or our user, and nobody else can write to it."""
     owned = status.st_uid in (0, os.geteuid())
     return owned and stat.S_IFMT(status.st_mode) == kind and not status.st_mode & _BY_OTHERS
 

@@ -125,7 +125,7 @@ def read_small(descriptor: int, most: int) -> bytes:
 
 
 def _is_group_of(gid: int, users: frozenset[int]) -> bool:
-    """Whether the group has members, and all of them are among the users."""
+    """Return whether the group has members, and all of them are among the users."""
     try:
         named = grp.getgrgid(gid).gr_mem
     except KeyError:

@@ -76,16 +76,16 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
         stack.callback(os.close, file)
     except OSError as error:
         if error.errno in _EXCHANGED:
-            raise _replaced_error(path) from error
+            raise _exchange_error(path) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
     opened = os.fstat(file)
     is_same = (opened.st_dev, opened.st_ino, opened.st_uid) == (status.st_dev, status.st_ino, status.st_uid)
     if not is_same or not stat.S_ISREG(opened.st_mode) or opened.st_size < size:
-        raise _replaced_error(path)
+        raise _exchange_error(path)
     return directory, file
 
 
-def _replaced_error(path: Path) -> RestoreFailed:
+def _exchange_error(path: Path) -> RestoreFailed:
     return RestoreFailed(
         f"somebody replaced or truncated {path} a moment ago", hint=f"look at it, then try again: ls -l {path}"
     )

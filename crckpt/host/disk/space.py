@@ -28,12 +28,12 @@ def free_disk(path: Path) -> int:
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether the mount of an existing path is read-only."""
+    """Return whether the mount of an existing path is read-only."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether files at an existing path take memory (tmpfs)."""
+    """Return whether files at an existing path take memory (tmpfs)."""
     device = path.stat().st_dev
     kind = next((mount.kind for mount in read_mounts() if mount.device == device), "")
     return kind in _IN_MEMORY

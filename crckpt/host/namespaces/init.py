@@ -90,7 +90,7 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
 
 
 def _is_awaited(lock: int) -> bool:
-    """Whether crckpt still holds its lock; the kernel frees it when crckpt dies."""
+    """Return whether crckpt still holds its lock; the kernel frees it when crckpt dies."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,7 +99,7 @@ def _is_awaited(lock: int) -> bool:
 
 
 def _has_visitors() -> bool:
-    """Whether a process with a parent outside the namespace runs in it (nsenter): its parent is shown as 0."""
+    """Return whether a process with a parent outside the namespace runs in it (nsenter): its parent is shown as 0."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and path.name != "1":
             with suppress(OSError):

@@ -29,7 +29,7 @@ def find_nft() -> Path | None:
 
 
 def can_filter() -> bool:
-    """Whether the kernel lets us look at its packet filter."""
+    """Return whether the kernel lets us look at its packet filter."""
     tool = find_nft()
     return tool is not None and run.run([tool, "list", "tables"]).ok
 
@@ -56,7 +56,7 @@ def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
     It stays open during the block, so that the path cannot lead to another one.
     """
     ours = Path("/proc/self/ns/net").stat().st_dev
-    for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *named_networks()):
+    for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *find_named_networks()):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -69,7 +69,7 @@ def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
     yield None
 
 
-def named_networks() -> tuple[Path, ...]:
+def find_named_networks() -> tuple[Path, ...]:
     """The paths of named network namespaces. Source: ip-netns(8)."""
     return tuple(sorted(_NAMED.iterdir())) if _NAMED.is_dir() else ()
 

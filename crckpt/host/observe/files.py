@@ -11,7 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.maps import mapped_files
+from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts
 
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
@@ -53,7 +53,7 @@ def _find_in_process(
     """Find them in one process. `reached` are mapped files that another process has reached by their names."""
     for name in ("cwd", "root"):
         yield from _find_hidden(pid, f"/proc/{pid}/{name}", known)
-    for file, link in mapped_files(pid).items():
+    for file, link in find_mapped_files(pid).items():
         if file not in reached:
             found = tuple(_find_hidden(pid, link, known))
             yield from found
@@ -69,7 +69,7 @@ def _find_hidden(pid: int, link: str, known: dict[str, tuple[int, int] | None]) 
 
 
 def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
-    """Whether the name leads to another file than the link, or to none, before and after we read the link."""
+    """Return whether the name leads to another file than the link, or to none, before and after we read the link."""
     if target.endswith(" (deleted)"):
         return False
     try:

@@ -18,12 +18,12 @@ from crckpt.host.syscalls.pidfd_getfd import borrow
 
 
 def is_read_end(end: Descriptor) -> bool:
-    """Whether a pipe can be read there."""
+    """Return whether a pipe can be read there."""
     return end.flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def is_write_end(end: Descriptor) -> bool:
-    """Whether a pipe can be written to there."""
+    """Return whether a pipe can be written to there."""
     return end.flags & os.O_ACCMODE != os.O_RDONLY
 
 

@@ -84,7 +84,7 @@ def unread_bytes(pid: int, descriptor: int) -> int:
 
 
 def is_readable(pid: int, descriptor: int) -> bool:
-    """Whether data waits to be read; False if unknown."""
+    """Return whether data waits to be read; False if unknown."""
     waiting = select.poll()
     for _, borrowed in borrow_each(pid, (descriptor,)):
         waiting.register(borrowed, select.POLLIN)

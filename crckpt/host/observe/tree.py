@@ -90,7 +90,7 @@ class Transient(Struct, frozen=True):
     shared: frozenset[tuple[int, int]] = frozenset()
     waiting: frozenset[int] = frozenset()
 
-    def unchanged(self, later: Transient) -> Transient:
+    def intersect(self, later: Transient) -> Transient:
         """The states that another observation has, too."""
         return Transient(
             self.queues & later.queues,
@@ -187,7 +187,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     return Observed(
         tree=tree,
         descriptors=descriptors,
-        deleted_maps=tuple(found for pid in tree.pids for found in proc.mapped_deleted_files(pid)),
+        deleted_maps=tuple(found for pid in tree.pids for found in proc.find_deleted_mapped_files(pid)),
         connections=observed_sockets.tcp_connections(sorted(with_sockets)) if may_have_tcp else (),
         datagram_sockets=observed_sockets.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
@@ -212,7 +212,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
         foreign_namespaces=find_foreign_namespaces(tree.processes, own),
         closed_pipes=find_closed_pipes(descriptors),
-        transient=transient.unchanged(_read_transient(tree, sockets)) if transient != Transient() else transient,
+        transient=transient.intersect(_read_transient(tree, sockets)) if transient != Transient() else transient,
         waits=tuple(
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
         ),
@@ -304,7 +304,7 @@ def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descri
 
 
 def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:
-    """Whether two processes are in the same namespace of a kind."""
+    """Return whether two processes are in the same namespace of a kind."""
     return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
 
 

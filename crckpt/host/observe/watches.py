@@ -44,7 +44,7 @@ def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ..
 
 
 def _can_open_by_handle(device: int, kind: int, handle: bytes) -> bool:
-    """Whether one of our mounts of that file system opens the handle; True if there is no mount to try."""
+    """Return whether one of our mounts of that file system opens the handle; True if there is no mount to try."""
     answers = [_can_open(point, kind, handle) for point in _mount_points(device)]
     return not answers or any(answers)
 

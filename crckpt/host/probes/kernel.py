@@ -20,7 +20,7 @@ _MADV_GUARD_INSTALL = 102  # linux/mman.h, Linux 6.13
 
 
 def has_family(family: int) -> bool:
-    """Whether the kernel has sockets of an address family: make one."""
+    """Return whether the kernel has sockets of an address family: make one."""
     try:
         socket.socket(family, socket.SOCK_DGRAM).close()
     except OSError as error:
@@ -29,12 +29,12 @@ def has_family(family: int) -> bool:
 
 
 def has_seccomp_filters() -> bool:
-    """Whether programs can have seccomp filters (CONFIG_SECCOMP_FILTER)."""
+    """Return whether programs can have seccomp filters (CONFIG_SECCOMP_FILTER)."""
     return _SECCOMP.exists()
 
 
 def has_guard_pages() -> bool:
-    """Whether the kernel has guard pages: guard a page of ours."""
+    """Return whether the kernel has guard pages: guard a page of ours."""
     import mmap  # for few trees
 
     with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
@@ -46,12 +46,12 @@ def has_guard_pages() -> bool:
 
 
 def has_clocks() -> bool:
-    """Whether monotonic clocks can be set for a tree (time namespaces, CONFIG_TIME_NS)."""
+    """Return whether monotonic clocks can be set for a tree (time namespaces, CONFIG_TIME_NS)."""
     return _CLOCKS.exists()
 
 
 def has_security_module(name: str) -> bool:
-    """Whether `apparmor` or `selinux` is active."""
+    """Return whether `apparmor` or `selinux` is active."""
     if name == "apparmor":
         return _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y"
     return _SELINUX.exists()

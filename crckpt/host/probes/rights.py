@@ -54,7 +54,9 @@ def rootless(criu: Path | None) -> Outcome:
         is_script = file.read(2) == b"#!"
     if is_script:
         return limited(
-            f"{program} is a script, and the kernel ignores the capabilities of scripts", lost, _given_to_run(program)
+            f"{program} is a script, and the kernel ignores the capabilities of scripts",
+            lost,
+            _make_setpriv_command(program),
         )
     held = _of_file(program)
     lacking = [name for number, name in _OF_FILES.items() if number not in held]
@@ -66,7 +68,7 @@ def rootless(criu: Path | None) -> Outcome:
     )
 
 
-def _given_to_run(program: Path) -> str:
+def _make_setpriv_command(program: Path) -> str:
     """The command that lets an ordinary user run a program with these capabilities."""
     kept = ",".join(f"+{name}" for name in _OF_FILES.values())
     words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
@@ -91,7 +93,9 @@ def security_modules() -> Outcome:
 
 
 def _reach_the_kernel() -> bool:
-    """Whether our capabilities count in the first user namespace. Source: fs/proc/base.c, proc_map_files_get_link."""
+    """Return whether our capabilities count in the first user namespace. Source: fs/proc/base.c,
+    proc_map_files_get_link.
+    """
     try:
         next(Path("/proc/self/map_files").iterdir()).stat()
     except PermissionError:

@@ -7,12 +7,12 @@ ticks, namespaces, fdinfo or thread states, and takes 12 to 60 ms to import: so 
 from crckpt.host.proc.command import command_line, read_commands, title, working_directory
 from crckpt.host.proc.fd import Descriptor, descriptors
 from crckpt.host.proc.ids import IdUser, find_id_users
-from crckpt.host.proc.maps import mapped_deleted_files
+from crckpt.host.proc.maps import find_deleted_mapped_files
 from crckpt.host.proc.namespaces import namespace
 from crckpt.host.proc.procfs import boot_id
 from crckpt.host.proc.smaps import memory
 from crckpt.host.proc.stat import start_time
-from crckpt.host.proc.status import effective_capabilities, huge_pages, inner_tid, shared_memory, tracers
+from crckpt.host.proc.status import effective_capabilities, huge_pages, inner_tid, read_shared_memory, tracers
 from crckpt.host.proc.tree import (
     Process,
     Tree,
@@ -39,19 +39,19 @@ __all__ = [
     "cores_in_use",
     "descriptors",
     "effective_capabilities",
+    "find_deleted_mapped_files",
     "find_ended_tasks",
     "find_id_users",
     "huge_pages",
     "inner_tid",
     "is_current",
-    "mapped_deleted_files",
     "memory",
     "namespace",
     "outer_pids",
     "read_commands",
     "read_process",
+    "read_shared_memory",
     "read_tree",
-    "shared_memory",
     "start_time",
     "title",
     "tracers",

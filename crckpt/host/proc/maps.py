@@ -66,7 +66,7 @@ def count_maps(pid: int) -> int:
     return 0
 
 
-def mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
+def find_mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
     """Each file that a process has mapped -> a link to it; none if the process has ended.
 
     A file is named by device, inode and path: the same file has the same name in every process.
@@ -80,10 +80,10 @@ def mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
     return found
 
 
-def mapped_deleted_files(pid: int) -> tuple[tuple[str, int, int], ...]:
+def find_deleted_mapped_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     """(path, bytes, links) of mapped files whose name is gone; bytes as in `Descriptor.most`."""
     found = {}
-    for (*_, path), link in mapped_files(pid).items():
+    for (*_, path), link in find_mapped_files(pid).items():
         with suppress(OSError):
             if path.endswith(" (deleted)"):
                 status = os.stat(link)

@@ -34,7 +34,7 @@ def inner_tid(pid: int, tid: int) -> int:
     return int(read_status(pid, tid)["NSpid"].split()[-1])
 
 
-def shared_memory(pid: int) -> int:
+def read_shared_memory(pid: int) -> int:
     """Bytes of shared memory that is in no file, and that a process has touched. 0 if it has ended."""
     return read_bytes(pid, "RssShmem")
 

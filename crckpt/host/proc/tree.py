@@ -119,7 +119,7 @@ def read_tree(root: Process) -> Tree:
 
 
 def is_current(process: Process) -> bool:
-    """Whether the PID still belongs to this process: then what was read by that PID since `process` is of it.
+    """Return whether the PID still belongs to this process: then what was read by that PID since `process` is of it.
 
     The start time shows it. A process that gets the PID later starts later, in a clock tick of its own: PIDs are not
     used again within one.

@@ -36,7 +36,7 @@ def refuse_large_imports() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this error, or one of its causes, is a lack of memory."""
+    """Return whether this error, or one of its causes, is a lack of memory."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno == errno.ENOMEM):

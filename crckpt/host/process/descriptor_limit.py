@@ -32,7 +32,7 @@ class DescriptorLimits(Struct, frozen=True):
     hard: int
     pages_in_pipe: int
 
-    def needed(self, size: int, processes: int) -> int:
+    def count_needed(self, size: int, processes: int) -> int:
         """Descriptors for a round of `size` bytes of memory in so many processes: two for each pipe."""
         pipes = -(-size // (self.pages_in_pipe * PAGE_SIZE)) + processes
         return 2 * pipes + _OTHERS

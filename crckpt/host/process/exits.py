@@ -44,7 +44,7 @@ class ExitWatch:
             self._note(rest)
         return time.monotonic() - began
 
-    def ended(self) -> dict[int, int | None]:
+    def find_ended(self) -> dict[int, int | None]:
         """PID -> exit status or minus the signal of processes that have ended; None if the kernel has no status."""
         self._note(0)
         return self._ended

@@ -51,13 +51,13 @@ def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> in
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether it is still stopped: a signal to its group may have stopped us, too, until now."""
+    """Return whether it is still stopped: a signal to its group may have stopped us, too, until now."""
     process = proc.read_process(pid)
     return process is not None and process.state == "stopped"
 
 
 def _is_terminal_ours_alone(child: int, terminal: int) -> bool:
-    """Whether our process group has the terminal, and the child is in another one."""
+    """Return whether our process group has the terminal, and the child is in another one."""
     with suppress(OSError):
         return os.tcgetpgrp(terminal) == os.getpgrp() != os.getpgid(child)
     return False

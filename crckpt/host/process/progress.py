@@ -35,7 +35,7 @@ class Progress:
         self._quiet = 0
 
     def is_stuck(self) -> bool:
-        """Whether there was no progress for QUIET_S seconds. Call it every second."""
+        """Return whether there was no progress for QUIET_S seconds. Call it every second."""
         # Counts calls and reads no clock: CRIU may have been stopped together with us.
         before, self._signs = self._signs, _signs(self._log)
         self._quiet = self._quiet + 1 if self._signs is not None and self._signs == before else 0
@@ -83,12 +83,12 @@ def _memory(pid: int) -> int:
 
 
 def waits_for_a_disk(pids: Iterable[int]) -> bool:
-    """Whether a thread of these processes waits uninterruptibly."""
+    """Return whether a thread of these processes waits uninterruptibly."""
     return any(_state(task) == _UNINTERRUPTIBLE for task in _tasks(pids))
 
 
 def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_BY_PROGRAMS) -> bool:
-    """Whether a thread of these processes waits in one of these functions of the kernel, for another program."""
+    """Return whether a thread of these processes waits in one of these functions of the kernel, for another program."""
     return any(call in stack for task in _tasks(pids) for stack in _stack(task) for call in calls)
 
 

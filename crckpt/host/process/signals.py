@@ -114,7 +114,7 @@ def stops_deferred() -> Iterator[None]:
 
 
 def interrupt_is_waiting() -> bool:
-    """Whether a deferred interruption is pending."""
+    """Return whether a deferred interruption is pending."""
     return _interrupts.pending is not None
 
 

@@ -84,7 +84,7 @@ def _make_in(pid: int, start: int = 0) -> int:
 
 
 def _is_userfaultfd(tid: int, descriptor: int) -> bool:
-    """Whether a descriptor is one, in the table of this thread: it may have its own table."""
+    """Return whether a descriptor is one, in the table of this thread: it may have its own table."""
     with suppress(OSError):
         return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
     return False

@@ -23,12 +23,12 @@ _TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 
 
 def is_sharing_memory(one: int, other: int) -> bool:
-    """Whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
+    """Return whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
     return _is_same(one, other, _KCMP_VM, 0, 0)
 
 
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
-    """Whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
+    """Return whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
     return _is_same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
 
 

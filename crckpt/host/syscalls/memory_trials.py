@@ -49,7 +49,7 @@ def tracks_by_soft_dirty() -> bool:
 
 
 def soft_dirty_misses_joined() -> bool:
-    """Whether the kernel misses a write to a map that was merged with others; also True if that cannot be tried.
+    """Return whether the kernel misses a write to a map that was merged with others; also True if that cannot be tried.
 
     Kernels from 6.0 on miss it, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
     dirty as a whole, a change of protection makes its pages writable, and another merges it with a clean map.
@@ -67,7 +67,7 @@ def soft_dirty_misses_joined() -> bool:
 
 
 def can_scan() -> bool:
-    """Whether PAGEMAP_SCAN finds a written page. Raises OSError if the kernel does not have it."""
+    """Return whether PAGEMAP_SCAN finds a written page. Raises OSError if the kernel does not have it."""
     with _pages_of_ours(1) as (memory, address):
         return _scan(address, len(memory), 0) == 1
 

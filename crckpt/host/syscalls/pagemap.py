@@ -92,7 +92,7 @@ def _maps(pid: int) -> Iterator[tuple[AddressRange, str, int]]:
 
 
 def is_registered(pagemap: int, found: AddressRange) -> bool:
-    """Whether the map has asynchronous write protection. `pagemap` is an open /proc/PID/pagemap. Raises OSError."""
+    """Return whether a map is write-protected asynchronously, by an open /proc/PID/pagemap. Raises OSError."""
     try:
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=SCAN_CHECK_WPASYNC)
     except OSError as error:

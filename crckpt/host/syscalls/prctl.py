@@ -25,7 +25,7 @@ SET_MEMORY_MERGE: Final = 67
 
 
 def is_child_subreaper() -> bool:
-    """Whether orphaned descendants become our children."""
+    """Return whether orphaned descendants become our children."""
     answer = ctypes.c_int()
     _prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)

@@ -29,7 +29,7 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 
 def can_write_memory() -> bool:
-    """Whether the kernel has the call, and allows it."""
+    """Return whether the kernel has the call, and allows it."""
     return bool(_process_vm_writev(os.getpid(), None, 0, None, 0, 0) == 0)
 
 

@@ -86,7 +86,7 @@ class StoppedThread:
         return ThreadRegisters.read(self.tid).result
 
     def _is_entering(self, number: int, arguments: tuple[int, ...]) -> bool:
-        """Whether it is about to make this call, by the instruction that we have chosen."""
+        """Return whether it is about to make this call, by the instruction that we have chosen."""
         info = bytes(_SYSCALL_INFO.size)
         with suppress(OSError):  # a kernel before 5.3 has no such request
             info = ptrace_requests.get_system_call_info(self.tid)
@@ -187,7 +187,7 @@ def _find_thread(pid: int) -> int:
         why = "the main thread has exited" if len(process.threads) > 1 else "it has ended"
         raise Refused(f"PID {pid}: {why}")
     if process.tracer:
-        raise _traced_error(pid, process.tracer)
+        raise _tracer_refusal(pid, process.tracer)
     for tid in sorted(process.threads, key=lambda tid: tid != pid):
         with suppress(OSError):
             if _state(pid, tid) not in "DZX":
@@ -208,7 +208,7 @@ def _seize(pid: int, tid: int) -> None:
     except OSError as error:
         process = proc.read_process(pid)
         if process and process.tracer:
-            raise _traced_error(pid, process.tracer) from None
+            raise _tracer_refusal(pid, process.tracer) from None
         raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
 
 
@@ -342,7 +342,7 @@ def _refuse_own_dispatch(pid: int, tid: int) -> None:
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 
-def _traced_error(pid: int, tracer: int) -> Refused:
+def _tracer_refusal(pid: int, tracer: int) -> Refused:
     return Refused(f"PID {pid} is already traced by PID {tracer} ({proc.title(tracer)})", hint="detach the debugger")
 
 

@@ -136,5 +136,5 @@ class ThreadRegisters:
 
 
 def is_supported() -> bool:
-    """Whether this machine has a table."""
+    """Return whether this machine has a table."""
     return platform.machine() in MACHINES

@@ -68,7 +68,7 @@ class WriteProtection:
         return self._descriptor >= 0
 
     def is_held_by(self, pid: int, descriptor: int) -> bool:
-        """Whether that descriptor of a process is this userfaultfd too."""
+        """Return whether that descriptor of a process is this userfaultfd too."""
         return self.is_open and is_same_file(pid, descriptor, self._descriptor)
 
     def close(self) -> None:

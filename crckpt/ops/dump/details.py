@@ -65,14 +65,14 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
         stopped=target.request.stop,
         frozen_ms=freeze.frozen_ms,
         dump_ms=freeze.dump_ms,
-        details=json.dumps(details | {"closed_pipes": _closed_pipes(target)}, sort_keys=True).encode(),
+        details=json.dumps(details | {"closed_pipes": _find_closed_pipes(target)}, sort_keys=True).encode(),
         config_digest=target.context.config_digest,
         parent=parent.checkpoint if parent else None,
         base=parent.checkpoint_directory if parent else None,
     )
 
 
-def _closed_pipes(target: DumpTarget) -> list[int]:
+def _find_closed_pipes(target: DumpTarget) -> list[int]:
     """Inodes of the pipes that had only one end when the tree was dumped.
 
     A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.

@@ -27,12 +27,12 @@ from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult
 from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
-from crckpt.preflight.dump.files import deleted_bytes
+from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name
 from crckpt.tracking.choose_tracker import count_untracked, count_written
-from crckpt.tracking.preload.library import ENTERED, find_enter_refusal, restarts_calls, untracked_words
+from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
 
 _MOUNTS_DUMPED = "Dumping mountpoints"
 """CRIU logs this when it dumps mounts, which it does only outside of their namespace."""
@@ -102,7 +102,7 @@ class DumpTarget(Struct, frozen=True):
         if self.lineage is not None and self.lineage.tracks:
             words = (*self.lineage.environment, *words)
         else:
-            words = (*untracked_words(self.criu.path, enter=pid if enter else None), *words)
+            words = (*dump_words(self.criu.path, enter=pid if enter else None), *words)
         user = setpriv_words(self.plan.as_user, self.observed.own_capabilities)
         return (*(pid_namespace_words(root.pid) if "pid" in enter else ()), *user, *words)
 
@@ -209,7 +209,7 @@ def _default_job(comm: str) -> str:
 
 def _find_blockers(target: DumpTarget, memory: int | None = None) -> tuple[Finding, ...]:
     images = _estimate_images(target) if memory is None else memory
-    images += deleted_bytes(target.observed, is_in_memory)
+    images += count_deleted_bytes(target.observed, is_in_memory)
     return (*target.plan.blockers, *find_shortages(images, _read_free_space(target.context)))
 
 
@@ -226,7 +226,7 @@ def _estimate_images(target: DumpTarget) -> int:
     for pid in observed.tree.pids:
         with suppress(OSError):
             pages = count_written(summary.tracker, pid) + count_untracked(summary.tracker, pid)
-            expected += pages * PAGE_SIZE + proc.shared_memory(pid)
+            expected += pages * PAGE_SIZE + proc.read_shared_memory(pid)
     return min(observed.memory, expected)
 
 

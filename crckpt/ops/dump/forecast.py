@@ -122,7 +122,7 @@ def _ghost_bytes(observed: Observed) -> int:
 
 
 def is_in_memory(path: str) -> bool:
-    """Whether that file, which may have no name any more, is on a file system in memory."""
+    """Return whether that file, which may have no name any more, is on a file system in memory."""
     return space.is_in_memory(space.nearest_existing(Path(path).parent))
 
 

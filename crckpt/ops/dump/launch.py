@@ -26,7 +26,7 @@ from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import STAGING, Repository, staged
 from crckpt.tracking.keeper.sockets import keeper_socket
-from crckpt.tracking.preload.library import untracked_words
+from crckpt.tracking.preload.library import dump_words
 
 
 class Workspace(Struct, frozen=True):
@@ -148,7 +148,7 @@ def criu_started_early(
 
     def command(paths: Paths) -> tuple[str, ...]:
         words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
-        return (*untracked_words(criu.path), *words)
+        return (*dump_words(criu.path), *words)
 
     with started_criu(command, workspace, root.pid, waits=True, stop=request.stop) as waiting:
         yield waiting

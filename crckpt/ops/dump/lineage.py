@@ -120,7 +120,7 @@ class Lineage:
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.summary = replace(self.summary, why_full=error.message, whole=())
             return
-        whole = (*self.summary.whole, *_missed_by_rounds(self.parent, basis, root))
+        whole = (*self.summary.whole, *_describe_missed(self.parent, basis, root))
         self.summary = replace(self.summary, base=self.parent.checkpoint, rounds=self.parent.rounds, whole=whole)
 
     def _report(self, message: Callable[[KeeperSession], None]) -> None:
@@ -134,7 +134,7 @@ class Lineage:
             self.has_lost_keeper = True
 
 
-def _missed_by_rounds(parent: ParentImages, basis: DumpBasis, root: int) -> Iterator[str]:
+def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Iterator[str]:
     """Clauses on processes below `root` that rounds did not copy: CRIU dumps them in full."""
     process = proc.read_process(root) if parent.rounds else None
     named = {process.pid for process in basis.whole}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import PathChangers
 from crckpt.host.disk.users import read_link_target
-from crckpt.host.proc.maps import mapped_files
+from crckpt.host.proc.maps import find_mapped_files
 
 
 def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, list[tuple[int, int, int]]]:
@@ -24,7 +24,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str,
             known.setdefault(descriptor.target, []).append((*descriptor.identity, writes))
     for process in tree.processes:
         names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
-        links = (*names, *mapped_files(process.pid).values())
+        links = (*names, *find_mapped_files(process.pid).values())
         reached = [found for link in links if (found := read_link_target(link))]
         # Another process may have got its PID: its files are not the tree's.
         for found in reached if proc.is_current(process) else ():

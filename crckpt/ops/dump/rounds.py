@@ -140,12 +140,12 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
 def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, ...]:
     """Words before a CRIU that needs more descriptors than it may open now. Raises PreflightRefused if it may not."""
     limits, processes = read_descriptor_limits(), len(target.observed.tree.processes)
-    needed = limits.needed(target.observed.memory, processes)
+    needed = limits.count_needed(target.observed.memory, processes)
     if needed > limits.soft and lineage.parent is not None:
         # Only what was written needs them, which takes a while to find: all memory was the quick upper bound.
         tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
         size = tracked + whole + _count_untracked(lineage.summary.tracker, target.observed.tree) * PAGE_SIZE
-        needed = min(needed, limits.needed(size, processes))
+        needed = min(needed, limits.count_needed(size, processes))
     if needed > limits.hard:
         raise preflight_refusal(
             (cause("descriptors-for-rounds").finding(needed=f"{needed:,}", limit=f"{limits.hard:,}", more=2 * needed),)
@@ -155,7 +155,7 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
 
 
 def _reads(lineage: Lineage, criu: Criu) -> bool:
-    """Whether CRIU may copy pages after the freeze.
+    """Return whether CRIU may copy pages after the freeze.
 
     Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
     protection does not.
@@ -164,7 +164,7 @@ def _reads(lineage: Lineage, criu: Criu) -> bool:
 
 
 def _pays(rounds: Sequence[RoundResult]) -> bool:
-    """Whether another round may leave less to the freeze, of tracked memory."""
+    """Return whether another round may leave less to the freeze, of tracked memory."""
     pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in rounds[-2:]]
     if pages and pages[-1] < _FEW:
         return False

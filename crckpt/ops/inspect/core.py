@@ -185,7 +185,7 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
         for region in memory.regions
         if region.path and not region.is_zero_elsewhere
     ]
-    yield elf_core.note(elf_core.NT_FILE, elf_core.mapped_files(files))
+    yield elf_core.note(elf_core.NT_FILE, elf_core.make_file_note(files))
 
 
 def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:

@@ -81,7 +81,7 @@ def open_files(tree: ImageTree) -> OpenFiles:
 
 
 def is_socket(file: OpenFile) -> bool:
-    """Whether an open file is a socket."""
+    """Return whether an open file is a socket."""
     return isinstance(file, InetSocket | UnixSocket | NetlinkSocket | PacketSocket)
 
 

@@ -113,7 +113,7 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
 
 
 def _is_same(old: ImageProcess, new: ImageProcess) -> bool:
-    """Whether a PID names the same process, running the same program, in both checkpoints."""
+    """Return whether a PID names the same process, running the same program, in both checkpoints."""
     # The images have no start times, and a restore changes them. But the kernel draws new addresses for a program at
     # each start, and a restore keeps them.
     if old.memory is None or new.memory is None:

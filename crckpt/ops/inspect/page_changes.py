@@ -33,7 +33,7 @@ class PageChanges(Struct, frozen=True):
         return PageChanges(self.changed + other.changed, self.new + other.new, self.gone + other.gone)
 
     def __bool__(self) -> bool:
-        """Whether any page differs."""
+        """Return whether any page differs."""
         return bool(self.changed or self.new or self.gone)
 
 

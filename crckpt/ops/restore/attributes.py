@@ -39,8 +39,8 @@ from crckpt.preflight.restore.attributes import (
     RecordedSocket,
     ThreadAttributes,
     attributes_to_set,
+    find_recorded_sockets,
     judge_attributes,
-    recorded_sockets,
     shares_session,
 )
 
@@ -86,7 +86,7 @@ class AttributeRestore(Struct, frozen=True):
         tree = _RestoredTree(self.tree, init)
         losses = [*tree.set(tuple(attributes_to_set(self.record, self.tree, self.host)))]
         losses.extend(tree.move(self.verdict.moves))
-        of_sockets = tree.set_sockets(tuple(recorded_sockets(self.record, self.tree)))
+        of_sockets = tree.set_sockets(tuple(find_recorded_sockets(self.record, self.tree)))
         losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
@@ -230,7 +230,7 @@ def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAt
 
 
 def _has(name: str, tid: int, value: AttributeValue) -> bool:
-    """Whether a thread has that value already. What cannot be read counts as set if the value is empty."""
+    """Return whether a thread has that value already. What cannot be read counts as set if the value is empty."""
     reader = tasks.OF_THREAD.get(name) or tasks.OF_PROCESS.get(name)
     if reader is None:
         return not any(value)
@@ -243,7 +243,7 @@ def _set(name: str, tid: int, value: AttributeValue, thread: ThreadAttributes) -
     try:
         tasks.SETTERS[name](tid, value)
     except _REFUSED as error:
-        yield _lost(name, thread, str(getattr(error, "strerror", None) or error))
+        yield _report_lost(name, thread, str(getattr(error, "strerror", None) or error))
 
 
 def _order(pid: int, tid: int, values: list[tuple[str, AttributeValue]]) -> Order:
@@ -255,11 +255,11 @@ def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
         return
     for (thread, order), answer in zip(orders, carry_out([order for _, order in orders]), strict=True):
         if answer.why:
-            yield from (_lost(name, thread, answer.why) for name, _ in order.values)
-        yield from (_lost(name, thread, why) for name, why in answer.failed)
+            yield from (_report_lost(name, thread, answer.why) for name, _ in order.values)
+        yield from (_report_lost(name, thread, why) for name, why in answer.failed)
 
 
-def _lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
+def _report_lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
     attribute = ATTRIBUTE_BY_NAME[name]
     key = "protection-lost" if attribute.protects else "attribute-lost"
     return cause(key).finding(title=attribute.title, tid=thread.tid, pid=thread.pid, why=why)

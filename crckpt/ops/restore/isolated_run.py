@@ -38,7 +38,7 @@ from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import Verdict
-from crckpt.preflight.restore.rehearsal import needed_addresses
+from crckpt.preflight.restore.rehearsal import find_needed_addresses
 from crckpt.store import Checkpoint
 from crckpt.tracking.preload.library import restore_words
 
@@ -109,7 +109,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
     tree, work = isolated.tree, isolated.work
     joining = () if isolated.group is None else isolated.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in isolated.verdict.rewinds)
-    plan = SeclusionPlan(str(work), reachable_sockets(tree), needed_addresses(tree), cut, limit)
+    plan = SeclusionPlan(str(work), reachable_sockets(tree), find_needed_addresses(tree), cut, limit)
     with ExitStack() as stack:
         # First, so that it is closed last: children of a CRIU that was killed listen until the namespaces end.
         streamer = stack.enter_context(serving(work))
@@ -136,7 +136,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
         return IsolatedRun(
             restore_ms=(result.ended - result.started) * 1000,
             ran_s=ran_s,
-            ended=_end(tree, watch.ended(), new),
+            ended=_end(tree, watch.find_ended(), new),
             probe=probe,
             unwritable=new.secluded.unwritable,
             lost=tuple(lost),

@@ -26,7 +26,7 @@ from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
-from crckpt.preflight.restore.files import needed_path
+from crckpt.preflight.restore.files import find_needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
 _MAP_SHARED: Final = 0x01  # sys/mman.h
@@ -44,7 +44,7 @@ class RecordedFiles(Struct, frozen=True):
     by_inode: bool = False
 
     def has(self, found: LinkTarget, *, writes: bool) -> bool:
-        """Whether the tree had this file open at this path."""
+        """Return whether the tree had this file open at this path."""
         return any(
             inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
             for device, inode, written in self.files.get(found.path, ())
@@ -105,9 +105,9 @@ class _Check:
         for name, file in (("exe", process.exe), ("cwd", process.cwd), ("root", process.root)):
             if isinstance(file, RegularFile):
                 yield _FileInUse(f"/proc/{pid}/{name}", file, os.X_OK)
-        yield from self._mapped_files(process, pid)
+        yield from self._find_mapped_files(process, pid)
 
-    def _mapped_files(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
+    def _find_mapped_files(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
         if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
@@ -119,7 +119,7 @@ class _Check:
             yield _FileInUse(link, self._files[vma.file_id or 0], os.R_OK | (os.W_OK if writes else 0))
 
     def _changers(self, file: RegularFile) -> Changers:
-        path = needed_path(file)
+        path = find_needed_path(file)
         return self._paths(path) if path else Changers()
 
     def _finding(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
@@ -134,13 +134,15 @@ class _Check:
             yield _exchange_finding(process, used, theirs[0])
 
     def _is_of_another(self, used: _FileInUse) -> bool:
-        """Whether the path is in /proc of a process outside the tree: that process decides who may open it."""
+        """Return whether the path is in /proc of a process outside the tree: that process decides who may open it."""
         of_process = _PROCESS.match(used.file.path)
         return of_process is not None and int(of_process[1]) not in self._inside
 
     def _is_right(self, found: LinkTarget, used: _FileInUse, uid: int | None) -> bool:
-        """Whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in /tmp."""
-        if found.path != needed_path(used.file):
+        """Return whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in
+        /tmp.
+        """
+        if found.path != find_needed_path(used.file):
             return False
         return found.owner == uid or self._known.has(found, writes=bool(used.access & os.W_OK))
 

@@ -102,7 +102,7 @@ def _rehearse(
             streams = ImageStreams(reading, tree, context.progress, without_signal)
             streams.begin()
         details = read_details(repository, checkpoint)
-        planned = _planned_restore(checkpoint, tree, criu, details)
+        planned = _plan_restore(checkpoint, tree, criu, details)
         # In a network of its own all ports are free. Files on an overlay are other files, without locks and writers.
         host = replace(survey(planned, reading.files, context.store), refused={}, locks={}, writers={})
         verdict = _judge(planned, host)
@@ -150,7 +150,7 @@ def _rehearse(
     )
 
 
-def _planned_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> PlannedRestore:
+def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> PlannedRestore:
     """Plan a restore into a new PID namespace, in which files may be cut back."""
     return PlannedRestore(
         tree=tree,

@@ -43,7 +43,7 @@ from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.tasks import needed_ids
+from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
@@ -127,7 +127,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         if not request.dry_run and not tree.is_read_by_position:
             streams = ImageStreams(reading, tree, attempt.context.progress, attempt.images_without_signal(tree))
             streams.begin()
-        if criu is not None and criu.run.pid in needed_ids(tree):
+        if criu is not None and criu.run.pid in find_needed_ids(tree):
             # By chance it has a PID that the tree needs; the next CRIU has another.
             early.close()
             criu = None
@@ -208,7 +208,7 @@ def _follow(
         lost.extend(attributes.set_all(criu.init))
 
     # A new PID namespace ends with its init, and all its processes with it.
-    ours = frozenset[int]() if criu.new else needed_ids(tree)
+    ours = frozenset[int]() if criu.new else find_needed_ids(tree)
     with interrupts_deferred():
         if streams is not None:
             criu.streamer.serve(streams)
@@ -249,7 +249,7 @@ def _follow(
 def _lift_network_lock(checkpoint: Checkpoint) -> None:
     """Lift CRIU's lock in the named network namespaces: CRIU made new ones for the tree, and left the lock there."""
     if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":
-        for place in network_locks.named_networks():
+        for place in network_locks.find_named_networks():
             # The tree runs already, so a failure here does not matter; `crckpt rm` tries it again.
             with suppress(HostCannot):
                 network_locks.lift_lock(checkpoint.run_id, place)

@@ -21,9 +21,9 @@ from crckpt.host.process import cgroups
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
-from crckpt.preflight.restore.files import changed_paths, needed_files, needed_path
+from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.locks import needed_locks
+from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.requirements import (
     DiskSpace,
@@ -33,8 +33,8 @@ from crckpt.preflight.restore.requirements import (
     count_huge_pages,
     kernel_needs,
 )
-from crckpt.preflight.restore.sockets import bound_sockets
-from crckpt.preflight.restore.tasks import needed_ids
+from crckpt.preflight.restore.sockets import find_bound_sockets
+from crckpt.preflight.restore.tasks import find_needed_ids
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
@@ -54,19 +54,19 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         owners=() if wanted.new_pid_namespace else _find_id_users(tree),
         files={
             path: _file(path, file, may_cut=wanted.grown == "rewind")
-            for file in needed_files(tree)
-            if (path := needed_path(file))
+            for file in find_needed_files(tree)
+            if (path := find_needed_path(file))
         },
         refused={
             socket.id: refusal
-            for socket, use in bound_sockets(wanted)
+            for socket, use in find_bound_sockets(wanted)
             if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
         },
         resources=_resources(wanted, images, store),
         us=os.getpid(),
-        locks=read_held_locks({path for _, path, _ in needed_locks(tree)}),
+        locks=read_held_locks({path for _, path, _ in find_needed_locks(tree)}),
     )
-    suspects = changed_paths(wanted, now)
+    suspects = find_changed_paths(wanted, now)
     if not suspects:
         return now
     return replace(
@@ -77,7 +77,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
 
 
 def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
-    wanted = needed_ids(tree)
+    wanted = find_needed_ids(tree)
     owners = proc.find_id_users(wanted)
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
     if not ended:
@@ -108,7 +108,7 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
 def _resources(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostResources:
     tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
     asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections)
-    ghosts = tuple(_deleted_files(tree, sizes))
+    ghosts = tuple(_find_deleted_files(tree, sizes))
     # Streams take no space; files do, until the tree runs.
     unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
     memory, free = _memory(images, (*ghosts, *unpacked))
@@ -175,7 +175,7 @@ def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
     return len(np.unique(np.concatenate(found))) * PAGE_SIZE if found else 0
 
 
-def _deleted_files(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
+def _find_deleted_files(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
     """Yield the directory and size of each deleted file that a restore makes again."""
     found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
     for target, path in found.items():

@@ -11,7 +11,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 from crckpt.preflight.dump.files import is_deleted_file
-from crckpt.preflight.dump.namespaces import known_namespaces, shares_namespace
+from crckpt.preflight.dump.namespaces import find_known_namespaces, shares_namespace
 
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
 _TUN = (10, 200)
@@ -68,7 +68,7 @@ def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Findin
     elif stat.S_ISFIFO(descriptor.mode) and descriptor.flags & os.O_DIRECT:
         # CRIU saves a named pipe in packet mode, but cannot open it so again.
         yield cause("packet-pipe").finding()
-    elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in known_namespaces(observed):
+    elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in find_known_namespaces(observed):
         yield cause("namespace-outside").finding(inode=inode[1])
     elif stat.S_ISCHR(descriptor.mode):
         yield from _find_unsaved_device(descriptor, observed)

@@ -34,17 +34,17 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
 
 def ghost_files(observed: Observed) -> frozenset[tuple[str, int]]:
     """Return (path, bytes) of the files in use that have no name any more: CRIU copies them into its images."""
-    return frozenset((path, size) for path, size, links in deleted_files(observed) if not links)
+    return frozenset((path, size) for path, size, links in find_deleted_files(observed) if not links)
 
 
-def deleted_bytes(observed: Observed, is_in_memory: Callable[[str], bool]) -> int:
+def count_deleted_bytes(observed: Observed, is_in_memory: Callable[[str], bool]) -> int:
     """Return how many bytes of deleted open files CRIU copies from disks. Mapped ones in memory count as memory."""
     mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
     opened = (found for found in observed.descriptors if is_deleted_file(found) and not found.links)
     return sum(size for _, size in {(found.target, found.allocated) for found in opened if found.target not in mapped})
 
 
-def deleted_files(observed: Observed) -> Iterator[tuple[str, int, int]]:
+def find_deleted_files(observed: Observed) -> Iterator[tuple[str, int, int]]:
     """Return (path, bytes, links) of deleted files that the tree has open or mapped."""
     yield from ((found.target, found.most, found.links) for found in observed.descriptors if is_deleted_file(found))
     yield from (found for found in observed.deleted_maps if not found[0].startswith(_NO_FILES))

@@ -40,7 +40,7 @@ def shares_namespace(observed: Observed, kind: str) -> bool:
     return dict(observed.tree.root.namespaces).get(kind) == dict(observed.own_namespaces).get(kind)
 
 
-def known_namespaces(observed: Observed) -> frozenset[int]:
+def find_known_namespaces(observed: Observed) -> frozenset[int]:
     """Return the inodes of all namespaces that CRIU can name: the tree's and its own."""
     processes = (process.namespaces for process in observed.tree.processes)
     return frozenset(inode for kinds in (observed.own_namespaces, *processes) for _, inode in kinds)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host.observe.tree import Observed
 from crckpt.model import MEBIBYTE, DumpOptions
-from crckpt.preflight.dump.files import deleted_files, ghost_files
+from crckpt.preflight.dump.files import find_deleted_files, ghost_files
 from crckpt.preflight.dump.namespaces import shares_namespace
 from crckpt.preflight.dump.terminals import outside_terminals
 
@@ -57,7 +57,7 @@ def _find_reasons(observed: Observed, tcp: str | None) -> Iterator[OptionReason]
     locks = [descriptor for descriptor in observed.descriptors if "\nlock:" in descriptor.info]
     if locks:
         yield OptionReason("--file-locks", f"PID {locks[0].pid} holds a lock on {locks[0].target}")
-    linked = [path for path, _, links in deleted_files(observed) if links]
+    linked = [path for path, _, links in find_deleted_files(observed) if links]
     if linked:
         yield OptionReason("--link-remap", f"{linked[0]} has another name")
     if any(descriptor.socket_inode in observed.datagram_sockets for descriptor in observed.descriptors):

@@ -33,7 +33,7 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
     for process in observed.tree.processes:
         yield from _find_unfreezable(process, observed, names)
     for thread in observed.traced_threads:
-        yield _traced(processes[thread.pid], thread.tracer, observed, names)
+        yield _report_tracer(processes[thread.pid], thread.tracer, observed, names)
     yield from _find_unreadable_limits(observed)
     for pid, parent in sorted(observed.transient.shared):
         # A parent that waits in vfork cannot be frozen.
@@ -67,7 +67,7 @@ def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
 
 def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
-        yield _traced(process, process.tracer, observed, names)
+        yield _report_tracer(process, process.tracer, observed, names)
     if process.state == "zombie" and len(process.threads) > 1:
         yield cause("thread-leader-gone").finding()
     if process.trapped:
@@ -76,7 +76,7 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
         yield cause("frozen-group").finding(pid=process.pid, group=group.group, thaw=group.thaw)
 
 
-def _traced(process: Process, tracer: int, observed: Observed, names: dict[int, str]) -> Finding:
+def _report_tracer(process: Process, tracer: int, observed: Observed, names: dict[int, str]) -> Finding:
     name = names.get(tracer, "?")
     # Do not advise to end the root: that would end what is to be saved.
     key = "being-dumped" if name == "criu" else "traced-by-root" if tracer == observed.tree.root.pid else "traced"

@@ -112,7 +112,7 @@ def _fit(
             yield name, value
 
 
-def recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[RecordedSocket]:
+def find_recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[RecordedSocket]:
     """Return the sockets of the record that are in the tree."""
     by_inode: dict[int, tuple[int, int, InetSocket | UnixSocket | NetlinkSocket]] = {}
     # CRIU saves no inode of a packet socket: look for it where the dump found it.
@@ -173,7 +173,7 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
     """Find sockets that lose their peer's user or the keys of their segments."""
     inside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and not file.external}
     comms = {process.pid: process.comm for process in tree.processes}
-    sockets = tuple(recorded_sockets(record, tree))
+    sockets = tuple(find_recorded_sockets(record, tree))
     for found in sockets:
         # After a restore the peer of such a connection within the tree seems to be root.
         is_within = isinstance(found.file, UnixSocket) and found.file.peer in inside

@@ -50,7 +50,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
             *namespaces.find_blockers(planned.tree),
             *requirements.find_older_criu(*planned.crius),
             *requirements.find_blockers(
-                planned.tree, planned.cpu_features, max(tasks.needed_ids(planned.tree)), host.resources
+                planned.tree, planned.cpu_features, max(tasks.find_needed_ids(planned.tree)), host.resources
             ),
             *terminals.find_blockers(planned, host),
             *pipes.find_blockers(planned, outside_pipes),

@@ -55,7 +55,7 @@ def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
     blockers: list[Finding] = []
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
-    for file in needed_files(planned.tree):
+    for file in find_needed_files(planned.tree):
         for finding, rewind in _check_file(planned, file, host, uses.get(file.id, "opened"), facts):
             if rewind is not None:
                 rewinds.append(rewind)
@@ -63,29 +63,29 @@ def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
     return CheckedFiles(tuple(blockers), tuple(warnings), tuple(rewinds))
 
 
-def changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, ...]:
+def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, ...]:
     """Return the paths of changed files that prevent a restore or would be cut back."""
     facts = _file_facts(planned.tree)
     return tuple(
-        needed_path(file)
-        for file in needed_files(planned.tree)
+        find_needed_path(file)
+        for file in find_needed_files(planned.tree)
         if any(found.key not in _HARMLESS for found, _ in _check_file(planned, file, host, "opened", facts))
     )
 
 
-def needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
+def find_needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
     """Return the files that must be there, each path once. None for a tree that brings its own mount namespace."""
     if tree.is_apart("mnt"):
         return ()
     needed: dict[str, RegularFile] = {}
     for file in tree.regular_files:
-        path = needed_path(file)
+        path = find_needed_path(file)
         if path and (path not in needed or needed[path].size is None):
             needed[path] = file
     return tuple(needed.values())
 
 
-def needed_path(file: RegularFile) -> str:
+def find_needed_path(file: RegularFile) -> str:
     """Return the path at which CRIU will open the file; empty if nothing must be there."""
     path = file.path if file.remap is None else file.remap.path if file.remap.kind == LINKED else ""
     # These come back with the tree: its processes, and terminals whose master is in it.
@@ -130,7 +130,7 @@ def _file_facts(tree: ImageTree) -> _FileFacts:
     ends: dict[str, int] = {}
     for file in tree.regular_files:
         if file.is_append_only:
-            path = needed_path(file)
+            path = find_needed_path(file)
             ends[path] = max(file.pos, ends.get(path, 0))
     return _FileFacts(_programs(tree), ends)
 
@@ -138,7 +138,7 @@ def _file_facts(tree: ImageTree) -> _FileFacts:
 def _check_file(
     planned: PlannedRestore, file: RegularFile, host: HostState, use: str, facts: _FileFacts
 ) -> Iterator[tuple[Finding, Rewind | None]]:
-    path = needed_path(file)
+    path = find_needed_path(file)
     now, package = host.files.get(path), host.packages.get(path)
 
     def finding(key: str, **more: object) -> Finding:
@@ -163,14 +163,14 @@ def _check_file(
         yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):
         return
-    size = file.size if file.size is not None else _appended_size(planned, path, facts.ends)
+    size = file.size if file.size is not None else _find_appended_size(planned, path, facts.ends)
     is_resized = size is not None and size != now.size
     # Compare the build before the size: a longer build of a library must not be cut back.
     if file.build_id and file.build_id != now.build_id and (now.build_id or is_resized):
         yield finding("file-replaced", build_id=file.build_id), None
     elif size is not None and is_resized:
         writer = host.writers.get(path)
-        key = _resized_key(planned, file, now, size, writer, facts.programs)
+        key = _find_resized_key(planned, file, now, size, writer, facts.programs)
         named = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield finding(key, size=size, now=now.size, **named), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > planned.created:
@@ -185,7 +185,7 @@ def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
 
 
-def _appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:
+def _find_appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:
     """Return the size at the dump of a file opened for appending; None if it is not known."""
     before_freeze = planned.append_sizes.get(path)
     if before_freeze is None:
@@ -194,7 +194,7 @@ def _appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> 
     return max(before_freeze, ends.get(path, 0))
 
 
-def _resized_key(
+def _find_resized_key(
     planned: PlannedRestore,
     file: RegularFile,
     now: FileState,
@@ -205,7 +205,7 @@ def _resized_key(
     """Return the key of the cause that applies to a file that had `size` bytes."""
     if now.size < size:
         return "file-shrunk"
-    if needed_path(file) in programs:
+    if find_needed_path(file) in programs:
         return "program-grown"
     if planned.grown == "rewind":
         return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"
@@ -216,7 +216,7 @@ def _resized_key(
 
 def _programs(tree: ImageTree) -> frozenset[str]:
     """Return the paths of what the tree executes: a longer file is another build, even without a build-id."""
-    paths = {file.id: needed_path(file) for file in tree.regular_files}
+    paths = {file.id: find_needed_path(file) for file in tree.regular_files}
     programs = set()
     for process in tree.processes:
         programs.add(paths.get(process.exe.id, "") if process.exe is not None else "")

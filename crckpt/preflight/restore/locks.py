@@ -9,26 +9,26 @@ from crckpt.host.proc.locks import HeldLock
 from crckpt.images.filelocks import FileLock
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.files import needed_files, needed_path
+from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 
 
-def needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
+def find_needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
     """Return the locks that a restore takes again: each with its path, and who had it by which descriptor."""
-    needed = {needed_path(file) for file in needed_files(tree)}
+    needed = {find_needed_path(file) for file in find_needed_files(tree)}
     holders = {process.pid: process for process in tree.processes}
     for lock in tree.locks:
         holder = holders[lock.pid]
         for opened in holder.descriptors:
             if opened.fd == lock.fd and isinstance(opened.file, RegularFile):
-                path = needed_path(opened.file)
+                path = find_needed_path(opened.file)
                 if path in needed:
                     yield lock, path, f"fd {lock.fd} of {holder.comm}, PID {lock.pid}"
 
 
 def find_blockers(tree: ImageTree, host: HostState) -> Iterator[Finding]:
     """Find locks that other programs hold: CRIU would wait for them without end."""
-    for lock, path, holder in needed_locks(tree):
+    for lock, path, holder in find_needed_locks(tree):
         conflict = find_conflict(lock, path, holder, host.locks.get(path, ()))
         if conflict is not None:
             yield conflict

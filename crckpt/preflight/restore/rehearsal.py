@@ -11,7 +11,7 @@ from crckpt.causes import Finding, cause
 from crckpt.images.mm import FILE_SHARED, PROT_WRITE
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import Verdict
-from crckpt.preflight.restore.files import needed_path
+from crckpt.preflight.restore.files import find_needed_path
 from crckpt.preflight.restore.host import FileState
 
 _NOT_NESTED: Final = ("mnt", "pid", "user")
@@ -30,7 +30,7 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
         yield cause("terminal-rehearsed").finding()
 
 
-def needed_addresses(tree: ImageTree) -> tuple[str, ...]:
+def find_needed_addresses(tree: ImageTree) -> tuple[str, ...]:
     """Return the addresses that its sockets use, without those that every loopback interface has."""
     used = {end.host for socket in tree.inet_sockets for end in (socket.source, socket.destination)}
     found = {_plain(ip_address(host.partition("%")[0])) for host in used if host}
@@ -48,7 +48,7 @@ def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
         if vma.status & FILE_SHARED and vma.prot & PROT_WRITE
     }
     writable = {
-        needed_path(file)
+        find_needed_path(file)
         for file in tree.regular_files
         if file.flags & os.O_ACCMODE != os.O_RDONLY or file.id in shared
     }

@@ -109,7 +109,7 @@ def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: 
     if strange is not None:
         yield cause("images-arch").finding(machine=f"{strange}, and this machine is {host.arch}")
         return
-    features = needed_features(tree, recorded) - host.cpu_features
+    features = find_needed_features(tree, recorded) - host.cpu_features
     if features and host.cpu_features:
         yield cause("cpu").finding(features=", ".join(sorted(features)))
     if largest >= host.pid_limit:
@@ -131,7 +131,7 @@ def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
         yield cause("older-criu").finding(recorded=recorded, version=version)
 
 
-def needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
+def find_needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
     """Return the CPU features without which a program of this tree may die: it may use all that its CPU had."""
     shadowed = any(vma.status & SHADOW_STACK for vma in _vmas(tree))
     return frozenset(_INSTRUCTIONS.split()) & frozenset(recorded) | ({"user_shstk"} if shadowed else set())

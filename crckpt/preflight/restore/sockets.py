@@ -12,7 +12,7 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
-def bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding]]:
+def find_bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding]]:
     """Return the sockets whose addresses a restore must bind, and for what. None if the tree brings its own network."""
     if planned.tree.is_apart("net"):
         return
@@ -27,12 +27,12 @@ def bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding
 
 def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
     """Find addresses that another program has, or that this host lacks."""
-    for socket, _ in bound_sockets(planned):
+    for socket, _ in find_bound_sockets(planned):
         if socket.id in host.refused:
-            yield _refused(socket, host.refused[socket.id])
+            yield _report_refusal(socket, host.refused[socket.id])
 
 
-def _refused(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
+def _report_refusal(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
     protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
     return cause("port-taken" if why == "taken" else "address-missing").finding(
         protocol=protocol,

@@ -11,7 +11,7 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
-def needed_ids(tree: ImageTree) -> frozenset[int]:
+def find_needed_ids(tree: ImageTree) -> frozenset[int]:
     """Return every PID, thread id, group id and session id that must be free for a restore.
 
     Source: criu/pstree.c, prepare_pstree_for_shell_job.
@@ -27,7 +27,7 @@ def needed_ids(tree: ImageTree) -> frozenset[int]:
 
 def find_taken_ids(host: HostState) -> Iterator[Finding]:
     """Find ids that other tasks of this host have."""
-    yield from (_taken(owner, host.us) for owner in _one_of_each_process(host.owners))
+    yield from (_report_taken(owner, host.us) for owner in _one_of_each_process(host.owners))
 
 
 def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
@@ -46,6 +46,6 @@ def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
     yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
 
 
-def _taken(owner: IdUser, us: int) -> Finding:
+def _report_taken(owner: IdUser, us: int) -> Finding:
     key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
     return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)

@@ -51,7 +51,7 @@ def check_access(root: Path) -> None:
 
 
 def is_blank(root: Path) -> bool:
-    """Whether nothing is there, or only what a creation that was cut short has left."""
+    """Return whether nothing is there, or only what a creation that was cut short has left."""
     if not root.exists():
         return True
     if not root.is_dir() or (root / DESCRIPTION).exists():

@@ -223,7 +223,7 @@ class LocalBackend:
         return flock.turn_taken(self._root / directory, timeout)
 
     def _is_standing(self, directory: str) -> bool:
-        """Whether every store has it; that none of these is a link was checked when the store was opened."""
+        """Return whether every store has it; that none of these is a link was checked when the store was opened."""
         return not directory or directory in layout.DIRECTORIES
 
     def _is_directory(self, name: str) -> bool:
@@ -263,7 +263,7 @@ def _directory_of(name: str) -> str:
 
 
 def _is_same_file(path: Path, target: Path) -> bool:
-    """Whether `target` has that content already; not if it is missing, or if the disk has lost some of it."""
+    """Return whether `target` has that content already; not if it is missing, or if the disk has lost some of it."""
     with suppress(FileNotFoundError), losses_ignored():
         if not stat.S_ISREG(target.lstat().st_mode):
             return False

@@ -45,12 +45,12 @@ class Backend(Protocol):
         """A private local directory for what is in flight; moving a file from there into the store costs little."""
 
     def is_same(self, other: Backend) -> bool:
-        """Whether both are one place."""
+        """Return whether both are one place."""
 
     # Reading
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file or a directory of that name; also if the place has lost its content."""
+        """Return whether there is a file or a directory of that name; also if the place has lost its content."""
 
     def names_in(self, directory: str) -> list[str]:
         """Return what lies right in a directory, by the last part of the name, in order; nothing if it is not there.

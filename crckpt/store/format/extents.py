@@ -140,7 +140,7 @@ def unique_sorted(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     return in_order[is_first]
 
 
-def used_pages(extents: Extents, pack: int, pages: int) -> Mask:
+def mark_used_pages(extents: Extents, pack: int, pages: int) -> Mask:
     """Which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
     steps = np.zeros(pages + 1, np.int64)

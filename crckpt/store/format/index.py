@@ -110,7 +110,7 @@ def decode_index(content: bytes, packs: int) -> Index:
     files: list[StoredFile] = []
     at = 0
     for entry in header.files:
-        files.append(_stored_file(entry, extents[at : at + entry.extents]))
+        files.append(_make_stored_file(entry, extents[at : at + entry.extents]))
         at += entry.extents
     names = {(file.kind == DETAILS, file.name) for file in files}
     if at != len(extents) or len(names) != len(files) or not _are_valid(extents, packs):
@@ -134,7 +134,7 @@ def _parse(content: bytes) -> tuple[_Header, Extents]:
     return header, decode_columns(content[start:], extents)
 
 
-def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
+def _make_stored_file(entry: _Entry, extents: Extents) -> StoredFile:
     if entry.kind not in _KINDS:
         raise StoreUnusable(f"the index has a file of kind {entry.kind!r}", hint="use the newest crckpt")
     for name in (entry.name, *([entry.pagemap] if entry.pagemap else [])):
@@ -146,7 +146,7 @@ def _stored_file(entry: _Entry, extents: Extents) -> StoredFile:
 
 
 def _are_valid(extents: Extents, packs: int) -> bool:
-    """Whether all have pages, in packs that exist, and numbers whose sums do not overflow."""
+    """Return whether all have pages, in packs that exist, and numbers whose sums do not overflow."""
     is_zero = extents["pack"] == ZERO
     fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER) & (is_zero | (extents["page"] <= _LAST_PAGE))
     return bool((fit & (is_zero | (extents["pack"] < packs))).all())

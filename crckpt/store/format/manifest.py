@@ -89,7 +89,7 @@ class Checkpoint(Struct, frozen=True):
         return self.sequence, self.created, self.id
 
     def is_in_future(self, now: datetime) -> bool:
-        """Whether it was made later than now, by more than clocks differ: then a clock was or is wrong."""
+        """Return whether it was made later than now, by more than clocks differ: then a clock was or is wrong."""
         return self.created > now + _CLOCKS_DIFFER
 
     @property

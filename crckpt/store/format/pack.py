@@ -116,7 +116,7 @@ class Pack(Struct, frozen=True):
 
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
         """Read the stored bytes of frames, one after the other; valid until this thread reads others."""
-        content = _reused_buffer(sum(sizes))
+        content = _take_buffer(sum(sizes))
         with self._opened(f"{self.name}, frame {frames[0]} or one after it") as file:
             at = done = 0
             for first, last in _adjacent_frames(frames):
@@ -203,7 +203,7 @@ def _adjacent_frames(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
     return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
 
 
-def _reused_buffer(size: int) -> memoryview:
+def _take_buffer(size: int) -> memoryview:
     """Return memory of this thread: reused memory costs no page faults."""
     if len(getattr(_local, "buffer", b"")) < size:
         _local.buffer = memoryview(bytearray(size))

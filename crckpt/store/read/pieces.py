@@ -49,7 +49,7 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) ->
     frame = expand_ranges(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(rows)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)
-    frames, which = _needed(starts, starts[pack][of] + frame)
+    frames, which = _find_needed(starts, starts[pack][of] + frame)
     return Pieces(
         frames=frames,
         which=which,
@@ -95,7 +95,7 @@ def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end
     return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
 
 
-def _needed(starts: Positions, numbers: Positions) -> tuple[Positions, Positions]:
+def _find_needed(starts: Positions, numbers: Positions) -> tuple[Positions, Positions]:
     """Of frames by their numbers in the row: all that there are, as `Pieces` has them, and which of those each is."""
     are_needed = np.zeros(int(starts[-1]), np.bool_)
     are_needed[numbers] = True

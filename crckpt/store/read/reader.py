@@ -125,7 +125,7 @@ class Reader:
         file = self._left.get(name) or self._contents.index.find(name)
         if file is None:
             return None
-        return self._cut(file) if name in self._bounds else self._filled(file)
+        return self._cut(file) if name in self._bounds else self._fill_gaps(file)
 
     def parts(self, file: StoredFile) -> Iterator[tuple[int, memoryview]]:
         """Yield (offset, content) of all that is not zero, in order; each is valid until the next is read."""
@@ -160,7 +160,7 @@ class Reader:
                 raise IntegrityError(f"{file.name} and {pagemap.pages_name} do not fit together")
         yield memoryview(write_pagemap(pagemap))
 
-    def _filled(self, file: StoredFile) -> Iterator[memoryview]:
+    def _fill_gaps(self, file: StoredFile) -> Iterator[memoryview]:
         done = 0
         for offset, content in self.parts(file):
             yield from _zeros(offset - done)

@@ -12,7 +12,7 @@ from crckpt.errors import CrckptError, IntegrityError
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.format.extents import ZERO, Extents, Numbers, used_pages
+from crckpt.store.format.extents import ZERO, Extents, Numbers, mark_used_pages
 from crckpt.store.format.index import FILE, PAGES, StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
@@ -37,18 +37,18 @@ class PackAudit(Struct):
         """Note which damage affects the extents of a checkpoint; whether there is any."""
         is_damaged = False
         for number, use in enumerate(checkpoint.packs):
-            for frame in self._damaged_frames(use.digest, number, extents):
+            for frame in self._find_damaged_frames(use.digest, number, extents):
                 is_damaged = True
                 ids = self.affected.setdefault((use.digest, frame), [])
                 if checkpoint.id not in ids:
                     ids.append(checkpoint.id)
         return is_damaged
 
-    def _damaged_frames(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
+    def _find_damaged_frames(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
         if digest in self.broken:
             yield -1
         elif digest in self.frames:
-            pages = used_pages(extents, number, self.packs[digest].pages)
+            pages = mark_used_pages(extents, number, self.packs[digest].pages)
             for frame in self.frames[digest]:
                 if pages[frame * FRAME_PAGES : (frame + 1) * FRAME_PAGES].any():
                     yield frame

@@ -21,7 +21,7 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
     Raises IntegrityError if no copy has its frame table, or one of the frames (it says what is wrong with the first
     copy), OSError if the disk is full. Then there is no file.
     """
-    pack = _opened(digest, copies)
+    pack = _open(digest, copies)
     table = pack.table.tobytes()
     with created(into, "pack") as descriptor:
         write(descriptor, MAGIC, "pack")
@@ -35,7 +35,7 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
             written.check(frame, written.read_stored(frame))
 
 
-def _opened(digest: str, copies: Sequence[Backend]) -> Pack:
+def _open(digest: str, copies: Sequence[Backend]) -> Pack:
     errors: list[Exception] = []
     for backend in copies:
         try:

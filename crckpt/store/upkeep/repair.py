@@ -60,7 +60,9 @@ def repair(
     with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         repairer = _Repairer(repository, source, begun.path) if source is not None else None
-        manifests = tuple(filter(repairer.repair_manifest, _damaged_manifests(repository, wanted))) if repairer else ()
+        manifests = (
+            tuple(filter(repairer.repair_manifest, _find_damaged_manifests(repository, wanted))) if repairer else ()
+        )
         before = now = verify(repository, wanted, progress=progress)
         packs = dict.fromkeys(damage.name for damage in before.damages if damage.kind == "pack")
         repaired = frozenset(filter(repairer.repair_pack, packs)) if repairer else frozenset()
@@ -71,7 +73,7 @@ def repair(
         return RepairResult(now, gone, unrepaired, tuple(found for found in wanted if found not in now.lost))
 
 
-def _damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> Iterator[Damage]:
+def _find_damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> Iterator[Damage]:
     for checkpoint_id in ids:
         try:
             repository.get(checkpoint_id)

@@ -67,14 +67,14 @@ class FingerprintTable:
         missing = np.flatnonzero(numbers < 0)
         fresh, group = missing, np.arange(len(missing))
         if len(missing) and self.count < self._most:
-            first, group = _grouped(prints[missing])
+            first, group = _group(prints[missing])
             fresh = missing[first]
         numbers[missing] = self.count + group
         self.extend(prints[fresh])
         return numbers, fresh
 
 
-def _grouped(prints: Numbers) -> tuple[Positions, npt.NDArray[np.intp]]:
+def _group(prints: Numbers) -> tuple[Positions, npt.NDArray[np.intp]]:
     """Return the first row of each fingerprint, in order, and which of those each row equals.
 
     Equal fingerprints may count as different if another with the same low half sorts between them: that takes some

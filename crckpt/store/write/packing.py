@@ -28,12 +28,12 @@ from crckpt.store.format.extents import (
     extent_ends,
     join_extents,
     make_extents,
+    mark_used_pages,
     page_count,
     page_locations,
     renumber_packs,
     slice_extents,
     unique_sorted,
-    used_pages,
 )
 from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
@@ -117,7 +117,7 @@ def pack_images(
         packing = Packing(known, new_pages, packs, key)
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         counts, new = _add_inherited(packing.counts, left), packs.pages
-        chosen = choose_pages(_known_pages_in_use(files, left, known), known.starts, new)
+        chosen = choose_pages(_find_known_pages_in_use(files, left, known), known.starts, new)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)
@@ -248,9 +248,9 @@ def _add_inherited(counts: PackedPages, left: list[Extents]) -> PackedPages:
     return PackedPages(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
 
 
-def _known_pages_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
+def _find_known_pages_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
     extents = np.concatenate([*(file.extents for file in files), *left])
-    parts = [used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+    parts = [mark_used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
     return np.concatenate([np.empty(0, np.bool_), *parts])
 
 
@@ -270,6 +270,6 @@ def _pack_uses(
 
 
 def _pack_use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
-    pages = used_pages(extents, number, total)
+    pages = mark_used_pages(extents, number, total)
     frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
     return PackUse(digest, int(frames.sum()), int(pages.sum()))

@@ -19,10 +19,10 @@ from crckpt.tracking.keeper.protocol import (
     Answer,
     Keeper,
     KeeperRequest,
-    committed_request,
     decode_answer,
     encode,
     is_trusted,
+    make_commit_request,
     peer_pid,
 )
 from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
@@ -78,7 +78,7 @@ class KeeperSession:
 
     def commit(self, base: Base) -> None:
         """Report that the dump or round is kept, as `Tracker.commit`."""
-        self._ask(committed_request(base))
+        self._ask(make_commit_request(base))
 
     def end(self) -> None:
         """End the keeper. Returns when it has let the tree go, which waits for a dump that is going on."""
@@ -107,19 +107,19 @@ class KeeperSession:
         try:
             line = self._lines.readline()
         except TimeoutError:
-            raise self._unanswered("does not answer") from None
+            raise self._no_answer("does not answer") from None
         except OSError:
             line = b""
         if not line:
             raise HostCannot(ENDED)
         answer = decode_answer(line)
         if answer is None:
-            raise self._unanswered("is of another crckpt")
+            raise self._no_answer("is of another crckpt")
         if answer.refused:
             raise HostCannot(answer.refused)
         return answer
 
-    def _unanswered(self, what: str) -> Unanswered:
+    def _no_answer(self, what: str) -> Unanswered:
         hint = f"kill -KILL {self._pid} ends it, and harms nothing: the next dump is full"
         return Unanswered(f"the process that keeps its tracker, {self._pid}, {what}", hint=hint)
 
@@ -137,7 +137,7 @@ def open_session(root: proc.Process, criu: Path, *, start: bool) -> KeeperSessio
 
 
 def was_killed(root: proc.Process) -> bool:
-    """Whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
+    """Return whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
     return keeper_socket(root).exists()
 
 

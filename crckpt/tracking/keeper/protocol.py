@@ -99,12 +99,12 @@ def begin_answer(basis: DumpBasis) -> Answer:
     return Answer(began=BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole))
 
 
-def committed_request(base: Base) -> KeeperRequest:
+def make_commit_request(base: Base) -> KeeperRequest:
     """The request that reports a dump or round as kept."""
     return KeeperRequest("committed", base_name(base))
 
 
-def committed_base(request: KeeperRequest) -> Base:
+def read_committed_base(request: KeeperRequest) -> Base:
     """The base that `committed` reports. Raises HostCannot if it names none."""
     base = _parse_base(request.name)
     if base is None:
@@ -139,7 +139,7 @@ def peer_pid(connection: socket.socket) -> int:
 
 
 def is_trusted(connection: socket.socket) -> bool:
-    """Whether root or our own user is at the other end."""
+    """Return whether root or our own user is at the other end."""
     return _read_credentials(connection)[1] in (0, os.geteuid())
 
 

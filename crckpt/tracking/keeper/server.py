@@ -36,11 +36,11 @@ from crckpt.tracking.keeper.protocol import (
     KeeperRequest,
     base_name,
     begin_answer,
-    committed_base,
     decode_request,
     encode,
     is_trusted,
     peer_pid,
+    read_committed_base,
 )
 from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload import library
@@ -192,7 +192,7 @@ class _Service:
             case "frozen":
                 self._tracker.check_freeze()
             case "committed":
-                self._tracker.commit(committed_base(request))
+                self._tracker.commit(read_committed_base(request))
                 self._finish_dump()
         return Answer(keeper=self._describe())
 

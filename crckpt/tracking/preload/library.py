@@ -33,7 +33,7 @@ def find_enter_refusal(criu: Path) -> str:
     """Ask this CRIU why it does not enter mounts with the library; or nothing."""
     if not LIBRARY.exists():
         return NO_LIBRARY
-    words = untracked_words(criu, enter=0)
+    words = dump_words(criu, enter=0)
     if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
         return ""
     return f"{criu} does not take crckpt's preload library: see scripts/install-criu for one that does"
@@ -53,11 +53,11 @@ def read_release(criu: Path) -> tuple[int, int] | None:
 
 
 def restarts_calls() -> bool:
-    """Whether a dump leaves system calls uninterrupted: crckpt was installed with a C compiler, for x86-64."""
+    """Return whether a dump leaves system calls uninterrupted: crckpt was installed with a C compiler, for x86-64."""
     return LIBRARY.exists() and os.uname().machine == "x86_64"
 
 
-def untracked_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
+def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
     """The words before the command line of this CRIU for a dump that tracks nothing; none without the library.
 
     With `enter`, CRIU enters the mounts of the process that it knows by that PID (enter.c).

@@ -92,7 +92,7 @@ def dumped(tracker: Tracker, *pids: int, name: str = "first") -> DumpBasis:
 
 def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
     """Which of these pages the tracker says are written."""
-    numbers = {page for start, end in tracker.written()[pid].tolist() for page in range(start, end, PAGE)}
+    numbers = {page for start, end in tracker.find_written()[pid].tolist() for page in range(start, end, PAGE)}
     return {page for page in range(count) if place + page * PAGE in numbers}
 
 
@@ -204,7 +204,7 @@ def test_a_tree_that_has_ended_is_told(target: Told, method: Method, claims: Pat
         target.process.wait()
         with pytest.raises(HostCannot, match=rf"PID {target.pid} \(python3.*\) has ended"):
             tracker.begin()
-        assert tracker.written() == {}
+        assert tracker.find_written() == {}
 
 
 UNSEEN = {

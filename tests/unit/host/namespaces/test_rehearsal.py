@@ -119,13 +119,13 @@ def test_how_processes_end(tmp_path: Path) -> None:
         names = [found.ns_pids[-1] for pid in (first, second) if (found := proc.read_process(pid))]
         with watched_exits(new.init, (*names, 999)) as watch:
             watch.wait(names[0], 0)
-            assert watch.ended() == {}
+            assert watch.find_ended() == {}
             os.kill(first, signal.SIGTERM)
             one.wait()
-            assert watch.ended() in ({names[0]: -signal.SIGTERM}, {names[0]: None})
+            assert watch.find_ended() in ({names[0]: -signal.SIGTERM}, {names[0]: None})
             os.kill(second, signal.SIGKILL)
             assert watch.wait(names[1], 60) < 60
-            assert set(watch.ended()) == set(names)
+            assert set(watch.find_ended()) == set(names)
         other.wait()
 
 

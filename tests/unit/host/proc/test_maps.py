@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
-from crckpt.host.proc.maps import Map, count_maps, mapped_files, read_maps
+from crckpt.host.proc.maps import Map, count_maps, find_mapped_files, read_maps
 
 
 def test_a_mapped_file(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_mapped_file(tmp_path: Path) -> None:
         assert (found.is_shared, found.is_writable, found.has_file) == (True, True, True)
         assert found.end - found.start == mmap.PAGESIZE
         assert Path(found.link(os.getpid())).stat().st_ino == path.stat().st_ino
-        assert found.link(os.getpid()) in mapped_files(os.getpid()).values()
+        assert found.link(os.getpid()) in find_mapped_files(os.getpid()).values()
 
 
 def test_memory_without_a_file() -> None:
@@ -33,4 +33,4 @@ def test_the_name_of_a_link_has_no_zeros_in_front() -> None:
 
 def test_an_ended_process_has_none() -> None:
     assert count_maps(2**22 + 1) == 0
-    assert mapped_files(2**22 + 1) == {}
+    assert find_mapped_files(2**22 + 1) == {}

@@ -103,7 +103,7 @@ def test_no_comm_confuses_the_reader(comm: bytes) -> None:
 def test_no_process() -> None:
     pid = free_pid()
     assert proc.read_process(pid) is None
-    assert (proc.descriptors(pid), proc.mapped_deleted_files(pid)) == ((), ())
+    assert (proc.descriptors(pid), proc.find_deleted_mapped_files(pid)) == ((), ())
     assert (proc.command_line(pid), proc.working_directory(pid)) == ((), "")
     assert (proc.ancestors(pid), proc.children(pid)) == ((), ())
 
@@ -128,7 +128,7 @@ def test_a_thread_is_no_process() -> None:
 def test_a_zombie(ended: int) -> None:
     found = read(ended)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
-    assert (proc.descriptors(ended), proc.mapped_deleted_files(ended), proc.command_line(ended)) == ((), (), ())
+    assert (proc.descriptors(ended), proc.find_deleted_mapped_files(ended), proc.command_line(ended)) == ((), (), ())
     assert proc.find_id_users([ended])[0].state == "zombie"
 
 
@@ -197,7 +197,7 @@ def test_processes_may_end_while_they_are_read() -> None:
             seen.update(tree.pids)
             for pid in tree.pids:
                 proc.descriptors(pid)
-                proc.mapped_deleted_files(pid)
+                proc.find_deleted_mapped_files(pid)
             proc.find_id_users([process.pid])
     assert len(seen) > 10, "the test saw none of the short-lived children"
     assert proc.descriptors(process.pid) == ()
@@ -324,10 +324,10 @@ def test_mapped_files_without_a_name(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         memory = [mmap.mmap(file.fileno(), mmap.PAGESIZE) for _ in range(2)]
     try:
-        assert proc.mapped_deleted_files(os.getpid()) == ()
+        assert proc.find_deleted_mapped_files(os.getpid()) == ()
         (tmp_path / "other name").hardlink_to(path)
         path.unlink()
-        assert proc.mapped_deleted_files(os.getpid()) == ((f"{path} (deleted)", 2 * mmap.PAGESIZE, 1),)
+        assert proc.find_deleted_mapped_files(os.getpid()) == ((f"{path} (deleted)", 2 * mmap.PAGESIZE, 1),)
     finally:
         for mapping in memory:
             mapping.close()

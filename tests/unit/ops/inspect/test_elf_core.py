@@ -111,7 +111,7 @@ def test_notes() -> None:
     assert struct.unpack_from("<6I", info, 16) == (1, 2, 10, 9, 8, 7)
     assert elf_core.prstatus(ids, range(27), (0, 65), ())[16:24] == bytes(8)
     assert (info[40:56], info[56:60]) == (b"name of 16 byte\0", b"a b\0")
-    files = elf_core.mapped_files([MappedFile(0x1000, 0x3000, 0x2000, "/a"), MappedFile(0x4000, 0x5000, 0, "/b c")])
+    files = elf_core.make_file_note([MappedFile(0x1000, 0x3000, 0x2000, "/a"), MappedFile(0x4000, 0x5000, 0, "/b c")])
     assert struct.unpack_from("<8Q", files) == (2, PAGE_SIZE, 0x1000, 0x3000, 2, 0x4000, 0x5000, 0)
     assert files[64:] == b"/a\0/b c\0"
 

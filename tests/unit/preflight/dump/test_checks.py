@@ -39,10 +39,10 @@ def test_a_passing_state_is_no_blocker() -> None:
     """For example a connection that waits at the first look and is accepted before the second."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Transient(queue, message, pair, frozenset({100}))
-    assert first.unchanged(Transient()) == Transient()
-    assert blocker_keys(replace(PLAIN, transient=first.unchanged(first))) == [
+    assert first.intersect(Transient()) == Transient()
+    assert blocker_keys(replace(PLAIN, transient=first.intersect(first))) == [
         "freeze-timeout",
         "netlink-data",
         "tcp-in-flight",
     ]
-    assert blocker_keys(replace(PLAIN, transient=first.unchanged(Transient(shared=pair)))) == ["memory-in-common"]
+    assert blocker_keys(replace(PLAIN, transient=first.intersect(Transient(shared=pair)))) == ["memory-in-common"]

@@ -10,18 +10,18 @@ from msgspec.structs import replace
 
 from crckpt.host.proc import Descriptor
 from crckpt.model import MEBIBYTE, DumpOptions
-from crckpt.preflight.dump.files import deleted_bytes
+from crckpt.preflight.dump.files import count_deleted_bytes
 
 
 def test_bytes_of_deleted_files() -> None:
     """Each file counts once. Mapped files in memory count as memory."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
-    assert deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
+    assert count_deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
     mapped = replace(observation, deleted_maps=((taken.target, 5, 0),))
-    assert deleted_bytes(mapped, lambda _: True) == MEBIBYTE
-    assert deleted_bytes(mapped, lambda _: False) == 2 * MEBIBYTE
-    assert deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
+    assert count_deleted_bytes(mapped, lambda _: True) == MEBIBYTE
+    assert count_deleted_bytes(mapped, lambda _: False) == 2 * MEBIBYTE
+    assert count_deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
 
 
 def test_a_file_that_lost_one_of_its_names() -> None:

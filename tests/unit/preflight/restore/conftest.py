@@ -9,7 +9,7 @@ import pytest
 from restore_plans import CHANGED_AFTER, CREATED, LOG, RESOURCES
 
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.files import needed_files, needed_path
+from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
@@ -36,14 +36,14 @@ def host(tree: ImageTree) -> HostState:
     return HostState(
         owners=(),
         files={
-            needed_path(file): FileState(
+            find_needed_path(file): FileState(
                 size=file.size if file.size is not None else 11,
                 mode=file.mode if file.mode is not None else stat.S_IFREG | 0o644,
                 written=CREATED - timedelta(hours=1),
                 changed=CREATED + CHANGED_AFTER,
                 build_id=file.build_id,
             )
-            for file in needed_files(tree)
+            for file in find_needed_files(tree)
         },
         refused={},
         resources=RESOURCES,

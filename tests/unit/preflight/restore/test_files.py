@@ -18,13 +18,13 @@ from crckpt.images.ids import KernelIds
 from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
-from crckpt.preflight.restore.files import Rewind, changed_paths, file_uses, needed_files, needed_path
+from crckpt.preflight.restore.files import Rewind, file_uses, find_changed_paths, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
 def file_of(tree: ImageTree, path: str) -> RegularFile:
-    return next(file for file in tree.regular_files if needed_path(file) == path)
+    return next(file for file in tree.regular_files if find_needed_path(file) == path)
 
 
 def with_file(tree: ImageTree, path: str, change: Callable[[RegularFile], RegularFile]) -> ImageTree:
@@ -32,33 +32,34 @@ def with_file(tree: ImageTree, path: str, change: Callable[[RegularFile], Regula
     return replace(
         tree,
         files=tuple(
-            change(file) if isinstance(file, RegularFile) and needed_path(file) == path else file for file in tree.files
+            change(file) if isinstance(file, RegularFile) and find_needed_path(file) == path else file
+            for file in tree.files
         ),
     )
 
 
 def test_each_path_is_needed_once_preferably_with_its_size(tree: ImageTree) -> None:
-    asked = [needed_path(file) for file in needed_files(tree)]
+    asked = [find_needed_path(file) for file in find_needed_files(tree)]
     assert len(asked) == len(set(asked))
     assert {LOG, PLAIN, RUN, "/", f"{RUN}/shared-map"} <= set(asked)
     appended = replace(file_of(tree, PLAIN), id=10**6, size=None, flags=os.O_WRONLY | os.O_APPEND)
     for files in ((appended, *tree.files), (*tree.files, appended)):
-        (chosen,) = (file for file in needed_files(replace(tree, files=files)) if file.path == PLAIN)
+        (chosen,) = (file for file in find_needed_files(replace(tree, files=files)) if file.path == PLAIN)
         assert chosen.size == 100
 
 
 def test_deleted_files_need_no_path(tree: ImageTree) -> None:
     file = file_of(tree, PLAIN)
-    assert needed_path(replace(file, remap=Remap(GHOST, 5))) == ""
-    assert needed_path(replace(file, remap=Remap(PROCESS, 5))) == ""
-    assert needed_path(replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))) == "/srv/link_remap.5"
+    assert find_needed_path(replace(file, remap=Remap(GHOST, 5))) == ""
+    assert find_needed_path(replace(file, remap=Remap(PROCESS, 5))) == ""
+    assert find_needed_path(replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))) == "/srv/link_remap.5"
 
 
 @pytest.mark.parametrize(
     "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
 )
 def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -> None:
-    assert needed_path(replace(file_of(tree, PLAIN), **change)) == ""
+    assert find_needed_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 
 def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
@@ -66,7 +67,7 @@ def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, ho
     assert ids is not None
     other = KernelIds(ids.vm, ids.files, ids.fs, ids.sighand, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
     apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
-    assert needed_files(apart) == ()
+    assert find_needed_files(apart) == ()
     assert judge_restore(replace(planned, tree=apart), replace(host, files={})).blockers == ()
 
 
@@ -79,7 +80,7 @@ def test_uses_name_process_and_use(tree: ImageTree) -> None:
     assert tree.root.root is not None
     assert used[tree.root.exe.id].endswith(f"python3, PID {tree.root.pid}")
     assert used[tree.root.root.id] == f"root directory of python3, PID {tree.root.pid}"
-    assert {file.id for file in needed_files(tree)} <= used.keys()
+    assert {file.id for file in find_needed_files(tree)} <= used.keys()
 
 
 def test_a_missing_file(planned: PlannedRestore, host: HostState) -> None:
@@ -150,7 +151,7 @@ def test_no_file_is_cut_through_a_link(planned: PlannedRestore, host: HostState)
 def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
     """A longer program is another build, also without a build-id."""
     assert grown in ("refuse", "rewind")
-    programs = {file.path for file in needed_files(planned.tree) if file.build_id}
+    programs = {file.path for file in find_needed_files(planned.tree) if file.build_id}
     assert len(programs) > 1
     for path in programs:
         file = host.files[path]
@@ -232,7 +233,7 @@ def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: st
     chosen = replace(planned, grown=grown)
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     host = with_changed(host, libc, **change)
-    assert changed_paths(chosen, host) == (libc,)
+    assert find_changed_paths(chosen, host) == (libc,)
     told = only_blocker(judge_restore(chosen, replace(host, packages={libc: UPGRADED})))
     when = f"{UPGRADED.since.astimezone():%Y-%m-%d %H:%M:%S}"
     assert told.startswith(f"file-upgraded: {libc} changed since the checkpoint: package libc6 became 2.42-1 at ")
@@ -254,21 +255,21 @@ def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(planned: PlannedR
 
 
 def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, host: HostState) -> None:
-    assert changed_paths(planned, host) == ()
-    assert changed_paths(planned, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
-    assert changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
+    assert find_changed_paths(planned, host) == ()
+    assert find_changed_paths(planned, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
+    assert find_changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
 
 
 def test_thousands_of_grown_files_are_judged_quickly(planned: PlannedRestore, host: HostState) -> None:
     """The open files of the tree are searched once, not once for each file."""
-    first = next(file for file in needed_files(planned.tree) if file.size and not file.build_id)
+    first = next(file for file in find_needed_files(planned.tree) if file.size and not file.build_id)
     many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(10_000)]
     logs = [
         replace(file, id=file.id + 20_000, path=f"{file.path}.log", size=None, flags=os.O_WRONLY | os.O_APPEND)
         for file in many
     ]
     tree = replace(planned.tree, files=(*planned.tree.files, *many, *logs))
-    as_it_was = host.files[needed_path(first)]
+    as_it_was = host.files[find_needed_path(first)]
     assert as_it_was is not None
     grown = replace(as_it_was, size=5)
     files = {**host.files, **{file.path: grown for file in (*many, *logs)}}

@@ -14,11 +14,11 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import Address, InetSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import Verdict
-from crckpt.preflight.restore.files import Rewind, needed_files, needed_path
+from crckpt.preflight.restore.files import Rewind, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import FileState
 from crckpt.preflight.restore.rehearsal import (
+    find_needed_addresses,
     find_rehearsal_blockers,
-    needed_addresses,
     rehearsal_warnings,
     writable_bytes,
 )
@@ -46,19 +46,21 @@ def test_addresses_missing_on_a_loopback_interface(tree: ImageTree, host: str, w
     (first, *_) = tree.inet_sockets
     here, there = Address("127.0.0.1", 1), Address(host, 2)
     for socket in (replace(first, source=here, destination=there), replace(first, source=there, destination=here)):
-        assert needed_addresses(replace(tree, files=(socket,))) == wanted
+        assert find_needed_addresses(replace(tree, files=(socket,))) == wanted
 
 
 def test_each_address_once(tree: ImageTree) -> None:
     (first, *_) = tree.inet_sockets
     sockets = [replace(first, source=Address(host, 1)) for host in ("10.0.0.2", "10.0.0.1", "10.0.0.2")]
-    assert needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
+    assert find_needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_only_writable_files_are_counted(tree: ImageTree) -> None:
-    now: dict[str, FileState | None] = {needed_path(file): there() for file in needed_files(tree)}
+    now: dict[str, FileState | None] = {find_needed_path(file): there() for file in find_needed_files(tree)}
     before = writable_bytes(tree, now)
-    (file, *_) = (one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and needed_path(one))
+    (file, *_) = (
+        one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and find_needed_path(one)
+    )
     alone = [one for one in tree.files if not (isinstance(one, RegularFile) and one.path == file.path)]
     for flags, more in ((os.O_RDONLY, 0), (os.O_RDWR, SIZE), (os.O_WRONLY | os.O_APPEND, SIZE)):
         assert writable_bytes(replace(tree, files=(*alone, replace(file, flags=flags))), now) == before + more

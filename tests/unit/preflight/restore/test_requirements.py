@@ -21,9 +21,9 @@ from crckpt.preflight.restore.requirements import (
     Need,
     count_tasks,
     find_blockers,
+    find_needed_features,
     find_warnings,
     kernel_needs,
-    needed_features,
 )
 
 IMAGES = TESTS / "data/images/tree"
@@ -80,7 +80,10 @@ def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
 
 def test_cpu_flags_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
     """They differ between versions and options of the kernel on the same machine."""
-    assert needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk")) == frozenset()
+    assert (
+        find_needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk"))
+        == frozenset()
+    )
 
 
 def test_an_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:

@@ -11,7 +11,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.sockets import bound_sockets
+from crckpt.preflight.restore.sockets import find_bound_sockets
 
 
 def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
@@ -28,7 +28,7 @@ def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
-    assert [(socket.id, use) for socket, use in bound_sockets(alone)] == [(listener.id, "datagram")]
+    assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
     told = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
     assert told == "port-taken: UDP port 127.0.0.1:53 is taken by another program: end it: ss -lunp 'sport = :53'"
 
@@ -45,8 +45,8 @@ def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: 
 def test_connections_need_their_address_only_if_they_are_kept(planned: PlannedRestore) -> None:
     established = {socket.id for socket in planned.tree.established}
     assert established
-    assert not established & {socket.id for socket, _ in bound_sockets(planned)}
-    kept = {socket.id: use for socket, use in bound_sockets(replace(planned, keeps_connections=True))}
+    assert not established & {socket.id for socket, _ in find_bound_sockets(planned)}
+    kept = {socket.id: use for socket, use in find_bound_sockets(replace(planned, keeps_connections=True))}
     assert {kept[socket] for socket in established} == {"connection"}
 
 
@@ -55,5 +55,5 @@ def test_a_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore)
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))
     apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
-    assert list(bound_sockets(planned))
-    assert list(bound_sockets(replace(planned, tree=apart))) == []
+    assert list(find_bound_sockets(planned))
+    assert list(find_bound_sockets(replace(planned, tree=apart))) == []

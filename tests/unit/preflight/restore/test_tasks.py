@@ -11,25 +11,25 @@ from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.tasks import needed_ids
+from crckpt.preflight.restore.tasks import find_needed_ids
 
 
 def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
-    asked = needed_ids(tree)
+    asked = find_needed_ids(tree)
     assert asked >= {process.pid for process in tree.processes}
     assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
     group = replace(tree.processes[1], pgid=4000)
     outside = replace(tree, processes=(replace(tree.root, sid=0), group, *tree.processes[2:]))
-    assert 4000 in needed_ids(outside), "the leader of this group has ended"
-    assert 0 not in needed_ids(outside), "0 stands for a session outside the pid namespace"
+    assert 4000 in find_needed_ids(outside), "the leader of this group has ended"
+    assert 0 not in find_needed_ids(outside), "0 stands for a session outside the pid namespace"
 
 
 def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
     """The tree gets crckpt's own."""
-    asked = needed_ids(tree)
+    asked = find_needed_ids(tree)
     others = (replace(process, sid=5000) for process in tree.processes[1:])
     outside = replace(tree, processes=(replace(tree.root, pgid=5001, sid=5000), *others))
-    assert needed_ids(outside) == asked
+    assert find_needed_ids(outside) == asked
 
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])

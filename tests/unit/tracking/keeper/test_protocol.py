@@ -14,11 +14,11 @@ from crckpt.tracking.keeper.protocol import (
     KeeperRequest,
     base_name,
     begin_answer,
-    committed_base,
-    committed_request,
     decode_answer,
     decode_request,
     encode,
+    make_commit_request,
+    read_committed_base,
 )
 
 CHECKPOINT = CheckpointBase(CheckpointId("ab" * 32))
@@ -29,11 +29,11 @@ BASES = [(CHECKPOINT, "ab" * 32), (ROUND, "/store/tmp/rounds/2")]
 @pytest.mark.parametrize(("base", "name"), BASES)
 def test_a_base_is_sent_by_its_name(base: Base, name: str) -> None:
     assert base_name(base) == name
-    line = encode(committed_request(base))
+    line = encode(make_commit_request(base))
     assert line == b'{"do":"committed","name":"%s","directories":[]}\n' % name.encode()
     request = decode_request(line)
     assert request is not None
-    assert committed_base(request) == base
+    assert read_committed_base(request) == base
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}, base=name).counts_from == base
 
 
@@ -41,7 +41,7 @@ def test_without_a_base_the_next_dump_is_full() -> None:
     assert base_name(None) == ""
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}).counts_from is None
     with pytest.raises(HostCannot):
-        committed_base(KeeperRequest("committed"))
+        read_committed_base(KeeperRequest("committed"))
 
 
 @pytest.mark.parametrize("base", [CHECKPOINT, ROUND, None])

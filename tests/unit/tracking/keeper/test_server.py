@@ -103,7 +103,7 @@ def heard(connection: socket.socket) -> bytes:
 
 
 def is_hung_up_on(connection: socket.socket, text: bytes) -> bool:
-    """Whether it is, once it has said that often."""
+    """Return whether it is, once it has said that often."""
     try:
         for _ in range(100_000):
             connection.sendall(text)
