@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_programs import WAITS, program
 
 from crckpt.host.process import run
 
@@ -17,3 +21,19 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # crckpt does not pass its own environment on: a PATH of ours would change nothing.
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(path))
     return path
+
+
+@pytest.fixture
+def waiting() -> Iterator[subprocess.Popen[bytes]]:
+    """A program that does nothing."""
+    with program(WAITS) as process:
+        yield process
+
+
+@pytest.fixture
+def ended() -> Iterator[int]:
+    """The PID of a process that has ended and is not reaped yet."""
+    process = subprocess.Popen(["/bin/true"], stdin=subprocess.DEVNULL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield process.pid
+    process.wait()

@@ -6,6 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
+from crckpt.host import proc
 from crckpt.host.proc.maps import Map, count_maps, find_mapped_files, read_maps
 
 
@@ -34,3 +35,18 @@ def test_the_name_of_a_link_has_no_zeros_in_front() -> None:
 def test_an_ended_process_has_none() -> None:
     assert count_maps(2**22 + 1) == 0
     assert find_mapped_files(2**22 + 1) == {}
+
+
+def test_mapped_files_without_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "mapped"
+    path.write_bytes(bytes(2 * mmap.PAGESIZE))
+    with path.open("r+b") as file:
+        memory = [mmap.mmap(file.fileno(), mmap.PAGESIZE) for _ in range(2)]
+    try:
+        assert proc.find_deleted_mapped_files(os.getpid()) == ()
+        (tmp_path / "other name").hardlink_to(path)
+        path.unlink()
+        assert proc.find_deleted_mapped_files(os.getpid()) == ((f"{path} (deleted)", 2 * mmap.PAGESIZE, 1),)
+    finally:
+        for mapping in memory:
+            mapping.close()

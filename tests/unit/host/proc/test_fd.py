@@ -1,0 +1,107 @@
+"""Open descriptors, read from /proc/PID/fd and fdinfo."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.host import proc
+
+EFD_SEMAPHORE = 1
+
+
+def descriptor(fd: int) -> proc.Descriptor:
+    """One of our own."""
+    (found,) = (found for found in proc.descriptors(os.getpid()) if found.fd == fd)
+    return found
+
+
+def test_open_files(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/log-\xff (deleted)"
+    fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    try:
+        os.write(fd, b"12345")
+        found = descriptor(fd)
+        assert os.fsencode(found.target) == name
+        assert (found.size, found.pos, found.links, stat.S_IMODE(found.mode)) == (5, 5, 1, 0o640)
+        assert found.is_append_only
+        Path(os.fsdecode(name)).unlink()
+        assert (descriptor(fd).target, descriptor(fd).links) == (found.target + " (deleted)", 0)
+    finally:
+        os.close(fd)
+
+
+def test_only_writers_at_the_end_are_append_only(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_APPEND):
+        fd = os.open(tmp_path / "file", flags)
+        assert not descriptor(fd).is_append_only
+        os.close(fd)
+
+
+def test_descriptors_of_every_kind(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    left, right = socket.socketpair()
+    event = os.eventfd(3, EFD_SEMAPHORE)
+    poll = select.epoll()
+    poll.register(left)
+    memory = os.memfd_create("scratch")
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert descriptor(reading).target == descriptor(writing).target
+        assert [descriptor(fd).flags & os.O_ACCMODE for fd in (reading, writing)] == [os.O_RDONLY, os.O_WRONLY]
+        assert descriptor(left.fileno()).target == f"socket:[{os.fstat(left.fileno()).st_ino}]"
+        assert "eventfd-semaphore: 1" in descriptor(event).info
+        assert descriptor(poll.fileno()).target == "anon_inode:[eventpoll]"
+        assert descriptor(memory).target == "/memfd:scratch (deleted)"
+        assert stat.S_ISDIR(descriptor(directory).mode)
+        numbers = [found.fd for found in proc.descriptors(os.getpid())]
+        assert numbers == sorted(numbers)
+    finally:
+        left.close()
+        right.close()
+        poll.close()
+        for fd in (reading, writing, event, memory, directory):
+            os.close(fd)
+
+
+def test_a_lock_shows(tmp_path: Path) -> None:
+    with (tmp_path / "locked").open("w") as file:
+        assert "\nlock:" not in descriptor(file.fileno()).info
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "\nlock:" in descriptor(file.fileno()).info
+
+
+@pytest.fixture
+def unanswering(tmp_path: Path) -> Iterator[int]:
+    """A descriptor on a file system whose server is dead."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"no FUSE here: {error}")
+    place = os.fsencode(tmp_path)
+    told = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"test", place, b"fuse", 0, told) != 0:
+        os.close(server)
+        pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    fd = os.open(tmp_path, os.O_PATH)
+    os.close(server)
+    yield fd
+    os.close(fd)
+    assert libc.umount2(place, 2) == 0
+
+
+def test_a_file_system_that_does_not_answer(unanswering: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not connected"):
+        os.fstat(unanswering)
+    found = descriptor(unanswering)
+    assert (found.target, found.mode, found.size, found.links) == (str(tmp_path), 0, 0, 0)

@@ -1,0 +1,33 @@
+"""Who uses a number as PID, thread, group or session."""
+
+from __future__ import annotations
+
+import os
+
+from small_programs import WAITS, free_pid, program, read
+
+from crckpt.host import proc
+
+
+def test_a_leader_is_told_as_pid_even_where_others_use_its_group() -> None:
+    with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}") as process:
+        (child,) = proc.children(process.pid)
+        (owner,) = proc.find_id_users([process.pid])
+        assert (owner.role, owner.pid, owner.number) == ("PID", process.pid, process.pid)
+        os.kill(child, 9)
+
+
+def test_a_group_outlives_its_leader() -> None:
+    """The kernel does not give the number away, though no process has it any more."""
+    code = "pid = os.fork()\nif pid: print(pid, flush=True); sys.exit()\nsys.stdin.read()"
+    with program(code) as process:
+        process.wait()
+        assert proc.read_process(process.pid) is None
+        (owner,) = proc.find_id_users([process.pid])
+        assert owner.role == "group"
+        assert read(owner.pid).pgid == process.pid
+        os.kill(owner.pid, 9)
+
+
+def test_nobody_owns_a_free_number() -> None:
+    assert proc.find_id_users([free_pid()]) == ()
