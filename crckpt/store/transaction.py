@@ -12,8 +12,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host import proc
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
+from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.store.process_identity import read_identity, write_identity
 
@@ -109,6 +111,16 @@ def _is_abandoned(path: Path) -> bool:
     owner = read_identity(path / _OWNER)
     # Whether a process of another host lives cannot be known here.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
+
+
+def find_unused_transactions(directory: Path) -> tuple[Path, ...]:
+    """Find dead transactions in which no process works. The caller holds the store's lock alone."""
+    dead = find_dead_transactions(directory)
+    # A CRIU that has outlived a killed crckpt works there. One that loses its images may crash, and then leaves the
+    # connections of the tree blocked.
+    used = [Path(proc.working_directory(pid)) for pid in pids()] if dead else []
+    places = frozenset(place for directory in used for place in (directory, *directory.parents))
+    return tuple(path for path in dead if path.resolve() not in places)
 
 
 def find_dead_transactions(directory: Path) -> tuple[Path, ...]:

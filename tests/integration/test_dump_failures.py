@@ -64,7 +64,7 @@ def test_a_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str
 
 
 def test_gc_may_come_while_an_orphaned_criu_is_still_at_it(crckpt: Crckpt) -> None:
-    """It takes away what is there, CRIU gives up and resumes the tree; what CRIU wrote meanwhile goes the next time."""
+    """CRIU gives up and resumes the tree; what it has written goes the next time."""
     with started(LARGE) as tree:
         for _ in range(2):
             orphans = _orphaned_amid_images(crckpt, tree)

@@ -16,7 +16,7 @@ from crckpt.store.backend.protocol import Backend
 from crckpt.store.layout import CHECKPOINTS, FINGERPRINTS, PACKS, PENDING
 from crckpt.store.names import ID
 from crckpt.store.repository import Repository
-from crckpt.store.transaction import find_abandoned_staging, find_dead_transactions
+from crckpt.store.transaction import find_abandoned_staging, find_unused_transactions
 
 
 class GarbageResult(Struct, frozen=True):
@@ -71,8 +71,8 @@ def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Garba
 
 
 def _find_in_flight(scratch: Path) -> list[Path]:
-    """Find what is in flight and has no living owner."""
-    dead = find_dead_transactions(scratch)
+    """Find what is in flight, has no living owner, and is not used by a CRIU that has outlived its crckpt."""
+    dead = find_unused_transactions(scratch)
     # Staging directories come before the links that lead to them.
     staging = (path for transaction in dead for path in find_abandoned_staging(transaction))
     return [*staging, *dead]
@@ -93,7 +93,7 @@ def _digest(name: str) -> str:
 
 @contextmanager
 def _ignoring_use() -> Iterator[None]:
-    """Ignore what a CRIU still uses that has outlived a killed crckpt: the next gc removes it."""
+    """Ignore what a CRIU that has just begun adds or removes at the same time: the next gc removes the rest."""
     try:
         yield
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from crckpt.errors import HostCannot
 from crckpt.store import handed_over
 from crckpt.store.process_identity import read_identity
+from crckpt.store.transaction import find_unused_transactions
 
 
 def test_it_has_an_owner(tmp_path: Path) -> None:
@@ -35,3 +37,15 @@ def test_it_cannot_be_handed_to_nobody(tmp_path: Path) -> None:
     with pytest.raises(HostCannot, match=f"PID {child} has ended"), handed_over(tmp_path, child):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
+    """As a CRIU does that has outlived its crckpt; links on the path to the store do not matter."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    images = tmp_path / "tmp/1-dead/images"
+    images.mkdir(parents=True)
+    (tmp_path / "tmp/1-dead2").mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=images, stdin=subprocess.DEVNULL) as criu:
+        assert [path.name for path in find_unused_transactions(tmp_path / "link/tmp")] == ["1-dead2"]
+        criu.kill()
+    assert [path.name for path in find_unused_transactions(tmp_path / "link/tmp")] == ["1-dead", "1-dead2"]
