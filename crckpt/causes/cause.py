@@ -10,7 +10,7 @@ LIKELY = "most likely: "
 
 
 class Cause(Struct, frozen=True):
-    """What can stop a dump or a restore. `says` and `remedy` are templates for the groups of `pattern`.
+    """An obstacle to a dump or a restore. `says` and `remedy` are templates for the groups of `pattern`.
 
     `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
     `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause

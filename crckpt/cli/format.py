@@ -53,7 +53,7 @@ def local_time(when: datetime) -> str:
 
 
 def creation_time(checkpoint: Checkpoint) -> str:
-    """When a checkpoint was made."""
+    """Format the time at which a checkpoint was made."""
     future = " (in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else ""
     return local_time(checkpoint.created) + future
 

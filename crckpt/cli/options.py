@@ -66,7 +66,7 @@ Ref = Annotated[
 
 
 class TcpConnections(enum.StrEnum):
-    """What happens to established TCP connections."""
+    """The choice for established TCP connections."""
 
     keep = "keep"
     close = "close"

@@ -23,7 +23,7 @@ from crckpt.ops.restore.result import RestoreResult
 
 
 class Grown(enum.StrEnum):
-    """What to do with files that only grew since the checkpoint."""
+    """The choice for files that only grew since the checkpoint."""
 
     refuse = "refuse"
     keep = "keep"

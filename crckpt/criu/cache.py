@@ -1,4 +1,4 @@
-"""Where CRIU may be installed, and a cache of those that worked. Light to load: `--version` needs no more."""
+"""The places where CRIU may be, and a cache of those that worked. Light to load: `--version` needs no more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
 
 class CriuFacts(NamedTuple):
-    """What is known of a CRIU that works."""
+    """The cached facts about a CRIU that works."""
 
     version: str
     digest: str
@@ -32,7 +32,7 @@ class CriuFacts(NamedTuple):
 
 
 def candidates(option: Path | None, configured: Path | None) -> Iterator[Candidate]:
-    """Where to look for CRIU, in order."""
+    """List the places to look for CRIU, in order."""
     named = (
         (option, "--criu"),
         (_path(os.environ.get("CRCKPT_CRIU")), "CRCKPT_CRIU"),
@@ -45,7 +45,7 @@ def candidates(option: Path | None, configured: Path | None) -> Iterator[Candida
 
 
 def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
-    """What is known of this CRIU, if it worked, and neither its file nor the kernel has changed since.
+    """Return the cached facts about this CRIU, if it worked and neither its file nor the kernel has changed since.
 
     `memory` is the cache file, if not the user's own.
     """

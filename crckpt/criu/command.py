@@ -13,7 +13,7 @@ LOG_LEVEL = "-v3"
 
 
 class Paths(Struct, frozen=True):
-    """Where one run of CRIU reads and writes: image files, log and statistics, the hold's script if there is one."""
+    """The paths of one run of CRIU: image files, log and statistics, the hold's script if there is one."""
 
     images: Path
     work: Path
@@ -119,7 +119,7 @@ def _common_options(paths: Paths, options: DumpOptions, *, log: str) -> tuple[st
 
 
 def _dump_options(options: DumpOptions) -> tuple[str, ...]:
-    """What a restore has no use for."""
+    """Return the options that only a dump has."""
     return ("--skip-in-flight",) if options.skip_in_flight else ()
 
 

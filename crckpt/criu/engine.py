@@ -38,7 +38,7 @@ _LOOK_S = 1.0
 
 
 class CriuResult(Struct, frozen=True):
-    """How a run of CRIU ended. `status` is its exit status or minus a signal; times are monotonic, in seconds.
+    """The end of a run of CRIU. `status` is its exit status or minus a signal; times are monotonic, in seconds.
 
     If it `hung`, crckpt ended it. `waited_for` are mount points of file systems that did not answer, which crckpt
     disconnected.

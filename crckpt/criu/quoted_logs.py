@@ -1,4 +1,4 @@
-"""What people and programs make of CRIU's lines when they pass them on: wrapped, quoted, retyped. Pure."""
+"""Undo what people and programs do to CRIU's lines when they pass them on: wrap, quote, retype. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NEWEST: Final = 2
 
 
 class Inventory(Struct, frozen=True):
-    """What holds for a whole set of images.
+    """The facts that hold for a whole set of images.
 
     - `root_ids`: the namespaces of the CRIU that dumped; a task with other ids is in other namespaces
     - `run_id`: names the network lock that the dump may have left (table `inet CRIU-<run id>`)

@@ -62,7 +62,7 @@ class OtherFile(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """The kind, for display."""
         return self.kind
 
 

@@ -35,7 +35,7 @@ _OLD_GHOST_BIT: Final = 1 << 31
 
 
 class Remap(Struct, frozen=True):
-    """Where CRIU finds a file whose path is gone (images/remap-file-path.proto). The `kind` is one of:
+    """The place where CRIU finds a file whose path is gone (images/remap-file-path.proto). The `kind` is one of:
 
     - GHOST: no name is left; the content of `size` bytes is in `ghost-file-<target, hexadecimal>.img`
     - LINKED: it has other names, and CRIU added `path` for the restore (`target` is the file id of that)

@@ -1,4 +1,4 @@
-"""What operations work with: the store, the CRIU that works here, the progress; and commands that enter namespaces."""
+"""The context of operations: the store, the CRIU that works here, the progress; and commands that enter namespaces."""
 
 from __future__ import annotations
 

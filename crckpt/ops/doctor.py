@@ -41,7 +41,7 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def obstacles(self) -> tuple[Fact, ...]:
-        """What prevents every checkpoint on this host."""
+        """Return what prevents every checkpoint on this host."""
         return tuple(fact for fact in self.facts if fact.state == "missing" and fact.key in _VITAL)
 
     @property

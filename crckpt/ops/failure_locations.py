@@ -51,7 +51,7 @@ def name_place_in_images(tree: ImageTree) -> Callable[[Explanation], FailureLoca
 
 
 def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
-    """What the descriptor is; empty if it may have become another one since CRIU failed at it."""
+    """Return what the descriptor is; empty if it may have become another one since CRIU failed at it."""
     now = proc.read_process(process.pid)
     found = next((found for found in proc.descriptors(process.pid) if found.fd == fd), None)
     if now is None or now.start != process.start or found is None:

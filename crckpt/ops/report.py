@@ -47,7 +47,7 @@ _Files = Iterator[tuple[str, object]]
 
 
 class ReportRequest(Struct, frozen=True):
-    """What the user asks of a report.
+    """The user's request for a report.
 
     `read_log` returns a log of CRIU. `with_secrets` includes command lines, notes and host names.
     """

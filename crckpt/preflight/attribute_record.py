@@ -156,7 +156,7 @@ class ControlGroup(Struct, frozen=True):
 
 
 class ProcessRecord(Struct, frozen=True):
-    """What a dump recorded of a process. Ids are those of its own PID namespace.
+    """The attributes of a process, as a dump recorded them. Ids are those of its own PID namespace.
 
     - `threads`: values by thread id and name
     - `groups`: an index into the record's list
@@ -174,7 +174,7 @@ class ProcessRecord(Struct, frozen=True):
 
 
 class AttributeRecord(Struct, frozen=True):
-    """What a dump recorded of a tree.
+    """The attributes of a tree, as a dump recorded them.
 
     - `cpus`: the CPUs that were online
     - `groups`: the distinct sets of groups of its processes

@@ -33,7 +33,7 @@ class Tag(Struct, frozen=True):
 
 
 class RefTargets(Struct, frozen=True):
-    """What refs can name: each job's checkpoints, oldest first; all ids, also of unreadable manifests; tags."""
+    """The targets of refs: each job's checkpoints, oldest first; all ids, also of unreadable manifests; tags."""
 
     jobs: Mapping[JobName, Sequence[CheckpointId]]
     ids: tuple[CheckpointId, ...]

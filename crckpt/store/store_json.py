@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 64 << 10
 
 
 class Description(Struct, frozen=True):
-    """What store.json says of a store."""
+    """The content of store.json."""
 
     id: str
 

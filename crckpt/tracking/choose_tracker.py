@@ -55,14 +55,14 @@ def find_method(criu: Path) -> tuple[str, str]:
 
 
 def count_written(name: str, pid: int) -> int:
-    """How many tracked pages a process has written, by the method of that name. Raises OSError."""
+    """Count the tracked pages that a process has written, by the method of that name. Raises OSError."""
     method = SoftDirty() if name == SoftDirty.name else UffdWp()
     rows = method.find_written(pid)
     return int((rows[:, 1] - rows[:, 0]).sum()) // PAGE_SIZE
 
 
 def count_untracked(name: str, pid: int) -> int:
-    """How many private pages of a process always count as written. Raises OSError."""
+    """Count the private pages of a process that always count as written. Raises OSError."""
     return 0 if name == SoftDirty.name else pagemap.count_changed_file_pages(pid)
 
 

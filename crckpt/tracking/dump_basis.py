@@ -1,4 +1,4 @@
-"""What a dump or a round counts from: a checkpoint, or a round that was copied after one."""
+"""The base that a dump or a round counts from: a checkpoint, or a round that was copied after one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RoundBase(Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """How many rounds there were since the last checkpoint, this one included."""
+        """The number of rounds since the last checkpoint, this one included."""
         return int(self.directory.name)
 
 
@@ -38,7 +38,7 @@ class WholeProcess(Struct, frozen=True):
 
 
 class DumpBasis(Struct, frozen=True):
-    """How the dump or round that begins now is to be made.
+    """The way to make the dump or round that begins now.
 
     Without `base` it is full, and `why` says so in one clause. If it `tracks`, CRIU resets the bits, so that the next
     dump can count from this one. `whole` are processes that have no part in the base.

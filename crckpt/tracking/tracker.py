@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Attachment(Protocol):
-    """What a method holds of one process, to track it."""
+    """The handle by which a method tracks one process."""
 
     def catch_up(self) -> str:
         """Track what the process has mapped since. Why it can be tracked no longer, or nothing."""
@@ -40,7 +40,7 @@ class Method(Protocol):
         """The name that users see: soft-dirty or uffd-wp."""
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """What to add to CRIU's environment for a dump that tracks."""
+        """Return what to add to CRIU's environment for a dump that tracks."""
 
     def attach(self, pids: Iterable[int]) -> Mapping[int, Attachment | str]:
         """Attach to each process. The attachment, or why there is none."""
@@ -144,7 +144,7 @@ class Tracker:
 
     @property
     def base(self) -> Base | None:
-        """What the bits count from; None if the next dump is to be full."""
+        """The base that the bits count from; None if the next dump is to be full."""
         return self._base
 
     @property
@@ -159,13 +159,13 @@ class Tracker:
         return next((_clause(pid, why) for pid, why in attachments if isinstance(why, str)), "")
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """What to add to this CRIU's environment for a dump that `tracks`."""
+        """Return what to add to this CRIU's environment for a dump that `tracks`."""
         ours = f"/proc/{os.getpid()}/fd"
         kept = {"CRCKPT_MAP_FLAGS": f"{ours}/{self._flags}", "CRCKPT_FRAMES": f"{ours}/{self._frames}"}
         return {**self._method.environment(criu), **kept}
 
     def find_written(self) -> dict[int, NDArray[np.uint64]]:
-        """What each process that still runs has written since the base. Resets nothing."""
+        """Find what each process that still runs has written since the base. Resets nothing."""
         found = {}
         for pid in self._members:
             try:

@@ -27,10 +27,10 @@ LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 
 
 class Order(Struct, frozen=True):
-    """What the thread `tid` of the process `pid` must do: `ask`, or set attributes by name, in this order.
+    """The task of thread `tid` of the process `pid`: `ask`, or set attributes by name, in this order.
 
-    With `start` the process must be the one that was started then, in clock ticks after boot.
-    With `is_lent` the thread's tracer, a CRIU that waits in a restore's hold, must detach from it first.
+    With `start` the process must be the one that was started then, in clock ticks after boot. With `is_lent` the
+    thread's tracer, a CRIU that waits in a restore's hold, must detach from it first.
     """
 
     pid: int

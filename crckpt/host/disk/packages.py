@@ -44,8 +44,8 @@ def find_packages(paths: Iterable[str], after: datetime) -> dict[str, Package]:
 
 
 def first_change(log: str, name: str, after: datetime) -> tuple[datetime, str] | None:
-    """When dpkg first installed or upgraded a package (with `:arch`, if it has one) after that moment, and the version
-    until then. Of lines `2026-01-02 03:04:05 upgrade libc6:amd64 2.41-4 2.41-5`, in local time.
+    """Find when dpkg first installed or upgraded a package (with `:arch`, if it has one) after that moment, and the
+    version until then. Of lines `2026-01-02 03:04:05 upgrade libc6:amd64 2.41-4 2.41-5`, in local time.
     """
     for line in log.splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""Who can change what a path names: owners and modes of all its directories and links."""
+"""Find who can change what a path names, by owners and modes of all its directories and links."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
 
 
 class Changers(Struct, frozen=True):
-    """Who besides root can change what a name leads to: `users`, and `anyone` if it is not known who."""
+    """The users besides root who can change what a name leads to: `users`, and `anyone` if it is not known who."""
 
     users: frozenset[int] = frozenset()
     anyone: bool = False

@@ -50,7 +50,7 @@ def free_memory(*, swap: bool = False) -> int:
 
 
 def free_huge_pages(size: int) -> int:
-    """How many huge pages of `size` bytes are available: reserved by nobody, or allowed as surplus.
+    """Count the huge pages of `size` bytes that are available: reserved by nobody, or allowed as surplus.
 
     Source: Documentation/admin-guide/mm/hugetlbpage.rst.
     """
@@ -64,7 +64,7 @@ def free_huge_pages(size: int) -> int:
 
 
 def unwritten_limit() -> int:
-    """How many bytes may wait to be written to disks before writers have to wait, too.
+    """Read how many bytes may wait to be written to disks before writers have to wait, too.
 
     Source: Documentation/admin-guide/sysctl/vm.rst.
     """

@@ -32,11 +32,11 @@ _IFF_UP: Final = 1
 
 
 class SeclusionPlan(Struct, frozen=True):
-    """How to isolate the namespaces.
+    """The measures that isolate the namespaces.
 
     `work` is a private directory that stays shared with the host, `sockets` are paths of sockets of the host that stay
-    reachable. `addresses` go on the loopback interface, `cut` are (path, size in bytes) of files to truncate.
-    `room` is how many bytes may be written.
+    reachable. `addresses` go on the loopback interface, `cut` are (path, size in bytes) of files to truncate. `room` is
+    how many bytes may be written.
     """
 
     work: str

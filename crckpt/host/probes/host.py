@@ -1,4 +1,4 @@
-"""What this host can do: each fact is tried out, never guessed from a version.
+"""Probe what this host can do: each fact is tried out, never guessed from a version.
 
 By topic: `tasks` (seizing, PIDs, clocks), `memory` (written pages, lazy pages), `network` (TCP, locks), `rights`
 (capabilities, security modules), `places` (directories, control groups), `tools` (programs). `child` runs each probe in
@@ -18,7 +18,9 @@ from crckpt.host.probes.outcome import Fact, Outcome, fact
 
 
 class ProbeRequest(Struct, frozen=True):
-    """What to probe besides the kernel. `locks_by_nftables` is what `criu check` reports; None if it was not asked."""
+    """The things to probe besides the kernel. `locks_by_nftables` is what `criu check` reports; None if it was not
+    asked.
+    """
 
     store: Path
     staging: Path | None = None

@@ -7,7 +7,7 @@ from msgspec.structs import astuple
 
 
 class Outcome(Struct, frozen=True):
-    """What a probe found. `state` is ok, limited (works in part, or was not tried) or missing.
+    """The result of a probe. `state` is ok, limited (works in part, or was not tried) or missing.
 
     `consequence` is what it means for the user, `fix` the command that repairs it, if there is one. `safe`: the command
     removes nothing, so that `doctor --fix` may run it, word by word, without a shell.

@@ -1,4 +1,4 @@
-"""What processes execute and where: /proc/PID/cmdline, comm and cwd."""
+"""The commands of processes: /proc/PID/cmdline, comm and cwd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
 
 
 def title(pid: int) -> str:
-    """What people call a process: its comm, or `criu` where CRIU was started through a loader; `?` if it has ended."""
+    """Return the name that people use for a process: its comm, or `criu` where CRIU was started through a loader; `?`
+    if it has ended.
+    """
     if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
         return "criu"
     process = read_process(pid)

@@ -72,7 +72,7 @@ def socket_inode(target: str) -> int:
 
 
 def read_target(pid: int, fd: int) -> str:
-    """What a descriptor of a process, or of one thread, leads to. Raises OSError."""
+    """Read the target of a descriptor of a process, or of one thread. Raises OSError."""
     return os.readlink(f"/proc/{pid}/fd/{fd}")
 
 

@@ -1,4 +1,4 @@
-"""Who uses a number as PID, thread id, process group or session."""
+"""Find the processes that use a number as PID, thread id, process group or session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IdUser(Struct, frozen=True):
 
 
 def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
-    """Which of these numbers cannot be given to a new task, and who uses each.
+    """Find which of these numbers cannot be given to a new task, and who uses each.
 
     The kernel keeps a number while anything is a member of the process group or session of that name.
     """

@@ -60,7 +60,7 @@ def read_maps(pid: int) -> list[Map]:
 
 
 def count_maps(pid: int) -> int:
-    """How many maps a process has; 0 if it has ended."""
+    """Count the maps of a process; 0 if it has ended."""
     with suppress(OSError):
         return len(procfs.lines(f"/proc/{pid}/maps"))
     return 0

@@ -60,7 +60,7 @@ class Stat(Struct, frozen=True):
 
     @property
     def start(self) -> int:
-        """When it was started, in clock ticks after boot."""
+        """The start time, in clock ticks after boot."""
         return int(self.fields[19])
 
     @property
@@ -70,7 +70,7 @@ class Stat(Struct, frozen=True):
 
     @property
     def wait_status(self) -> int:
-        """How it ended, as wait(2) has it."""
+        """The wait status of a zombie, as wait(2) has it."""
         return int(self.fields[49])
 
 
@@ -90,7 +90,7 @@ def parse_stat(text: str) -> Stat:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process with that PID was started, in clock ticks after boot; None if there is none."""
+    """Read the start time of the process with that PID, in clock ticks after boot; None if there is none."""
     try:
         return read_stat(pid).start
     except (FileNotFoundError, ProcessLookupError):

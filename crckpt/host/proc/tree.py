@@ -155,7 +155,7 @@ def cores_in_use(pids: Iterable[int]) -> set[int]:
 
 
 def find_ended_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) -> tuple[int, ...]:
-    """Which of these (PID, thread id) do not live, in our pid namespace or that of the process `init`.
+    """Find which of these (PID, thread id) do not live, in our pid namespace or that of the process `init`.
 
     They may be there still, as zombies.
     """

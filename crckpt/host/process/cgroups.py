@@ -1,4 +1,4 @@
-"""What the limits of control groups (version 1 and 2) leave us, and which groups are frozen."""
+"""Read what limits of control groups (version 1 and 2) leave us, and which groups are frozen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FREEZERS = (
 
 
 class TasksLeft(Struct, frozen=True):
-    """How many more tasks (processes and threads) may be started in a control group and those below it."""
+    """The number of tasks (processes and threads) that may still be started in a control group and those below it."""
 
     group: str
     left: int

@@ -1,4 +1,4 @@
-"""How many descriptors CRIU may open, and how many a round needs: it moves memory into pipes.
+"""The number of descriptors that CRIU may open, and that a round needs: it moves memory into pipes.
 
 Source: criu/page-pipe.c, and for what a pipe may hold fs/pipe.c, pipe_set_size.
 """
@@ -23,7 +23,7 @@ _OTHERS: Final = 64
 
 
 class DescriptorLimits(Struct, frozen=True):
-    """How many descriptors CRIU may open: by default, and if we raise the limit; how many pages a pipe of it holds.
+    """The number of descriptors that CRIU may open: by default, and if we raise the limit; the pages that a pipe holds.
 
     With CAP_SYS_RESOURCE CRIU raises its limit itself.
     """

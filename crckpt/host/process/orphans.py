@@ -30,7 +30,7 @@ def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
 
 
 class Ending(Struct, frozen=True):
-    """How a process ended: its exit status, or minus the signal; None if nobody knows."""
+    """The end of a process: its exit status, or minus the signal; None if nobody knows."""
 
     code: int | None
 
@@ -43,7 +43,7 @@ class Ending(Struct, frozen=True):
 
 
 def find_ending(pid: int) -> Ending | None:
-    """How a process, perhaps our child, has ended; None if it is alive. A child still has to be waited for."""
+    """Find how a process, perhaps our child, has ended; None if it is alive. A child still has to be waited for."""
     with suppress(ChildProcessError):
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:

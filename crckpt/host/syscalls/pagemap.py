@@ -1,4 +1,4 @@
-"""Which pages of a process were written: by PAGEMAP_SCAN (Linux 6.7), and by soft-dirty bits.
+"""Find which pages of a process were written: by PAGEMAP_SCAN (Linux 6.7), and by soft-dirty bits.
 
 Source: proc_pid_pagemap(5), linux/fs.h, Documentation/admin-guide/mm/pagemap.rst.
 """

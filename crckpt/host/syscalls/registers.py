@@ -18,7 +18,8 @@ _COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
 
 
 class Convention(Struct, frozen=True):
-    """How a program makes system calls: by which `instruction`, with the `arguments` in which registers.
+    """The convention by which a program makes system calls: by which `instruction`, with the `arguments` in which
+    registers.
 
     `architecture` is its number in linux/audit.h, `bits` the width of its registers.
     """
@@ -35,10 +36,10 @@ class Convention(Struct, frozen=True):
 
 
 class Machine(Struct, frozen=True):
-    """Which register has what.
+    """The registers of a machine, by their use.
 
-    `number` is the register of a system call's number as the kernel keeps it, `result` that of its number on entry
-    and of its result.
+    `number` is the register of a system call's number as the kernel keeps it, `result` that of its number on entry and
+    of its result.
     """
 
     number: str
@@ -84,12 +85,12 @@ class ThreadRegisters:
 
     @property
     def convention(self) -> Convention:
-        """How the thread makes system calls."""
+        """The convention by which the thread makes system calls."""
         return _MACHINE.compat if self.is_compat else _MACHINE.native
 
     @property
     def instruction_pointer(self) -> int:
-        """Where it executes next."""
+        """The address at which it executes next."""
         return int(getattr(self._values, INSTRUCTION_POINTER))
 
     @instruction_pointer.setter

@@ -127,7 +127,7 @@ def _of_cgroup(name: str) -> int:
 
 
 def _intruder_of_cgroup(directory: Path) -> str:
-    """Who else can write its list of processes; empty if only the kernel or root can."""
+    """Find who else can write its list of processes; empty if only the kernel or root can."""
     device = directory.stat().st_dev
     if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in read_mounts()):
         return ""

@@ -65,7 +65,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
 
 
 def _find_mismatch(result: CriuResult) -> str:
-    """How the tree does not match the base, if that is why a CRIU failed that was not killed."""
+    """Find how the tree does not match the base, if a CRIU that was not killed failed for that reason."""
     # As above.
     from crckpt.criu.explain import explain
 
@@ -102,7 +102,7 @@ class TreeState(Struct, frozen=True):
 
     @property
     def way_out(self) -> str:
-        """What makes a tree run again that does not."""
+        """The remedy: the command that makes a stopped tree run again, or what lists its checkpoints."""
         if self.kind == "lost":
             return "crckpt list shows what it can be restored from"
         return f"kill -CONT {' '.join(str(pid) for pid in self.pids)}" if self.kind == "stopped" else ""

@@ -61,7 +61,7 @@ def make_checkpoint(
 
 
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
-    """What a dump would do. Nothing is started or made. Raises StoreUnusable if the store cannot be used."""
+    """Plan a dump. Nothing is started or made. Raises StoreUnusable if the store cannot be used."""
     if not is_blank(target.context.store):
         target.context.repository()
     lineage = target.predict_lineage(wanted=target.request.wants_tracker)

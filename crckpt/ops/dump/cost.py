@@ -1,4 +1,4 @@
-"""What a dump of a tree would cost, from its size and from trials on this host."""
+"""Predict what a dump of a tree would cost, from its size and from trials on this host."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
 
 
 def _assumption_on_disk(size: int, staging: Path) -> str:
-    """What a prediction assumes of the disk for so many bytes of images."""
+    """Name what a prediction assumes of the disk for so many bytes of images."""
     limit = space.unwritten_limit()
     if size <= limit or space.is_in_memory(staging):
         return ""

@@ -1,4 +1,4 @@
-"""What a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore."""
+"""The facts that a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from crckpt.store import NewCheckpoint
 
 
 class Freeze(Struct, frozen=True):
-    """When a tree was frozen, at any moment of that, and for how long; and how long the whole dump took."""
+    """The freeze of a tree: a moment of it, its length, and the time that the whole dump took."""
 
     moment: datetime
     frozen_ms: float

@@ -62,7 +62,7 @@ class DumpTarget(Struct, frozen=True):
 
     @property
     def parent(self) -> ParentImages | None:
-        """What the dump counts from."""
+        """The checkpoint that the dump counts from."""
         return self.lineage.parent if self.lineage is not None else None
 
     @property
@@ -81,7 +81,7 @@ class DumpTarget(Struct, frozen=True):
             self.root.check()
 
     def predict_lineage(self, *, wanted: bool | None) -> LineageSummary | None:
-        """What a dump would count from now."""
+        """Predict what a dump would count from now."""
         root, store = self.observed.tree.root, self.context.repository
         return predict_lineage(root, self.criu.path, store, wanted=wanted, apart=self.runs_apart)
 
@@ -116,7 +116,7 @@ class DumpTarget(Struct, frozen=True):
 
 
 class Examination(Struct, frozen=True):
-    """What `doctor TARGET` needs: `blockers` prevent a dump; `plan` has warnings and options."""
+    """The facts that `doctor TARGET` needs: `blockers` prevent a dump; `plan` has warnings and options."""
 
     pid: int
     blockers: tuple[Finding, ...]

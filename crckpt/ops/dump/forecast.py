@@ -1,4 +1,4 @@
-"""How long a dump would keep a tree frozen, estimated from trials on this host and from the rounds before it."""
+"""Forecast how long a dump would keep a tree frozen, from trials on this host and from the rounds before it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ from crckpt.tracking.preload.library import dump_words
 
 
 class Workspace(Struct, frozen=True):
-    """Where a dump works. `work` is a transaction of the locked store; `staging` holds images until they are stored."""
+    """The directories of a dump. `work` is a transaction of the locked store; `staging` holds images until they are
+    stored.
+    """
 
     repository: Repository
     work: Path
@@ -155,7 +157,7 @@ def criu_started_early(
 
 
 def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> DumpOptions | None:
-    """What the plan will be if the tree holds nothing unusual. A wrong guess costs a CRIU that was started in vain."""
+    """Guess the plan for a tree that holds nothing unusual. A wrong guess costs a CRIU that was started in vain."""
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}

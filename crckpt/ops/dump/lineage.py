@@ -1,4 +1,4 @@
-"""What a dump counts from: the keeper of the tree's tracker knows what was written since."""
+"""Find what a dump counts from: the keeper of the tree's tracker knows what was written since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _APART: Final = "CRIU runs as another user, or in namespaces of the tree, where 
 
 
 class Lineage:
-    """What dumps and rounds of one tree count from. Each does `begin`, `report_freeze`, `commit`; then `close`.
+    """The lineage of one tree: what its dumps and rounds count from. Each does `begin`, `report_freeze`, `commit`; then
+    `close`.
 
     `parent` is what CRIU counts from, None for a full dump. If CRIU `tracks`, it runs with `environment`, and the next
     dump can count from this one. A keeper that has ended or is late is asked nothing more (`has_lost_keeper`).
@@ -163,7 +164,7 @@ def open_lineage(root: proc.Process, criu: Path, *, wanted: bool | None, apart: 
 def predict_lineage(
     root: proc.Process, criu: Path, store: Callable[[], Repository], *, wanted: bool | None, apart: bool
 ) -> LineageSummary | None:
-    """What a dump into this store would count from now, as far as that is known without touching the tree."""
+    """Predict what a dump into this store would count from now, as far as that is known without touching the tree."""
     if wanted is False:
         return None
     if apart:

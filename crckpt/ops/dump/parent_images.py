@@ -34,7 +34,7 @@ class ParentImages(Struct, frozen=True):
     checkpoint_directory: Path | None = None
 
     def next_round(self) -> RoundBase:
-        """Where the images of the next round belong."""
+        """The directory for the images of the next round."""
         return RoundBase(self.directory.with_name(str(self.rounds + 1)))
 
     def pagemap(self, pid: int) -> Path:

@@ -1,4 +1,4 @@
-"""What the user asked of a dump. Light to load: CRIU is started before the other steps are loaded."""
+"""The user's request for a dump. Light to load: CRIU is started before the other steps are loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PreCopy(Struct, frozen=True):
 
 
 class DumpRequest(Struct, frozen=True):
-    """What the user asked for. Without `preflight` only what CRIU would not find itself is checked.
+    """The user's request. Without `preflight` only what CRIU would not find itself is checked.
 
     `force`: end the tree even if it holds what no test has shown to come back. `incremental` None: if the tree is
     tracked already, or with `pre_copy`.

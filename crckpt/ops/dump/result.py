@@ -1,4 +1,4 @@
-"""What the steps of a dump return. The names of `LineageSummary`, `RoundResult` and `PreCopyResult` are JSON keys."""
+"""The results of a dump's steps. The names of `LineageSummary`, `RoundResult` and `PreCopyResult` are JSON keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PreCopyResult(Struct, frozen=True):
 
 
 class LineageSummary(Struct, frozen=True):
-    """What a dump counts from. If nothing, it is full, and `why_full` says why.
+    """The base that a dump counts from. If there is none, it is full, and `why_full` says why.
 
     `tracker` is the tracker's name, or empty, and `why` the sentence on it. The dump counts from the last of `rounds`,
     or without rounds from the checkpoint `base`. `whole` are clauses on processes that have no part in that. CRIU's

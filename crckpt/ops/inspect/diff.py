@@ -45,7 +45,7 @@ class DescriptorChange(Struct, frozen=True):
 
 
 class ProcessFacts(Struct, frozen=True):
-    """What a process may change about itself."""
+    """The facts that a process may change about itself."""
 
     comm: str
     state: str
@@ -69,7 +69,7 @@ class ProcessChange(Struct, frozen=True):
 
 
 class CheckpointDiff(Struct, frozen=True):
-    """What differs from `first` to `second`. `pages` is the sum of `changed`; shared memory counts in each process."""
+    """The differences from `first` to `second`. `pages` sums up `changed`; shared memory counts in each process."""
 
     first: Checkpoint
     second: Checkpoint
@@ -168,7 +168,7 @@ def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> Descr
 
 
 def _identity(descriptor: OpenDescriptor) -> tuple[int, str, str]:
-    """What makes a descriptor the same: for sockets not their state; for pipes and nameless sockets their inode."""
+    """Return what identifies a descriptor: for sockets not their state; for pipes and nameless sockets their inode."""
     file = descriptor.file
     if isinstance(file, InetSocket):
         return descriptor.fd, file.kind, f"{file.protocol} {file.source} {file.destination}"

@@ -51,7 +51,7 @@ class Region(Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """How many pages of it the checkpoint has."""
+        """The number of its pages that the checkpoint has."""
         return int(self.extents["count"].sum(dtype=np.int64))
 
     @property

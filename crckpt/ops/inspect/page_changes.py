@@ -116,7 +116,7 @@ def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tupl
 
 
 def _identity(region: Region) -> tuple[str, str, bool, int]:
-    """What is mapped, and which offset of it would be at address 0."""
+    """Return what is mapped, and which offset of it would be at address 0."""
     vma = region.vma
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
@@ -163,7 +163,7 @@ def _cut(extents: Extents, low: Positions, high: Positions) -> Extents:
 def _compare_places(
     cells: tuple[Extents, Extents], numbers: tuple[_PackNumbers, _PackNumbers]
 ) -> tuple[int, tuple[Extents, Extents]]:
-    """How many pages differ for sure, because one of the two is zero, and the pages that may differ."""
+    """Count the pages that differ for sure, because one of the two is zero, and the pages that may differ."""
     before, after = cells
     one, two = (renumber_packs(side, table) for side, table in zip(cells, numbers, strict=True))
     zeros = (before["pack"] == ZERO).astype(np.int8) + (after["pack"] == ZERO)

@@ -91,7 +91,7 @@ class IsolatedRestore(Struct, frozen=True):
 
 
 class IsolatedRun(Struct, frozen=True):
-    """How the tree started, and what it did then."""
+    """The start of an isolated tree, and what it did then."""
 
     restore_ms: float
     ran_s: float

@@ -1,4 +1,4 @@
-"""What of the host a restored tree gets besides its files: pipes to the outside, and a terminal."""
+"""The ends of the host's files that a restored tree gets: pipes to the outside, and a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crckpt.preflight.restore.pipes import OutsidePipe
 
 
 class OutsideEnds(Struct, frozen=True):
-    """What of the host a tree gets besides its files.
+    """The ends of the host's files that a restored tree gets.
 
     `pipes` are those whose other end is not in the tree. `terminal` is our descriptor of the terminal that the tree
     gets. For each of `contents` crckpt makes a pipe with these bytes.
@@ -52,7 +52,7 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[st
 
 
 def socket_outputs(output: int) -> frozenset[int]:
-    """Which of the tree's outputs (1, 2) would be sockets; `output` is our descriptor for its standard output."""
+    """Find which of the tree's outputs (1, 2) would be sockets; `output` is our descriptor for its standard output."""
     found = set()
     for number, ours in ((1, output), (2, 2)):
         with suppress(OSError):

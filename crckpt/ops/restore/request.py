@@ -1,4 +1,4 @@
-"""What the user asks of a restore and of a rehearsal."""
+"""The user's requests for a restore and for a rehearsal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crckpt.preflight.restore.plan import Grown
 
 
 class RestoreRequest(Struct, frozen=True):
-    """What the user asks of a restore.
+    """The user's request for a restore.
 
     - `preflight`: whether blockers prevent the restore; without it CRIU tries what is known to fail
     - `allow_weaker`: whether the tree may come back less protected than it was
@@ -32,7 +32,7 @@ class RestoreRequest(Struct, frozen=True):
 
 
 class RehearsalRequest(Struct, frozen=True):
-    """What the user asks of a rehearsal: how many seconds the tree runs at most, and a command to run after that."""
+    """The user's request for a rehearsal: how many seconds the tree runs at most, and a command to run after that."""
 
     ref: str
     seconds: float = 2.0

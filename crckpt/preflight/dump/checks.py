@@ -19,7 +19,7 @@ UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-en
 
 
 class DumpPlan(Struct, frozen=True):
-    """What a dump would do. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree.
+    """The plan of a dump. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree.
 
     `enter`: the kinds of namespaces in which CRIU must run. `as_user`: the (uid, gid) that CRIU must have, with all our
     capabilities.

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Load(NamedTuple):
-    """What a dump's time grows with, in a process or a tree. `memory`: bytes that are in no file."""
+    """The amounts that a dump's time grows with, in a process or a tree. `memory`: bytes that are in no file."""
 
     memory: float = 0
     maps: float = 0
@@ -18,7 +18,8 @@ class Load(NamedTuple):
 
 
 class DumpSpeed(Struct, frozen=True):
-    """How fast CRIU dumps: milliseconds per byte of memory (`byte_ms`), and before and after the freeze (`around_ms`).
+    """The speed of CRIU's dumps: milliseconds per byte of memory (`byte_ms`), and before and after the freeze
+    (`around_ms`).
 
     `slowness`: the time for everything but memory, as a multiple of `usual_ms`.
     """
@@ -29,7 +30,7 @@ class DumpSpeed(Struct, frozen=True):
 
 
 class ImageFiles(Struct, frozen=True):
-    """How many small files CRIU writes: for any tree (`files`), and per process with their bytes."""
+    """The number of small files that CRIU writes: for any tree (`files`), and per process with their bytes."""
 
     files: float
     process_files: float

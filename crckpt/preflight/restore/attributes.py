@@ -41,7 +41,8 @@ class ThreadAttributes(Struct, frozen=True):
 
 
 class HostAttributes(Struct, frozen=True):
-    """What a restored tree gets from this host: online CPUs, the restrictions of our control groups, our keyring.
+    """The attributes that a restored tree gets from this host: online CPUs, the restrictions of our control groups, our
+    keyring.
 
     `old_groups`: what those old groups of the tree restrict that still exist.
     """
@@ -53,7 +54,8 @@ class HostAttributes(Struct, frozen=True):
 
 
 class AttributeVerdict(Struct, frozen=True):
-    """What a restore cannot keep: `weaker` needs the user's consent, `lost` is a warning. `moves` are (PID, group).
+    """The attributes that a restore cannot keep: `weaker` needs the user's consent, `lost` is a warning. `moves` are
+    (PID, group).
 
     `is_in_session`: the tree may have our session keyring.
     """

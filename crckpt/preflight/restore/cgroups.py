@@ -17,7 +17,7 @@ RULES: Final = ("devices", "network")
 
 
 class CheckedGroups(Struct, frozen=True):
-    """What becomes of the control groups that a process had: crckpt moves it back to those of `moves`.
+    """The fate of the control groups that a process had: crckpt moves it back to those of `moves`.
 
     `weaker` findings refuse the restore, unless the user allows it; `lost` ones are warnings.
     """

@@ -41,7 +41,7 @@ class Rewind(Struct, frozen=True):
 
 
 class CheckedFiles(Struct, frozen=True):
-    """What the check of all files found."""
+    """The result of the check of all files."""
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
@@ -120,7 +120,7 @@ def _ids(file: OpenFile) -> tuple[int, ...]:
 
 
 class _FileFacts(Struct, frozen=True):
-    """What the tree as a whole says about its files: the paths of its programs, and the end of each log by path."""
+    """Facts that only the whole tree shows: the paths of its programs, and the end of each log by path."""
 
     programs: frozenset[str]
     ends: dict[str, int]

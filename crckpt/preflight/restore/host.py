@@ -33,7 +33,7 @@ class FileState(Struct, frozen=True):
 
 
 class HostState(Struct, frozen=True):
-    """What this host has of everything that a checkpoint needs. A missing file is None.
+    """The state of everything on this host that a checkpoint needs. A missing file is None.
 
     `refused`: why the address of a socket cannot be bound, by the socket's id. `packages`: the packages of changed
     files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by

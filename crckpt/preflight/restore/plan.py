@@ -14,7 +14,7 @@ Grown = Literal["refuse", "keep", "rewind"]
 
 
 class PlannedRestore(Struct, frozen=True):
-    """What the checkpoint knows and what the user chose.
+    """A planned restore: what the checkpoint knows and what the user chose.
 
     - `append_sizes`: the sizes of files opened for appending, which CRIU does not record
     - `cpu_features`: the features of the CPU of the dump

@@ -68,7 +68,7 @@ class HugePages(Struct, frozen=True):
 
 
 class HostResources(Struct, frozen=True):
-    """What this host has. `missing`: the needs that it does not meet.
+    """The resources of this host. `missing`: the needs that it does not meet.
 
     `memory`: the bytes that the tree needs. `tasks` is None if no control group limits them.
     """

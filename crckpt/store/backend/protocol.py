@@ -1,4 +1,4 @@
-"""What the store needs of the place where its files lie.
+"""The operations that the store needs of the place where its files lie.
 
 Names are relative and have slashes, as `packs/ab/DIGEST.pack`. A name is a file, a directory is what names begin with:
 it exists as long as something lies in it, or longer. Files are put whole and never changed, so a reader finds a file's
@@ -38,7 +38,7 @@ class Backend(Protocol):
 
     @property
     def location(self) -> str:
-        """How messages name the place."""
+        """The name of the place in messages."""
 
     @property
     def scratch(self) -> Path:

@@ -52,12 +52,12 @@ def concatenate_extents(parts: list[Extents]) -> Extents:
 
 
 def extent_ends(extents: Extents) -> Positions:
-    """How many pages the extents have, up to the end of each."""
+    """Count the pages of the extents, up to the end of each."""
     return np.cumsum(extents["count"], dtype=np.int64)
 
 
 def page_count(extents: Extents) -> int:
-    """How many pages the extents have in all."""
+    """Count the pages of the extents."""
     return int(extents["count"].sum(dtype=np.int64))
 
 
@@ -141,7 +141,7 @@ def unique_sorted(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 
 def mark_used_pages(extents: Extents, pack: int, pages: int) -> Mask:
-    """Which of a pack's `pages` pages the extents use."""
+    """Mark which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
     steps = np.zeros(pages + 1, np.int64)
     np.add.at(steps, inside["page"].astype(np.int64), 1)

@@ -53,7 +53,7 @@ class PackUse(Struct, frozen=True):
 
 
 class IndexPlace(Struct, frozen=True):
-    """Where a checkpoint's index lies: its size in bytes and extents (first, count, pack, page)."""
+    """The place of a checkpoint's index: its size in bytes and extents (first, count, pack, page)."""
 
     bytes: _IndexBytes
     extents: tuple[tuple[Count, _U32, _U32, Count], ...]

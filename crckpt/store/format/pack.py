@@ -47,7 +47,7 @@ class Pack(Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """How many pages it has."""
+        """The number of pages."""
         return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
 
     def read_stored(self, first: int, count: int = 1) -> memoryview:

@@ -82,7 +82,8 @@ def _by_pack(contents: Contents, frames: Positions) -> Iterator[tuple[Pack, list
 
 
 def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end: Positions) -> Positions:
-    """Where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have none.
+    """Return where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have
+    none.
 
     Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
     """

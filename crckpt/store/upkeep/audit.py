@@ -24,7 +24,7 @@ _FRAMES_AT_ONCE: Final = 16
 
 
 class PackAudit(Struct):
-    """What is wrong with whole packs or single frames, and which checkpoints that affects."""
+    """The damage of whole packs or single frames, and which checkpoints that affects."""
 
     count: int = 0
     bytes: int = 0

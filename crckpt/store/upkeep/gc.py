@@ -20,7 +20,9 @@ from crckpt.store.transaction import find_abandoned_staging, find_unused_transac
 
 
 class GarbageResult(Struct, frozen=True):
-    """What gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on disk."""
+    """The garbage that gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on
+    disk.
+    """
 
     packs: tuple[str, ...]
     leftovers: tuple[str, ...]

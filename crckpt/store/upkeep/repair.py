@@ -32,7 +32,9 @@ class Unrepaired(Struct, frozen=True):
 
 
 class RepairResult(Struct, frozen=True):
-    """What verify finds now, the damages that are gone, why others are not, and what can be restored."""
+    """The result of a repair: what verify finds now, the damages that are gone, why others are not, and what can be
+    restored.
+    """
 
     now: VerifyResult
     repaired: tuple[Damage, ...]

@@ -15,7 +15,7 @@ from crckpt.store.upkeep.damage import Damage
 
 
 class VerifyResult(Struct, frozen=True):
-    """What was verified, `bytes` of packs among it, and the damages found."""
+    """The result of a verification: what was read, `bytes` of packs among it, and the damages found."""
 
     checkpoints: tuple[CheckpointId, ...]
     packs: int

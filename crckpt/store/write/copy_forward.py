@@ -1,7 +1,7 @@
-"""Which known pages a checkpoint stores again, so that old packs die. Pure.
+"""Choose known pages that a checkpoint stores again, so that old packs die. Pure.
 
-A pack dies when no checkpoint names it. Programs that rewrite pages here and there would keep every pack alive for
-its last few pages, and a restore would read all of them. So when too little is used of all the packs that a checkpoint
+A pack dies when no checkpoint names it. Programs that rewrite pages here and there would keep every pack alive for its
+last few pages, and a restore would read all of them. So when too little is used of all the packs that a checkpoint
 needs, pages of the least used ones are stored again, at a price in bytes written. The figures are a trade, simulated on
 series in which 1 % of the pages, anywhere, is rewritten from one checkpoint to the next. After 100 of them, and at the
 worst time:
@@ -57,7 +57,7 @@ MOST_PACKS: Final = 128
 
 
 def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
-    """Which of the known pages are to be stored again by a checkpoint that has `new` pages of its own.
+    """Choose which of the known pages are stored again by a checkpoint that has `new` pages of its own.
 
     `used` says which known pages it uses, `starts` where each pack begins among them, and at last their number.
     """

@@ -71,7 +71,7 @@ class Source(Struct, frozen=True, dict=True):
 
     @property
     def pages(self) -> int:
-        """How many pages it has; the last one may be padded with zeros."""
+        """The number of pages; the last one may be padded with zeros."""
         return -(-self.size // PAGE_SIZE)
 
     def read(self, start: int, into: Bytes) -> Numbers:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NewCheckpoint(Struct, frozen=True):
-    """What the caller knows of a checkpoint to be made; the fields are those of `Checkpoint`.
+    """The facts that the caller knows of a new checkpoint; the fields are those of `Checkpoint`.
 
     `details` is JSON that may be secret: it is stored in a pack. Without `parent` the newest checkpoint of the job is
     the parent. `base` is the directory with the parent's images that CRIU used, for which `parent` must be given: the

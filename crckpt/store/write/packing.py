@@ -68,7 +68,8 @@ class PackedPages(Struct, frozen=True):
 
 
 class PackedImages(Struct, frozen=True):
-    """What a commit needs: finished packs, with their fingerprints beside them; none if no page was new.
+    """The packed images, as a commit needs them: finished packs, with their fingerprints beside them; none if no page
+    was new.
 
     `raw` is in bytes; `copied` is how many known pages were stored again, so that old packs die.
     """

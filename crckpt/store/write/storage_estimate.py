@@ -25,7 +25,7 @@ from crckpt.store.write.packing import Packing
 
 
 class TrialResult(Struct, frozen=True):
-    """How long it took to store some memory durably, and how many bytes of packs that made.
+    """The time that it took to store some memory durably, and the bytes of packs that it made.
 
     `packing_ms` is without the final sync, whose time varies.
     """

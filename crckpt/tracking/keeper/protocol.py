@@ -1,4 +1,4 @@
-"""What a keeper is asked and answers: lines of JSON, each decoded here and nowhere else.
+"""The requests to a keeper and its answers: lines of JSON, each decoded here and nowhere else.
 
 A keeper may have been started by another release of crckpt, so requests and answers keep their words and keys.
 """
@@ -54,7 +54,7 @@ class Keeper(Struct, frozen=True):
 
     @property
     def counts_from(self) -> Base | None:
-        """What the next dump counts from; None if it is to be full."""
+        """The base of the next dump; None if it is to be full."""
         return _parse_base(self.base)
 
 
@@ -82,7 +82,7 @@ class Answer(Struct, frozen=True):
 
 
 def base_name(base: Base | None) -> str:
-    """How a base is sent: a checkpoint by its id, a round by its path, none by an empty string."""
+    """Return a base as it is sent: a checkpoint by its id, a round by its path, none by an empty string."""
     if base is None:
         return ""
     return base.id if isinstance(base, CheckpointBase) else str(base.directory)

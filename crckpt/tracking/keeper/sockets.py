@@ -1,4 +1,4 @@
-"""Where keepers listen. Light to load: every dump looks there before it starts CRIU."""
+"""The sockets on which keepers listen. Light to load: every dump looks there before it starts CRIU."""
 
 from __future__ import annotations
 
