@@ -36,8 +36,8 @@ MEBIBYTE = 1 << 20
 
 
 _EARLIEST: Final = datetime(2, 1, 1, tzinfo=UTC)
+# A year inside the limits of datetime: so both can be shown in every time zone.
 _LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""A year inside the limits of datetime: so both can be shown in every time zone."""
 
 
 def utc_datetime(seconds: float) -> datetime:

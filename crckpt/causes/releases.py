@@ -88,10 +88,10 @@ OLD_CRIU = Cause(
 _SAID = re.compile(
     r"^(?:\([\d.]{1,20}\) {0,8})?Version: (\d)\.(\d{1,2})(?:\.(\d{1,2}))?(?: \(gitid|\s*$)", re.MULTILINE
 )
+# Versions in reports of users.
 _NAMED = re.compile(r"[Cc](?:riu|RIU)(?: [Vv]ersion)?[ :=-]{1,3}v?(\d)\.(\d{1,2})(?:\.(\d{1,2}))?\b")
-"""Versions in reports of users."""
+# Words before a version that a message asks for.
 _ASKED_FOR = ("least ", "than ", "before ", "since ", "requires ", "needs ")
-"""Words before a version that a message asks for."""
 _MOST_NAMED = 100
 _LAST = re.compile(r"cr-(dump|restore)\.c:(\d{1,5})\): (?:Dumping|Restoring) FAILED")
 

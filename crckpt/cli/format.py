@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from crckpt.ops.dump.result import RoundResult
     from crckpt.store import Checkpoint
 
+# Titles of columns that a drawn table keeps on one line.
 _NEVER_FOLDED: Final = ("id", "created", "frozen", "raw", "new", "stored", "size")
-"""Titles of columns that a drawn table keeps on one line."""
 
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
+# Letters, marks and symbols without a shape, most of them from Unicode's Default_Ignorable_Code_Point.
 _BLANK: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Letters, marks and symbols without a shape, most of them from Unicode's Default_Ignorable_Code_Point."""
 
 
 def size(count: int) -> str:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 """The version of the JSON documents."""
 
+# Columns of a file or a pipe: nothing is folded there.
 _WIDTH_WITHOUT_TERMINAL: Final = 200
-"""Columns of a file or a pipe: nothing is folded there."""
 
 
 class Output(Struct, frozen=True):

@@ -50,8 +50,8 @@ from crckpt.criu.quoted_logs import unquote
 _SOURCE = re.compile(r"Error \(([\w./-]{1,60}):\d{1,6}\)")
 _FAILED = "ing FAILED."
 
+# The code that CRIU runs inside of a process has no texts of errors: it writes their numbers.
 _ANSWERED = re.compile(r"/pie/\w{1,30}\.c:\d{1,6}\): .{0,600}?[^\w-](-\d{1,3})\)?$")
-"""The code that CRIU runs inside of a process has no texts of errors: it writes their numbers."""
 _WORDS = {
     "-2": "No such file or directory",
     "-3": "No such process",

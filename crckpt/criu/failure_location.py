@@ -15,22 +15,22 @@ _RULE = "-" * 40
 _PROCESS_DONE = re.compile(r"Dumping task cwd id|Dumping file-locks")
 _DESCRIPTOR = re.compile(r"\d{1,10} fdinfo (\d{1,10}): pos")
 _PATH = re.compile(r"Dumping path for (-?\d{1,10}) fd via self \d{1,10} \[(.*)\]")
+# The lines that say where CRIU is contain one of these.
 _LOCATION = re.compile(rf"pid: \d|{_RULE}|{_PROCESS_DONE.pattern}| fdinfo \d|Dumping path for")
-"""The lines that say where CRIU is contain one of these."""
+# At a restore each process writes lines of its own, prefixed with its PID.
 _WRITER = re.compile(r"(?:\([\d.]{1,20}\) {0,8})?(?:pie: )?(\d{1,10}): ")
-"""At a restore each process writes lines of its own, prefixed with its PID."""
 _OPEN_FAILED = re.compile(r"Unable to open fd=(\d{1,10}) id=")
+# Lines after the cause in which a restore writes that.
 _LINES_AFTER = 2
-"""Lines after the cause in which a restore writes that."""
+# Characters of the log after a line, or before it, that are searched.
 _NEAR = 64 << 10
-"""Characters of the log after a line, or before it, that are searched."""
 _OF_FILES = "(criu/files-reg.c:"
+# A dump writes it before it refuses a unix socket whose other end is outside the tree: the inode of that end.
 _OUTSIDE_END = re.compile(r"Dumped extern: id \S{1,20} ino (\d{1,20}) ")
-"""A dump writes it before it refuses a unix socket whose other end is outside the tree: the inode of that end."""
+# Lines between that and the last of its complaints, at most.
 _LINES_BEFORE = 3
-"""Lines between that and the last of its complaints, at most."""
+# Characters before the cause in which CRIU may have written where it was.
 _FARTHEST = 8 << 20
-"""Characters before the cause in which CRIU may have written where it was."""
 
 
 class FailureLocation(Struct, frozen=True):

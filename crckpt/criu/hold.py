@@ -34,8 +34,8 @@ PATIENCE_S: Final = limit("CRCKPT_PATIENCE_S", 10)
 STUCK_S: Final = 300
 """A crckpt that uses next to no processor time for so long in a hold is stuck: a disk or server does not answer."""
 _BEAT_S: Final = 1.0
+# Processor time between two beats: less counts as none.
 _USED_S: Final = 0.001
-"""Processor time between two beats: less counts as none."""
 
 PROGRAM: Final = Path(__file__).with_name("hold-action")
 """CRIU's action script, compiled from hold.c when the package is built."""

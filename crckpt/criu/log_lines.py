@@ -32,18 +32,18 @@ TELLING = re.compile(
     rf"|^(?!\(\d)[^\n]*?(?:{'|'.join(_UNNAMED)})",
     re.MULTILINE,
 )
+# runc writes the path of CRIU's log on a line of its own.
 _LOG_PATH = re.compile(r"\n\n?(?=log file: )")
-"""runc writes the path of CRIU's log on a line of its own."""
 _ENGINE = re.compile("|".join(_UNNAMED))
+# Lines without CRIU's prefix: people leave it out.
 _PLAIN = re.compile(r"^(?!\(\d)[^\n]+|^[^\n]{0,60}\b[Ee]rror(?:: |[ \t]{1,4}\()[^\n]*", re.MULTILINE)
-"""Lines without CRIU's prefix: people leave it out."""
 _WARNING = re.compile(r"\b[Ww]arn {1,2}\(")
+# Different lines of that kind that are looked up: the last ones.
 _MOST_PLAIN = 100
-"""Different lines of that kind that are looked up: the last ones."""
+# Characters of such a line that are searched.
 _LONGEST_RETYPED = 400
-"""Characters of such a line that are searched."""
+# Complaints whose next lines may continue them.
 _MOST_BROKEN = 50
-"""Complaints whose next lines may continue them."""
 _NO_IPTABLES = 'execvp("iptables-restore"'
 _NEAR = 400
 # CRIU writes these after another complaint: such a line is a cause only where there is no other complaint.
@@ -61,16 +61,16 @@ _CONSEQUENCE = re.compile(
     r"|Can't (?:remove|umount|unmount|detach|delete) |worker failed: |Unable to restore freezer state"
     r"|Service fd \S+ is being modified in protected|: stack \d+#\d"
 )
+# Characters of the begin and the end of a line that are searched: no pattern takes long for so few.
 _LONGEST_BEGIN, _LONGEST_END = 700, 300
-"""Characters of the begin and the end of a line that are searched: no pattern takes long for so few."""
+# Different lines that are looked up in the catalogue: a log with more of them is not CRIU's.
 _MOST_LINES = 500
-"""Different lines that are looked up in the catalogue: a log with more of them is not CRIU's."""
 _MOST_COMPLAINTS = 200_000
 TIME = re.compile(r"^\([\d.]{1,20}\) {0,8}", re.MULTILINE)
+# The restorer has a small buffer for a line: before CRIU 3.16 it cut longer ones in pieces.
 _CUT = re.compile(r">\n(?:\([\d.]{1,20}\) ?)?pie: (?:\d{1,10}: )?")
-"""The restorer has a small buffer for a line: before CRIU 3.16 it cut longer ones in pieces."""
+# People copy lines that a terminal broke; CRIU begins each of its own with a time, a number or a word.
 _WRAPPED = re.compile(r"(Error \([^\n]{1,300})\n {2,8}(?=[/a-z])")
-"""People copy lines that a terminal broke; CRIU begins each of its own with a time, a number or a word."""
 
 
 class Line(NamedTuple):

@@ -7,20 +7,21 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+# A line of JSON, or of an engine that quotes another's; CRIU's own begin with a time, and may have such in a path.
 _QUOTED = re.compile(r"^(?!\(\d)[^\n]{0,20000}\\[nt\"/u][^\n]*", re.MULTILINE)
-"""A line of JSON, or of an engine that quotes another's; CRIU's own begin with a time, and may have such in a path."""
 _ESCAPED = re.compile(r"\\{1,3}(n|t|r|\"|/|u(?:00)[23][0-9a-fA-F]|u201[89cdCD])")
 _MEANT = {"n": "\n\n", "t": "\t", "r": "", '"': '"', "/": "/"}
 _ENTITY = re.compile(r"&(?:#\d{1,3}|#x[0-9a-f]{1,2}|quot|apos|gt|lt|amp);")
 _TYPOGRAPHIC = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "`": "'", "\u00a0": " "})
 _BLANKS = re.compile(r"[ \t]{2,}")
+# How a line begins that does not go on with the one before.
 _NEW = re.compile(
     r"\s*(?:b['\"]|['\"][\s,}\]]|line \d|\(\d[\d.]*\) |\[\d{1,6}[.:-]"
     r"|\d{1,10}(?:: | killed | exited| stopped )|\d{4}-\d\d|\d\d?:\d\d|[$#>] "
     r"|[-=#+*`|]{2}|time=|level=|\.{3}"
     r"|(?:Error|Warn|Debug|pie|criu|tar|ip6?tables(?:-restore)?|iptables-save)\b(?:\s{1,2}\(|: ))"
 )
-"""How a line begins that does not go on with the one before."""
+# The same, where it may not have been cut at the width of a terminal: not what the kernel answers, nor advice.
 _BEGUN = re.compile(
     r"\s*(?:(?!No such|No space|Operation|Permission|Invalid|Device|Resource|Connection|Too many|Read-only|Bad "
     r"|Cannot a|Function|File exists|File too|Address|Input|Inappropriate|Not |Is a |Text|Broken|Interrupted"
@@ -29,10 +30,9 @@ _BEGUN = re.compile(
     r"|(?:mnt(?:-v2)?|unix|tty|inet|cg|uns|net|sockets|fsnotify|epoll|page-xfer|pagemap-cache|netlink|uffd|tls|tcp"
     r"|seccomp|vdso|cpu|x86|rseq|lsm|packet|\w{1,12}_plugin): |`-)"
 )
-"""The same, where it may not have been cut at the width of a terminal: not what the kernel answers, nor advice."""
 _TIMED = re.compile(r"\(\d[\d.]{1,20}\)")
+# What only a new line has: the place in CRIU's source.
 _NAMED = re.compile(r"[\w-]\.[ch]:\d{1,6}\): ")
-"""What only a new line has: the place in CRIU's source."""
 _ANSWER = re.compile(
     r": (?:No such (?:file|device|process)|(?:Operation|Function) not|Permission denied|Read-only file|Invalid argument"
     r"|No space left|Too many|Device or resource|Cannot allocate|Connection refused|Address already|Bad address)"
@@ -42,8 +42,8 @@ _MOST_GONE_ON = 3
 _WIDTHS = (79, 80, 100, 120, 132)
 _NOT = re.compile(r"(?:^|(?<=[ :]))([Cc]a|[Dd]oes|[Ii]s|[Cc]ould|[Dd]id|[Dd]o)nt (?=[a-z])")
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[Cc]an't |['\"$]", re.DOTALL)
+# What is said after a line that stands in a sentence or a table.
 _END = r"(?=[\"'*;|<\\]|[.,](?:\s|$)|\s*\||$)"
-"""What is said after a line that stands in a sentence or a table."""
 _TAG = re.compile(r"</?[a-z]{1,10} ?/?>")
 _COLOUR = re.compile(r"\x1b\[[\d;]{0,10}m")
 

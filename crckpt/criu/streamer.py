@@ -33,8 +33,8 @@ more have been asked for; so the last PIPE_SIZE bytes are to be read-only.
 _SOCKET: Final = "streamer-serve.sock"
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = 1
+# Bytes that an empty pipe holds.
 _AT_ONCE: Final = 1 << 16
-"""Bytes that an empty pipe holds."""
 _EXISTS: Final = b"\x08\x01"
 _MISSING: Final = b"\x08\x00"
 

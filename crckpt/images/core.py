@@ -15,8 +15,8 @@ STOPPED: Final = "stopped"
 ZOMBIE: Final = "zombie"
 UNKNOWN: Final = "unknown"
 
+# compel/include/uapi/task-state.h. CRIU writes a zombie as 2, "dead" (criu/cr-dump.c:1026).
 _STATES: Final = {1: ALIVE, 2: ZOMBIE, 3: STOPPED, 6: ZOMBIE}
-"""compel/include/uapi/task-state.h. CRIU writes a zombie as 2, "dead" (criu/cr-dump.c:1026)."""
 
 _SECCOMP_FILTER: Final = 2
 _THREAD_CORE: Final = 5

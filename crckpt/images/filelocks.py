@@ -11,10 +11,10 @@ from crckpt.images.framing import read_messages
 
 LockKind = Literal["flock", "POSIX", "OFD"]
 
+# Source: criu/include/file-lock.h.
 _KINDS: Final[dict[int, LockKind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
-"""Source: criu/include/file-lock.h."""
+# F_WRLCK. CRIU writes an exclusive flock(2) the same way (criu/proc_parse.c).
 _WRITE: Final = 1
-"""F_WRLCK. CRIU writes an exclusive flock(2) the same way (criu/proc_parse.c)."""
 
 
 class FileLock(Struct, frozen=True):

@@ -58,6 +58,7 @@ def _flags(message: Message, number: int) -> int:
 _NAMESPACE: Final = 5
 _WITHOUT_FLAGS: Final = frozenset({0, 11, 15})
 
+# For each file type, the field with its entry and the decoder.
 _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     1: (3, regfile.decode_regular_file),
     2: (18, pipes.decode_pipe),
@@ -71,11 +72,11 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     18: (20, memfd.decode_memfd),
     20: (22, other_files.decode_pidfd),
 }
-"""For each file type, the field with its entry and the decoder."""
 
+# For each file type, the field with its entry, its kind, and the field of a mark.
 _WATCHES: Final = {8: (13, "inotify", 5), 12: (14, "fanotify", 6)}
-"""For each file type, the field with its entry, its kind, and the field of a mark."""
 
+# For each file type, the field with its entry and its kind.
 _OTHERS: Final = {
     6: (8, "eventfd"),
     9: (10, "signalfd"),
@@ -85,4 +86,3 @@ _OTHERS: Final = {
     17: (12, "timerfd"),
     19: (21, "bpf map"),
 }
-"""For each file type, the field with its entry and its kind."""

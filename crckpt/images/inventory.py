@@ -13,8 +13,8 @@ from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, decode_ids
 
 _RUN_ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
+# The newest format of CRIU 4.2 (criu/include/magic.h, CRTOOLS_IMAGES_V1_1).
 _NEWEST: Final = 2
-"""The newest format of CRIU 4.2 (criu/include/magic.h, CRTOOLS_IMAGES_V1_1)."""
 
 
 class Inventory(Struct, frozen=True):

@@ -41,12 +41,12 @@ MAP_GROWSDOWN: Final = 0x100
 MAP_HUGETLB: Final = 0x40000
 """Bits of `Vma.flags`: the mapping is private, a stack, or of reserved huge pages."""
 
+# The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
 _HUGE_ADVICE: Final = 1 << 14
-"""The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it."""
 
 _HUGE_SHIFT: Final = 26
+# Where `Vma.flags` has the logarithm of a huge page's size (mmap(2)). CRIU always writes it (criu/hugetlb.c).
 _HUGE_MASK: Final = 0x3F
-"""Where `Vma.flags` has the logarithm of a huge page's size (mmap(2)). CRIU always writes it (criu/hugetlb.c)."""
 
 _KINDS: Final = (
     (VDSO, "vdso"),

@@ -41,8 +41,8 @@ _NAME: Final = re.compile(r"pagemap-.+\.img")
 _SIZE_BYTES: Final = 4
 _ADDRESS_TAG, _OLD_COUNT_TAG, _FLAGS_TAG, _COUNT_TAG = 0x08, 0x10, 0x20, 0x28
 _OLD_COUNTS: Final = 1 << 32
+# The longest varint below 1 << 63. numpy does not decode larger numbers.
 _VARINT_BYTES: Final = 9
-"""The longest varint below 1 << 63. numpy does not decode larger numbers."""
 
 
 class Entry(NamedTuple):

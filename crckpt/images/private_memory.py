@@ -47,8 +47,8 @@ class MemoryRange(Struct, frozen=True):
     wants_huge_pages: bool
 
 
+# Pages in a huge page.
 _REGION: Final = 512
-"""Pages in a huge page."""
 
 _STATUS: Final = (REGULAR | ANON_PRIVATE, REGULAR | ANON_PRIVATE | HEAP)
 _FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB

@@ -17,6 +17,8 @@ _GENERAL: Final = range(1, 28)
 _CALL: Final = 16
 _MODE: Final = 28
 _NATIVE: Final = 1
+# Field, number of the state component, and layout: upper halves of ymm, MPX twice, k, upper halves of zmm0 to 15, zmm16
+# to 31, protection keys.
 _EXTENDED: Final = (
     (2, 2, "<64I"),
     (3, 3, "<8Q"),
@@ -26,10 +28,9 @@ _EXTENDED: Final = (
     (7, 7, "<128Q"),
     (8, 9, "<2I"),
 )
-"""Field, number of the state component, and layout: upper halves of ymm, MPX twice, k, upper halves of zmm0 to 15,
-zmm16 to 31, protection keys."""
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
 
+# The CPU feature of each bit of XSTATE_BV, as /proc/cpuinfo names it (asm/fpu/types.h).
 _SETS: Final = {
     2: "avx",
     5: "avx512f",
@@ -40,7 +41,6 @@ _SETS: Final = {
     17: "amx_tile",
     18: "amx_tile",
 }
-"""The CPU feature of each bit of XSTATE_BV, as /proc/cpuinfo names it (asm/fpu/types.h)."""
 
 
 class Registers(Struct, frozen=True):

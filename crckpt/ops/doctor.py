@@ -17,8 +17,8 @@ from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
 
+# Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
-"""Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used."""
 
 _INSTALL = "scripts/install-criu"
 _AS_ROOT = "sudo crckpt doctor"

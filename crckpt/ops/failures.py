@@ -28,6 +28,7 @@ _FULL = {
     errno.EFBIG: "a file grew too large",
 }
 
+# Those of root's that a dump or restore may need, by number. Source: linux/capability.h.
 _CAPABILITIES = {
     8: "CAP_SETPCAP",
     12: "CAP_NET_ADMIN",
@@ -36,8 +37,8 @@ _CAPABILITIES = {
     24: "CAP_SYS_RESOURCE",
     40: "CAP_CHECKPOINT_RESTORE",
 }
-"""Those of root's that a dump or restore may need, by number. Source: linux/capability.h."""
 
+# By cause in CRIU's log, the causes by which the preflight names the same thing more exactly.
 _PREFLIGHT_KNOWS_MORE = {
     "device": ("bpf-map",),
     "cannot-trace": ("traced", "being-dumped"),
@@ -45,7 +46,6 @@ _PREFLIGHT_KNOWS_MORE = {
     "packet-details": ("socket-namespace",),
     "tcp-state": ("socket-namespace",),
 }
-"""By cause in CRIU's log, the causes by which the preflight names the same thing more exactly."""
 
 Failure = TypeVar("Failure", bound=CrckptError)
 

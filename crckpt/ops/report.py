@@ -35,15 +35,15 @@ from crckpt.store.layout import SCRATCH
 from crckpt.store.transaction import find_dead_transactions
 
 _TOP: Final = "crckpt-report"
+# Of a longer log the end is kept: the reason of a failure is there.
 _LOG_BYTES: Final = 16 << 20
-"""Of a longer log the end is kept: the reason of a failure is there."""
 _LOGS: Final = 3
 _HIDDEN: Final = "(host name)"
 # The first line of a log of CRIU, with the host name of uname(2) (criu/log.c: print_versions).
 _RUNNING_ON: Final = re.compile(r"^((?:\([\d.]+\) )?Running on )\S+", re.MULTILINE)
 
+# Names in the archive, each with text or with a value that becomes JSON.
 _Files = Iterator[tuple[str, object]]
-"""Names in the archive, each with text or with a value that becomes JSON."""
 
 
 class ReportRequest(Struct, frozen=True):

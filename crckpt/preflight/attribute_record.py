@@ -18,8 +18,8 @@ GroupId = tuple[str, str]
 """A control group's controllers and path."""
 AttributeValue = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
 
+# Hierarchies of control groups: one for each controller, and version 2.
 _MOST_HIERARCHIES: Final = 64
-"""Hierarchies of control groups: one for each controller, and version 2."""
 
 
 class Attribute(Struct, frozen=True):

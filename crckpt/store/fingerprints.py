@@ -33,8 +33,8 @@ _MOST_KEY: Final = 1024
 _DIGEST: Final = 32
 _FRAMES_AT_ONCE: Final = 16
 
+# The same for all pages, so that equal pages have equal fingerprints. Who sees fingerprints can compute the point.
 _NONCE: Final = bytes(12)
-"""The same for all pages, so that equal pages have equal fingerprints. Who sees fingerprints can compute the point."""
 
 
 def read_key(backend: Backend) -> bytes:

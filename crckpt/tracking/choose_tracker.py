@@ -20,8 +20,8 @@ from crckpt.tracking.tracker import Method, Tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
 _UNKNOWN: Final = (0, 0)
+# The first release of CRIU that copies all huge pages that were set aside, whatever their bits say.
 _COPIES_HUGE: Final = (3, 18)
-"""The first release of CRIU that copies all huge pages that were set aside, whatever their bits say."""
 
 
 class Choice(Struct, frozen=True):

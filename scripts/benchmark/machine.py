@@ -14,11 +14,11 @@ from benchmark.setting import MEBIBYTE, Setting
 from crckpt.host.versions import read_criu_version
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+# x86-64 has no blocks of this many pages, as a power of two.
 _NO_ORDER: Final = 11
-"""x86-64 has no blocks of this many pages, as a power of two."""
 
+# How much memory is reserved, as a multiple of the largest target's.
 _MEMORY_FOR: Final = 4
-"""How much memory is reserved, as a multiple of the largest target's."""
 
 
 @contextmanager

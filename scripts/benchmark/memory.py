@@ -18,8 +18,8 @@ BOUND_BYTES = 512 * MEBIBYTE
 _PAGE = 4096
 _REAL_MIB = 4096
 _SPARSE_MIB = 8192
+# In the sparse images one page of this many is not zero.
 _FILLED_EVERY = 32
-"""In the sparse images one page of this many is not zero."""
 
 
 def rows(setting: Setting) -> Iterator[Row]:

@@ -14,8 +14,8 @@ from benchmark.targets import started
 VERSION_BOUND_S = 0.05
 SMALL_BOUND_S = 0.25
 DUMP_BOUND_S = 0.4
+# MiB of memory besides what Python needs.
 _SMALL = 1
-"""MiB of memory besides what Python needs."""
 
 
 def rows(setting: Setting) -> Iterator[Row]:

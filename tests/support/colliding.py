@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from crckpt.model import PAGE_SIZE
 
+# The low halves of XXH3's key, for the 22 places at which the 8 lanes of 15 stripes meet it.
 _WORDS: Final = np.array(
     [
         *(0x396CFEB8, 0x2C81017C, 0xE96DD4DE, 0xA4A44072, 0x4EE679CB, 0x7DD05A82, 0x744608B8, 0xE69035E0),
@@ -24,16 +25,15 @@ _WORDS: Final = np.array(
     ],
     np.uint32,
 )
-"""The low halves of XXH3's key, for the 22 places at which the 8 lanes of 15 stripes meet it."""
 
 _LANES: Final = 8
+# Of 64 bytes each, in a block of 1024; there are 16, but the last block has one less.
 _STRIPES: Final = 15
-"""Of 64 bytes each, in a block of 1024; there are 16, but the last block has one less."""
 
 _SAMPLES: Final = 1 << 15
 _BLOCKS: Final = 4
+# Words of a block.
 _BLOCK: Final = 128
-"""Words of a block."""
 
 _PER_PAIR: Final = 1000
 _LOOK_AHEAD: Final = 10

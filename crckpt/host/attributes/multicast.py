@@ -29,8 +29,8 @@ _MODE: Final = struct.Struct("@II")
 _ADDRESS_BYTES: Final = 128
 _EXCLUDES: Final = 0
 _MOST_SOURCES: Final = 1024
+# Groups that every interface is a member of, once.
 _BY_KERNEL: Final = ("224.0.0.1", "ff01::1", "ff02::1")
-"""Groups that every interface is a member of, once."""
 
 
 class Membership(Struct, frozen=True):

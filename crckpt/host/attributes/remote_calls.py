@@ -18,8 +18,8 @@ from msgspec import Struct
 from crckpt.host.process import run
 
 _HELPER: Final = "crckpt.host.attributes.remote_caller"
+# For one process.
 _PATIENCE_S: Final = 15.0
-"""For one process."""
 _KEPT_WAITING: Final = f"it kept waiting crckpt's helper process for {_PATIENCE_S:g} s"
 
 LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2

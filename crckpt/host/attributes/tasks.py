@@ -26,8 +26,8 @@ Reader = Callable[[int], Value]
 
 _IOPRIO_WHO_PROCESS: Final = 1
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
+# SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12).
 _SLICED: Final = (0, 3)
-"""SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12)."""
 DEADLINE: Final = 6
 _MOST_UTILIZATION: Final = 1024
 _UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_MAX

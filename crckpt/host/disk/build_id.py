@@ -10,14 +10,14 @@ from crckpt.host.disk.checked_files import open_regular
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 
+# Most bytes of program headers that we read: a file may declare 4 GiB.
 _MOST_HEADERS = 1 << 20
-"""Most bytes of program headers that we read: a file may declare 4 GiB."""
 
+# Bytes at the start of a file in which linkers put its headers and its build-id.
 _USUALLY = 4096
-"""Bytes at the start of a file in which linkers put its headers and its build-id."""
 
+# No file is as long.
 _MOST = 1 << 62
-"""No file is as long."""
 
 
 def read_build_id(path: str) -> bytes | None:

@@ -21,8 +21,8 @@ _SECTOR: Final = 512
 _ROOT: Final = 0
 
 _MOST_HOLE: Final = 16 << 30
+# Refuse a file whose holes exceed 16 GiB and of which less than a sixteenth is on disk: it takes hours to read.
 _LEAST_SHARE: Final = 16
-"""Refuse a file whose holes exceed 16 GiB and of which less than a sixteenth is on disk: it takes hours to read."""
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",

@@ -17,8 +17,8 @@ from crckpt.model import utc_datetime
 _LOG = Path("/var/log/dpkg.log")
 _LISTS = Path("/var/lib/dpkg/info")
 _WITHIN_S = 10.0
+# Directories that packages may list without /usr.
 _MERGED = ("/usr/bin/", "/usr/sbin/", "/usr/lib")
-"""Directories that packages may list without /usr."""
 
 _OF_RPM = "%{NAME}\\t%{VERSION}-%{RELEASE}\\t%{INSTALLTIME}\\n"
 

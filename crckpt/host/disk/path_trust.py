@@ -15,8 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
+# The kernel's limit. Source: path_resolution(7).
 _MOST_LINKS: Final = 40
-"""The kernel's limit. Source: path_resolution(7)."""
 
 
 class PathEntry(Struct, frozen=True):

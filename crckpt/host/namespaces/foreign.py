@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from crckpt.host.proc import Process
 
+# linux/nsfs.h
 _NS_GET_USERNS: Final = 0xB701
-"""linux/nsfs.h"""
 
 
 class ForeignNamespace(Struct, frozen=True):

@@ -27,8 +27,8 @@ from crckpt.host.syscalls.mount import become_root, bind, bind_read_only, mount
 _SIOCSIFFLAGS: Final = 0x8914
 _SIOCSIFADDR: Final = 0x8916
 _SIOCSIFNETMASK: Final = 0x891C
+# linux/sockios.h, linux/if.h
 _IFF_UP: Final = 1
-"""linux/sockios.h, linux/if.h"""
 
 
 class SeclusionPlan(Struct, frozen=True):

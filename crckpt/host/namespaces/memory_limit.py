@@ -19,8 +19,8 @@ from crckpt.host.process.signals import interrupts_deferred
 
 _PREFIX: Final = "crckpt-rehearsal-"
 _LIMITS: Final = ("memory.max", "memory.limit_in_bytes")
+# Swap limit / memory limit. Version 1 counts memory as part of the swap limit, version 2 does not.
 _WITH_SWAP: Final = (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", 1))
-"""Swap limit / memory limit. Version 1 counts memory as part of the swap limit, version 2 does not."""
 
 _COUNTS: Final = ("memory.events", "memory.oom_control")
 _EMPTY_WITHIN_S: Final = 5.0

@@ -25,8 +25,8 @@ from crckpt.host.syscalls.clone import setns
 from crckpt.host.syscalls.prctl import drop_capability, set_no_new_privileges
 from crckpt.images.creds import Rights
 
+# The mount namespace is last: nothing is opened after it. The PID namespace applies to children only.
 _KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")
-"""The mount namespace is last: nothing is opened after it. The PID namespace applies to children only."""
 _NOT_EXECUTED: Final = 127
 
 

@@ -14,8 +14,8 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts
 
+# Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
-"""Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended)."""
 
 
 class UnreachableFile(Struct, frozen=True):

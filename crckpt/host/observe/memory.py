@@ -14,14 +14,14 @@ from typing import Final
 from crckpt.host.proc.maps import Map, read_maps
 from crckpt.model import PAGE_SIZE
 
+# Most pages in a run. Single pages would compress worse than they do among their neighbours.
 _CHUNK: Final = 16
-"""Most pages in a run. Single pages would compress worse than they do among their neighbours."""
 
+# Runs of each process, at least; they are shorter if necessary.
 _RUNS: Final = 16
-"""Runs of each process, at least; they are shorter if necessary."""
 
+# Most places of one map that are read: it may be terabytes of reserved, almost empty address space.
 _MOST_CHUNKS: Final = 1 << 14
-"""Most places of one map that are read: it may be terabytes of reserved, almost empty address space."""
 
 _SPREAD: Final = 0x9E3779B1
 _PRESENT: Final = 1 << 63

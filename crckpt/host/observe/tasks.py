@@ -52,6 +52,7 @@ _I386: Final = {
     422: "futex",
     441: "epoll_pwait2",
 }
+# CRIU itself restarts all other calls on this machine.
 _AARCH64: Final = {
     4: "io_getevents",
     22: "epoll_pwait",
@@ -61,12 +62,11 @@ _AARCH64: Final = {
     292: "io_pgetevents",
     441: "epoll_pwait2",
 }
-"""CRIU itself restarts all other calls on this machine."""
 
+# Index of the timeout: the kernel restarts the call if there is none.
 _TIMEOUT: Final = {"futex": 3}
-"""Index of the timeout: the kernel restarts the call if there is none."""
+# Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set.
 _FLAGS: Final = {"clock_nanosleep": 1}
-"""Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set."""
 
 
 class WaitingThread(Struct, frozen=True):

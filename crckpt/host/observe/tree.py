@@ -26,6 +26,7 @@ from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_shar
 
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
+# Fields of `Observed` whose entries have the PID by which they were read.
 _OF_ONE_PROCESS: Final = (
     "descriptors",
     "outside_ends",
@@ -40,7 +41,6 @@ _OF_ONE_PROCESS: Final = (
     "waits",
     "weak_sockets",
 )
-"""Fields of `Observed` whose entries have the PID by which they were read."""
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 

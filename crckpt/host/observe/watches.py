@@ -18,8 +18,8 @@ from crckpt.host.syscalls.libc import LIBC, check
 _WATCH: Final = re.compile(
     r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
 )
+# Directories in which CRIU searches files without a handle. Source: criu/irmap.c.
 _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
-"""Directories in which CRIU searches files without a handle. Source: criu/irmap.c."""
 
 
 def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:

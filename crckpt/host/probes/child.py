@@ -19,8 +19,8 @@ WITHIN_S = 10
 _UNKNOWN = "crckpt does not know whether this works"
 _ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RAISED = 255
+# Bytes that a pipe holds without a reader.
 _MOST = 65536
-"""Bytes that a pipe holds without a reader."""
 
 
 def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:

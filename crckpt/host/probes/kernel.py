@@ -13,8 +13,8 @@ _PID_MAX = Path("/proc/sys/kernel/pid_max")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
+# Enough bytes for the kernel's description of one CPU.
 _ONE_CPU = 16384
-"""Enough bytes for the kernel's description of one CPU."""
 
 _MADV_GUARD_INSTALL = 102  # linux/mman.h, Linux 6.13
 

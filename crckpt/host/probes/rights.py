@@ -15,8 +15,8 @@ from crckpt.host.process import run
 _NEEDED = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}
 _HELPFUL = {24: "SYS_RESOURCE", 40: "CHECKPOINT_RESTORE"}
 
+# Capabilities that CRIU needs to dump processes of the user who runs it; the second also to restore them.
 _OF_FILES = {40: "checkpoint_restore", 8: "setpcap"}
-"""Capabilities that CRIU needs to dump processes of the user who runs it; the second also to restore them."""
 
 _SELINUX = Path("/sys/fs/selinux/enforce")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")

@@ -18,10 +18,10 @@ from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.images.filelocks import LockKind
 
 _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
+# A line of a held lock. A waiting program's line has an arrow.
 _LINE: Final = re.compile(
     r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
 )
-"""A line of a held lock. A waiting program's line has an arrow."""
 
 
 class HeldLock(Struct, frozen=True):

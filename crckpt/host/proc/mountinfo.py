@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
+# linux/mount.h
 _FLAGS: Final = {"nosuid": 2, "nodev": 4, "noexec": 8}
-"""linux/mount.h"""
 
 
 class Mount(Struct, frozen=True):

@@ -25,8 +25,8 @@ _LIMITED = {
     "memory.swap.max": "swap",
     "pids.max": "pids",
 }
+# Version 1 has no word for "no limit", but a number of about this size.
 _NO_LIMIT = 1 << 62
-"""Version 1 has no word for "no limit", but a number of about this size."""
 
 # Version 2 and 1: the file that shows whether a group itself is frozen, and how to thaw it.
 _FREEZERS = (

@@ -16,10 +16,10 @@ from crckpt.model import PAGE_SIZE
 
 _CAP_SYS_RESOURCE: Final = 24  # linux/capability.h
 _SMALLEST: Final = 16
+# Pages in a new pipe, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps).
 _LARGEST: Final = 1024
-"""Pages in a new pipe, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps)."""
+# Other descriptors that CRIU has open, with a margin.
 _OTHERS: Final = 64
-"""Other descriptors that CRIU has open, with a margin."""
 
 
 class DescriptorLimits(Struct, frozen=True):

@@ -20,8 +20,8 @@ from crckpt.host.proc.stat import read_stat
 
 _INFO: Final = struct.Struct("<QQ11Ii")
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+# PIDFD_GET_INFO and PIDFD_INFO_EXIT (Linux 6.15): filled once the parent has reaped the process.
 _EXIT: Final = 1 << 3
-"""PIDFD_GET_INFO and PIDFD_INFO_EXIT (Linux 6.15): filled once the parent has reaped the process."""
 
 
 class _Watched(Struct, frozen=True):

@@ -20,8 +20,8 @@ from crckpt.host.process import run
 
 _HELPER: Final = "crckpt.host.process.userfaultfd_taker"
 _MOST: Final = 4096
+# For one process.
 _PATIENCE_S: Final = 15.0
-"""For one process."""
 
 
 class TakeResult(Struct, frozen=True):

@@ -12,8 +12,8 @@ from crckpt.host.syscalls.libc import LIBC, syscall
 
 _NO_SYMLINKS: Final = 0x04  # linux/openat2.h
 _BENEATH: Final = 0x08
+# An id that setfsuid(2) refuses: the call then only returns the current one.
 _NOBODY: Final = 2**32 - 1
-"""An id that setfsuid(2) refuses: the call then only returns the current one."""
 
 
 class _OpenHow(ctypes.Structure):

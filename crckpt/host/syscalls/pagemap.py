@@ -40,8 +40,8 @@ _SWAPPED_BIT = 1 << 62
 _REGION: Final = 24
 _REGION_END: Final = 8
 _REGIONS_AT_ONCE: Final = 8192
+# Bytes that are scanned in one call: during a call the program cannot map or unmap memory.
 _PIECE: Final = 128 << 20
-"""Bytes that are scanned in one call: during a call the program cannot map or unmap memory."""
 
 _ANONYMOUS: Final = ("", "[heap]", "[stack]")
 _OWN, _PRIVATE_OF_FILE, _OTHER = "own", "private of a file", "other"

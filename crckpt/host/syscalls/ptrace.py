@@ -33,8 +33,8 @@ _TRACESYSGOOD: Final = 1
 _EVENT_STOP: Final = 128
 _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
+# What kind of stop, the architecture, instruction pointer, stack pointer, number, arguments (linux/ptrace.h).
 _SYSCALL_INFO: Final = struct.Struct("<B3xIQQ7Q")
-"""What kind of stop, the architecture, instruction pointer, stack pointer, number, arguments (linux/ptrace.h)."""
 _ENTRY: Final = 1  # PTRACE_SYSCALL_INFO_ENTRY
 
 _ALL_THREADS: Final = 0x40000000  # __WALL

@@ -22,8 +22,8 @@ from crckpt.store import Repository
 
 _ENDING_S = 0.5
 _STANDING = ("stopped", "traced")
+# Causes by which the base is not what CRIU expects, or does not match the tree.
 _OF_THE_BASE = ("parent-pages", "parent-directory", "parent-untracked")
-"""Causes by which the base is not what CRIU expects, or does not match the tree."""
 
 # The base may be damaged. Since this dump failed, the next one does not count from it.
 _AGAIN = "try again: the next dump of this tree is full"

@@ -31,14 +31,14 @@ from crckpt.preflight.dump.cost import (
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.write.storage_estimate import StorageTrial
 
+# Bytes of the tree's memory that are stored on trial: some 50 ms.
 _SAMPLE: Final = 12 << 20
-"""Bytes of the tree's memory that are stored on trial: some 50 ms."""
 
+# Of the wanted sample: a smaller one is not representative.
 _LEAST: Final = 1 / 4
-"""Of the wanted sample: a smaller one is not representative."""
 
+# How often each is measured.
 _TIMES: Final = 2
-"""How often each is measured."""
 
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
 

@@ -34,8 +34,8 @@ from crckpt.store import check_name
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
 
+# CRIU logs this when it dumps mounts, which it does only outside of their namespace.
 _MOUNTS_DUMPED = "Dumping mountpoints"
-"""CRIU logs this when it dumps mounts, which it does only outside of their namespace."""
 
 
 class DumpTarget(Struct, frozen=True):

@@ -20,8 +20,8 @@ from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
 from crckpt.preflight.dump.files import ghost_files
 from crckpt.tracking.choose_tracker import count_written
 
+# One dump each. The second shows what changes in an idle tree.
 _ROUNDS: Final = ("first", "second")
-"""One dump each. The second shows what changes in an idle tree."""
 
 
 class SpeedTrial(Struct, frozen=True):

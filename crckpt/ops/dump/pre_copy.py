@@ -18,9 +18,9 @@ from crckpt.ops.dump.result import PreCopyResult, RoundResult
 from crckpt.ops.dump.rounds import take_rounds, why_no_rounds
 from crckpt.store import staged
 
+# Bytes that CRIU writes in about 30 ms. For so long the tree stands still for another round, however small (20 ms at
+# 256 MB, 40 ms at 4 GB). If no limit of the freeze is asked for, it is short enough then.
 _LITTLE: Final = 32 << 20
-"""Bytes that CRIU writes in about 30 ms. For so long the tree stands still for another round, however small (20 ms at
-256 MB, 40 ms at 4 GB). If no limit of the freeze is asked for, it is short enough then."""
 
 
 def pre_copy(target: DumpTarget, workspace: Workspace) -> DumpTarget:

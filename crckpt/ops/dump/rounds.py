@@ -33,16 +33,16 @@ from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KeeperSession
 from crckpt.tracking.uffd_wp import UffdWp
 
+# Pages: starting CRIU once more costs more than copying them in the freeze.
 _FEW: Final = 512
-"""Pages: starting CRIU once more costs more than copying them in the freeze."""
 
 _UNKNOWN: Final = (0, 0)
+# From this release on CRIU may read pages after the freeze. One before 3.17.1 hangs on long runs of pages, and one
+# before this release takes every page for written, each time.
 _READS: Final = (4, 0)
-"""From this release on CRIU may read pages after the freeze. One before 3.17.1 hangs on long runs of pages, and one
-before this release takes every page for written, each time."""
 
+# Of the round before: a round that copied more did not pay.
 _LESS: Final = 0.8
-"""Of the round before: a round that copied more did not pay."""
 
 
 def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:

@@ -36,8 +36,8 @@ from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import open_reader, read_file
 
 _WHAT: Final = "core"
+# Bytes of zeros in a row that become a hole in the file; longer runs are left out, as files have a size limit.
 _LONGEST_HOLE: Final = 1 << 30
-"""Bytes of zeros in a row that become a hole in the file; longer runs are left out, as files have a size limit."""
 
 
 class CoreFile(Struct, frozen=True):

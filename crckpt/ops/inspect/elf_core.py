@@ -27,8 +27,8 @@ _ET_CORE: Final = 4
 _EM_X86_64: Final = 62
 _PT_LOAD: Final = 1
 _PT_NOTE: Final = 4
+# Replaces a number of program headers above 16 bits; the first section header has the number then.
 _PN_XNUM: Final = 0xFFFF
-"""Replaces a number of program headers above 16 bits; the first section header has the number then."""
 
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
@@ -42,10 +42,10 @@ _ARGUMENTS: Final = 80
 _XCR0_AT: Final = 464
 _XSAVE_HEADER: Final = struct.Struct("<Q56x")
 _XSAVE_HEADER_AT: Final = 512
+# Offsets by component. CPUs differ; debuggers recognise this layout, Intel's, by the components and the size.
 _COMPONENTS_AT: Final = {2: 576, 3: 960, 4: 1024, 5: 1088, 6: 1152, 7: 1664, 9: 2688}
-"""Offsets by component. CPUs differ; debuggers recognise this layout, Intel's, by the components and the size."""
+# The bits of the components in the first 512 bytes.
 _LEGACY: Final = 0b11
-"""The bits of the components in the first 512 bytes."""
 
 
 class Segment(Struct, frozen=True):

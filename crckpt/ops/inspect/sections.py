@@ -20,8 +20,8 @@ from crckpt.store import Checkpoint, open_reader, read_file
 if TYPE_CHECKING:
     from crckpt.store.read.reader import Reader
 
+# Bytes that arguments and environment can have together: execve(2).
 _MOST_ENVIRONMENT: Final = 6 << 20
-"""Bytes that arguments and environment can have together: execve(2)."""
 
 
 class ThreadSection(Struct, frozen=True):

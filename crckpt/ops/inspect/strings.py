@@ -14,11 +14,11 @@ from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import open_reader
 
+# The most bytes of one match; longer ones may be found in parts.
 _LONGEST: Final = 1 << 16
-"""The most bytes of one match; longer ones may be found in parts."""
 
+# Make bytes that are not printable end a line, so that `.*` stays in a string. Bytes from 128 on may be UTF-8.
 _AS_LINES: Final = bytes(byte if byte == 9 or (byte >= 32 and byte != 127) else 10 for byte in range(256))
-"""Make bytes that are not printable end a line, so that `.*` stays in a string. Bytes from 128 on may be UTF-8."""
 
 
 class Match(Struct, frozen=True):

@@ -47,8 +47,8 @@ from crckpt.preflight.restore.attributes import (
 if TYPE_CHECKING:
     from crckpt.images.tree import ImageTree
 
+# What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes.
 _REFUSED = (OSError, ValueError, OverflowError, struct.error)
-"""What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes."""
 
 
 class AttributeRestore(Struct, frozen=True):

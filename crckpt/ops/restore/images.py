@@ -20,8 +20,8 @@ from crckpt.store import Checkpoint, Repository
 if TYPE_CHECKING:
     from crckpt.store.read.reader import Reader
 
+# No process has this PID.
 _NO_PID: Final = 0
-"""No process has this PID."""
 
 
 def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:

@@ -48,8 +48,8 @@ PROBE_S: Final = 60.0
 NO_MEMORY: Final = "the tree needed more memory than a rehearsal may use"
 NOTHING_LEFT: Final = "; nothing is left behind"
 
+# Characters of the probe's output that are shown.
 _MOST_OUTPUT: Final = 4000
-"""Characters of the probe's output that are shown."""
 
 
 class EndedProcess(Struct, frozen=True):

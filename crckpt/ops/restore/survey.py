@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
 
 _REAPED_WITHIN_S = 5.0
+# Bytes of its log, and more.
 _WRITTEN_BY_CRIU = 1 << 20
-"""Bytes of its log, and more."""
 
 
 def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostState:

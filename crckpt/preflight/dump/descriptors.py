@@ -17,15 +17,15 @@ _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd",
 _TUN = (10, 200)
 _AUTOFS = (10, 235)
 _MEMORY_DEVICES = 1
+# Major numbers of which every device is a terminal. Source: criu/tty.c, get_tty_driver.
 _TERMINALS = (188, 204, *range(128, 144))
-"""Major numbers of which every device is a terminal. Source: criu/tty.c, get_tty_driver."""
+# Major numbers of which only these minor numbers are terminals. Source: criu/tty.c, get_tty_driver.
 _CONSOLES = {5: range(3), 4: range(1, 64)}
-"""Major numbers of which only these minor numbers are terminals. Source: criu/tty.c, get_tty_driver."""
+# Devices that CRIU saves if it has their plugin.
 _OF_PLUGINS = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
-"""Devices that CRIU saves if it has their plugin."""
 _BPF_MAP = re.compile(r"^map_type:\t(\d+)$", re.MULTILINE)
+# A hash or an array: enum bpf_map_type, linux/bpf.h.
 _BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
-"""A hash or an array: enum bpf_map_type, linux/bpf.h."""
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|time|user|uts):\[(\d+)\]")
 
 

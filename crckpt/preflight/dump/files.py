@@ -9,8 +9,8 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 
+# How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
-"""How the paths of deleted maps begin that are memory, not files."""
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.proc.smaps import UnsavableMap
 from crckpt.preflight.dump.namespaces import shares_namespace
 
+# Keys of causes by the path of the map.
 _UNKNOWN = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
-"""Keys of causes by the path of the map."""
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ from crckpt.host.observe.pipes import group_by_pipe, is_read_end, is_write_end
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 
+# Of pipes that the tree reads, and as many named ones: NR_PIPES_WITH_DATA, criu/include/pipes.h. Empty ones count.
 _MOST_PIPES = 1024
-"""Of pipes that the tree reads, and as many named ones: NR_PIPES_WITH_DATA, criu/include/pipes.h. Empty ones count."""
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ from crckpt.host.observe.tree import Observed
 
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
+# Of internet sockets that are not raw. Source: criu/sk-inet.c, can_dump_ipproto.
 _PROTOCOLS = (
     *(socket.IPPROTO_IP, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE),
     *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
 )
-"""Of internet sockets that are not raw. Source: criu/sk-inet.c, can_dump_ipproto."""
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from crckpt.model import MEBIBYTE
 OWN_MEMORY: Final = 256 * MEBIBYTE
 """The memory that crckpt itself takes."""
 
+# The packs that a dump adds take at least an eighth of the images, unless the store has most of their pages.
 _NEW_SHARE: Final = 8
-"""The packs that a dump adds take at least an eighth of the images, unless the store has most of their pages."""
 
 
 class FreeSpace(Struct, frozen=True):

@@ -20,11 +20,14 @@ from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree, Thread
 from crckpt.model import criu_release
 
+# Of `Inventory.lsm` (images/inventory.proto).
 _MODULES = {1: "selinux", 2: "apparmor"}
-"""Of `Inventory.lsm` (images/inventory.proto)."""
 
 _CLOCKS_IMAGE = "timens-0.img"
 
+# Flags of /proc/cpuinfo for features that programs may use and look for when they start.
+#
+# All other flags are the kernel's, and change with its version and options. Source: arch/x86/include/asm/cpufeatures.h.
 _INSTRUCTIONS = (
     "3dnow 3dnowext abm adx aes amx_bf16 amx_complex amx_fp16 amx_int8 amx_tile avx avx2 avx512_4fmaps avx512_4vnniw "
     "avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni avx512_vp2intersect avx512_vpopcntdq avx512bw "
@@ -34,10 +37,6 @@ _INSTRUCTIONS = (
     "raoint rdpid rdrand rdseed rdtscp rtm serialize sha512 sha_ni sm3 sm4 sse sse2 sse4_1 sse4_2 sse4a ssse3 "
     "syscall tbm vaes vpclmulqdq waitpkg xgetbv1 xop xsave xsavec xsaveopt"
 )
-"""Flags of /proc/cpuinfo for features that programs may use and look for when they start.
-
-All other flags are the kernel's, and change with its version and options. Source: arch/x86/include/asm/cpufeatures.h.
-"""
 
 HARMLESS = ("clocks-jump",)
 """Needs without which a tree runs on, and notices."""

@@ -11,8 +11,8 @@ from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
+# Terminals that remain after the program has ended, for the next user who logs in there.
 _CONSOLES = ("console", "virtual console", "external", "serial")
-"""Terminals that remain after the program has ended, for the next user who logs in there."""
 
 
 def needs_terminal(tree: ImageTree) -> bool:

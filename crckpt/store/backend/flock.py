@@ -21,8 +21,8 @@ from crckpt.model import utc_datetime
 from crckpt.store import layout
 from crckpt.store.process_identity import ProcessIdentity, read_identity, write_identity
 
+# Short: who wants it alone must meet a moment in which nobody of many has it.
 _RETRY_S: Final = 0.01
-"""Short: who wants it alone must meet a moment in which nobody of many has it."""
 
 _RESTORE_RETRY_S: Final = 0.05
 _COMMAND: Final = 100

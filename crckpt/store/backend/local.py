@@ -37,6 +37,7 @@ from crckpt.store.process_identity import read_identity
 _SECTOR: Final = 512
 _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
+# Where files lie that are being put. Other hidden files in the store's directory may be a file system's.
 _TEMPORARIES: Final = (
     f"{layout.FINGERPRINTS}/.*",
     "cache/.fingerprints.key.*",
@@ -44,7 +45,6 @@ _TEMPORARIES: Final = (
     f"{layout.TAGS}/*/.*",
     f".{layout.DESCRIPTION}.*",
 )
-"""Where files lie that are being put. Other hidden files in the store's directory may be a file system's."""
 
 
 class LocalFile:

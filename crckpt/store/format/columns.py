@@ -11,11 +11,11 @@ import zstandard
 from crckpt.errors import IntegrityError
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
 
+# The lowest level that codes single bytes by their frequency.
 _LEVEL: Final = 3
-"""The lowest level that codes single bytes by their frequency."""
 
+# Bytes of an extent before they are compressed.
 _BYTES: Final = 4 * 8
-"""Bytes of an extent before they are compressed."""
 
 _Signed = npt.NDArray[np.int64]
 

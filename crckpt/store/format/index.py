@@ -32,8 +32,8 @@ MOST_EXTENTS: Final = 1 << 25
 _LAST_NUMBER: Final = (1 << 64) // PAGE_SIZE
 _LAST_PAGE: Final = MOST_FRAMES * FRAME_PAGES
 _MOST_FILES: Final = 1 << 21
+# Of one file, and of all together: 4 PiB.
 _MOST_PAGES: Final = 1 << 40
-"""Of one file, and of all together: 4 PiB."""
 
 
 class StoredFile(Struct, frozen=True):

@@ -20,8 +20,8 @@ from crckpt.store.names import SHORT
 
 SCHEMA: Final = 1
 
+# The highest number that all readers of JSON read alike.
 _MOST: Final = 1 << 53
-"""The highest number that all readers of JSON read alike."""
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
@@ -32,11 +32,11 @@ MOST_INDEX_BYTES: Final = 512 << 20
 """The size of the largest index: extents that compress badly take up to ten bytes each."""
 
 _FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
+# So that a time is one in every time zone.
 _LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
-"""So that a time is one in every time zone."""
 
+# Of many packs all digests are matched at once: see `_check_values`.
 _Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
-"""Of many packs all digests are matched at once: see `_check_values`."""
 
 _DIGITS: Final = re.compile(r"[0-9a-f]*")
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]

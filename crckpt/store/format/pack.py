@@ -27,8 +27,8 @@ FRAME_SIZE: Final = FRAME_PAGES * PAGE_SIZE
 MOST_FRAMES: Final = 1 << 20
 """The most frames of a pack: 256 GiB of pages. Their table takes 48 MiB."""
 
+# The most bytes of a stored frame: zstd adds far less to what does not compress (ZSTD_compressBound).
 _MOST_STORED: Final = 2 * FRAME_SIZE
-"""The most bytes of a stored frame: zstd adds far less to what does not compress (ZSTD_compressBound)."""
 
 FOOTER: Final = struct.Struct("<QII8s")
 FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])

@@ -21,11 +21,11 @@ from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.repository import Repository
 
+# The largest size of a file that is read as a whole: a page map of 64 million entries.
 _MOST_WHOLE: Final = 1 << 30
-"""The largest size of a file that is read as a whole: a page map of 64 million entries."""
 
+# Unpacked frames that are kept, 8 MiB: the small files of an image set lie next to each other.
 _KEPT_FRAMES: Final = 32
-"""Unpacked frames that are kept, 8 MiB: the small files of an image set lie next to each other."""
 
 
 class Contents:

@@ -25,22 +25,22 @@ from crckpt.store.read.contents import Contents
 from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
 from crckpt.store.workers import Workers, wait_for_result
 
+# Frames that one thread unpacks and then writes: 2 MiB.
 _FRAMES_AT_ONCE: Final = 8
-"""Frames that one thread unpacks and then writes: 2 MiB."""
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
 
+# Runs, of 2 MiB at most each, that are written before a thread checks whether to go on.
 _RUNS_AT_ONCE: Final = 256
-"""Runs, of 2 MiB at most each, that are written before a thread checks whether to go on."""
 
+# Batches that the disk reads while others are unpacked: at most 32 MiB of page cache.
 _READ_AHEAD: Final = 16
-"""Batches that the disk reads while others are unpacked: at most 32 MiB of page cache."""
 
+# Batches that may be unpacked before the processes exist: 128 MiB.
 _MOST_AHEAD: Final = 64
-"""Batches that may be unpacked before the processes exist: 128 MiB."""
 
+# Extents that are planned at once, or all of one pack: each takes some 200 bytes.
 _EXTENTS_AT_ONCE: Final = 1 << 18
-"""Extents that are planned at once, or all of one pack: each takes some 200 bytes."""
 
 
 class _Runs(NamedTuple):

@@ -16,8 +16,8 @@ from crckpt.store.read.contents import Contents
 
 _PACK_SHIFT: Final = 40
 
+# Pieces that are planned at once: each takes some 100 bytes.
 _MOST_PIECES: Final = 1 << 26
-"""Pieces that are planned at once: each takes some 100 bytes."""
 
 
 class Pieces(Struct, frozen=True):

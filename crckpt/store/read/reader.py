@@ -39,37 +39,37 @@ from crckpt.store.read.memory_fill import MemoryFill
 from crckpt.store.read.pieces import Pieces, pieces_of, unpack
 from crckpt.store.workers import Workers, wait_for_result
 
+# Files up to this size are read as a whole.
 _SMALL: Final = 1 << 20
-"""Files up to this size are read as a whole."""
 
 _PAGES_IN_PART: Final = 512
+# Parts whose frames are unpacked before the first part is read: up to 128 MiB.
 _PARTS_AT_FIRST: Final = 64
-"""Parts whose frames are unpacked before the first part is read: up to 128 MiB."""
 
+# The same later: frames unpacked a moment ago are still in the caches of the cores, and little memory is used.
 _PARTS_AHEAD: Final = 16
-"""The same later: frames unpacked a moment ago are still in the caches of the cores, and little memory is used."""
 
+# Adjacent frames of a pack that are read at once: up to 2 MiB.
 _FRAMES_AT_ONCE: Final = 8
-"""Adjacent frames of a pack that are read at once: up to 2 MiB."""
 
+# Unpacked frames that are kept for all files together: 256 MiB of memory.
 _MOST_FRAMES: Final = 1024
-"""Unpacked frames that are kept for all files together: 256 MiB of memory."""
 
+# Frames that each file may keep at least: 2 MiB, and as much again for pages that pipes refer to.
 _FEWEST_FRAMES: Final = 8
-"""Frames that each file may keep at least: 2 MiB, and as much again for pages that pipes refer to."""
 
 _NOWHERE: Final = -1
 _ASKED_FOR: Final = -2
 
 _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
+# A part needs at most a third of the kept frames: so it fits next to the part before and to what pipes refer to.
 _SHARE_OF_PART: Final = 3
-"""A part needs at most a third of the kept frames: so it fits next to the part before and to what pipes refer to."""
 
+# With fewer adjacent pages on average, copying them takes less time than passing on each run separately.
 _PAGES_WORTH_LENDING: Final = 16
-"""With fewer adjacent pages on average, copying them takes less time than passing on each run separately."""
 
+# Writable, so that a pipe can refer to it; nothing writes there.
 _ZEROS: Final = memoryview(bytearray(1 << 20))
-"""Writable, so that a pipe can refer to it; nothing writes there."""
 
 
 class Reader:

@@ -18,29 +18,29 @@ from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.format.pack_writer import Frame
 from crckpt.store.workers import wait_for_result
 
+# Frames that one thread compresses at one level. With single frames, threads wait more for each other.
 _TOGETHER: Final = 4
-"""Frames that one thread compresses at one level. With single frames, threads wait more for each other."""
 
 _PAGES_TOGETHER: Final = _TOGETHER * FRAME_PAGES
 
+# Tasks that may wait: 8 MiB of memory in all keep the threads busy while the next pages are examined.
 _WAITING: Final = 6
-"""Tasks that may wait: 8 MiB of memory in all keep the threads busy while the next pages are examined."""
 
 _PLAIN: Final = -1
+# This level also codes single bytes by their frequency. Compressing and unpacking take a third longer; a redis takes a
+# third fewer bytes, a Python or a JVM a twentieth: `scripts/bench choices`.
 _DENSE: Final = 1
-"""This level also codes single bytes by their frequency. Compressing and unpacking take a third longer; a redis takes a
-third fewer bytes, a Python or a JVM a twentieth: `scripts/bench choices`."""
 
+# One page of so many is compressed at both levels, to choose the level of all that are compressed together.
 _SAMPLE_EVERY: Final = 64
-"""One page of so many is compressed at both levels, to choose the level of all that are compressed together."""
 
+# The denser level is used where it stores at most this share of the bytes of the other.
 _DENSE_PAYS: Final = 7 / 8
-"""The denser level is used where it stores at most this share of the bytes of the other."""
 
 _FAST_UP_TO: Final = 1
+# With matches of at least 7 bytes, and a table that fits in the L1 cache, zstd's fastest strategy is a tenth faster for
+# pages, and finds as much.
 _FAST: Final = {"min_match": 7, "hash_log": 11}
-"""With matches of at least 7 bytes, and a table that fits in the L1 cache, zstd's fastest strategy is a tenth faster
-for pages, and finds as much."""
 
 
 class Frames:

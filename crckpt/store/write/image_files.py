@@ -11,11 +11,11 @@ from typing import Final
 from crckpt.host.disk.checked_files import open_checked, read_checked
 from crckpt.images.pagemap import is_pagemap
 
+# The largest size of an image that is read as a whole: `files.img` of more than a million files.
 _MOST: Final = 256 << 20
-"""The largest size of an image that is read as a whole: `files.img` of more than a million files."""
 
+# The same of a page map, then of 64 million entries, and of a deleted file, which has its content.
 _MOST_LARGE: Final = 1 << 30
-"""The same of a page map, then of 64 million entries, and of a deleted file, which has its content."""
 
 
 @contextmanager

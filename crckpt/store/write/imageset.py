@@ -41,8 +41,8 @@ from crckpt.store.names import IMAGE
 from crckpt.store.write.image_files import opened_image, read_image_file
 
 _NOTHING: Final = np.empty(0, EXTENT)
+# Replaces the number of a file. Like pages of zeros, those of the base have no place that joins or moves.
 _IN_BASE: Final = ZERO
-"""Replaces the number of a file. Like pages of zeros, those of the base have no place that joins or moves."""
 
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""

@@ -21,8 +21,8 @@ from crckpt.store.format.pack import FRAME_PAGES, Pack
 from crckpt.store.read.contents import Contents
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 
+# Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile.
 _AT_ONCE: Final = 1 << 16
-"""Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile."""
 
 
 class KnownPages:

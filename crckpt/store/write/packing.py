@@ -48,8 +48,8 @@ from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.write.read_ahead import Batch, read_ahead
 
+# Pages that are examined for copying at once: each takes some 50 bytes.
 _AT_ONCE: Final = 1 << 14
-"""Pages that are examined for copying at once: each takes some 50 bytes."""
 
 Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Positions, Bytes]]]
 """From the positions of pages in an object, and their numbers as known pages, to which of them and their contents."""

@@ -16,14 +16,14 @@ from crckpt.store.format.extents import Bytes, Mask, Numbers, Positions
 from crckpt.store.workers import wait_for_result
 from crckpt.store.write.imageset import BATCH_PAGES, Source
 
+# One to work on, and one more for each of two threads.
 _BUFFERS: Final = 3
-"""One to work on, and one more for each of two threads."""
 
+# One of so many words of 8 bytes is tested first.
 _WORDS_APART: Final = 64
-"""One of so many words of 8 bytes is tested first."""
 
+# Pages that are copied to be tested as a whole: half a MiB.
 _PAGES_AT_ONCE: Final = 128
-"""Pages that are copied to be tested as a whole: half a MiB."""
 
 
 class Batch(Struct, frozen=True):

@@ -46,11 +46,11 @@ from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload import library
 from crckpt.tracking.tracker import Tracker
 
+# Bytes of a request.
 _LONGEST: Final = 64 << 10
-"""Bytes of a request."""
 _MOST_CALLERS: Final = 64
+# How long a caller may take to read its answer.
 _PATIENCE_S: Final = 10.0
-"""How long a caller may take to read its answer."""
 _PAUSE_S: Final = 0.1
 
 
