@@ -9,9 +9,9 @@ import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.format import align, short_id
+from crckpt.cli.format import align, duration, local_time, short_id, size
 from crckpt.cli.output import Output, emit
-from crckpt.ops.trackers import Trackers
+from crckpt.ops.trackers import Tracker, Trackers
 from crckpt.ops.trackers import trackers as perform
 from crckpt.tracking.dump_basis import Base, RoundBase
 
@@ -33,7 +33,7 @@ def trackers(
     options.require_root("to list the trees that are tracked")
     result = perform(end)
     document = {
-        "trackers": [asdict(keeper) for keeper in result.keepers],
+        "trackers": [{**asdict(each.keeper), "usage": each.usage} for each in result.trackers],
         "ended": result.ended,
         "unanswered": result.unanswered,
     }
@@ -42,14 +42,21 @@ def trackers(
 
 def _lines(result: Trackers) -> Iterator[str]:
     yield from (f"{failure}\n" for failure in result.unanswered)
-    if not result.keepers:
+    if not result.trackers:
         yield "no other tree is tracked\n" if result.unanswered else "no tree is tracked\n"
         return
-    rows = [(str(each.root), each.comm, str(each.pid), _base(each.counts_from), each.why) for each in result.keepers]
-    titles = ("tree", "program", "keeper", "base", "tracker")
-    yield from align(titles, rows, right=frozenset(titles[:1]))
+    titles = ("tree", "program", "keeper", "since", "cpu", "memory", "base", "tracker")
+    yield from align(titles, map(_row, result.trackers), right=frozenset({"tree", "cpu", "memory"}))
     if result.ended:
         yield "these trees are no longer tracked\n"
+
+
+def _row(tracker: Tracker) -> tuple[str, ...]:
+    keeper, usage = tracker.keeper, tracker.usage
+    used = ("", "", "")
+    if usage is not None:
+        used = (local_time(usage.started), duration(usage.cpu_s * 1000), size(usage.memory_bytes))
+    return (str(keeper.root), keeper.comm, str(keeper.pid), *used, _base(keeper.counts_from), keeper.why)
 
 
 def _base(base: Base | None) -> str:

@@ -18,12 +18,14 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from crckpt.criu.explain import explain
 from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import created, write
 from crckpt.host.disk.log_excerpt import read_stream_ends
+from crckpt.host.usage import find_criu_processes, read_host_usage
 from crckpt.ops.context import Context
 from crckpt.ops.doctor import doctor
 from crckpt.ops.failures import full_disk_reported
@@ -122,6 +124,7 @@ def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Call
     if read_log is not None:
         yield "log", lambda: _log(read_log())
     yield "versions", _versions
+    yield "host", lambda: _host(context)
     yield "configuration", lambda: _configuration(context)
     yield "doctor", lambda: _doctor(context)
     yield "store", lambda: _store(context)
@@ -171,6 +174,12 @@ def _versions() -> _Files:
             "distribution": distribution,
         },
     )
+
+
+def _host(context: Context) -> _Files:
+    directories = (context.store, *(() if context.staging is None else (context.staging,)))
+    used = {**asdict(read_host_usage(directories)), "processes": tuple(find_criu_processes())}
+    yield "host.json", msgspec.to_builtins(used)
 
 
 def _configuration(context: Context) -> _Files:

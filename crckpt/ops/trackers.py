@@ -6,14 +6,22 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 from crckpt.host.target import resolve
+from crckpt.host.usage import ProcessUsage, read_process_usage
 from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers
 from crckpt.tracking.keeper.protocol import Keeper
+
+
+class Tracker(Struct, frozen=True):
+    """A keeper, and what it uses; None if it has just ended."""
+
+    keeper: Keeper
+    usage: ProcessUsage | None
 
 
 class Trackers(Struct, frozen=True):
     """The keepers; with `ended`, those that were ended. `unanswered`: for each that does not answer, what to do."""
 
-    keepers: tuple[Keeper, ...]
+    trackers: tuple[Tracker, ...]
     ended: bool = False
     unanswered: tuple[str, ...] = ()
 
@@ -24,14 +32,14 @@ def trackers(end: str | None = None) -> Trackers:
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
     root = resolve.resolve(end) if end not in (None, "all") else None
-    found: list[Keeper] = []
+    found: list[Tracker] = []
     late: list[Unanswered] = []
     for one in keepers(root):
         if isinstance(one, Unanswered):
             late.append(one)
             continue
         keeper, session = one
-        found.append(keeper)
+        found.append(Tracker(keeper, read_process_usage(keeper.pid)))
         if end is not None:
             session.end()
         session.close()

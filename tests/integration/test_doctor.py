@@ -19,8 +19,17 @@ HOST = 20
 FACT = {"key", "state", "found", "consequence", "fix", "safe"}
 KEYS = {
     *("criu", "criu_plugins", "kernel", "checkpoint_restore", "pid_selection", "ptrace_scope", "seccomp_suspension"),
-    *("time_namespaces", "soft_dirty", "tracker", "write_protection", "pagemap_scan", "lazy_pages", "tcp_repair"),
-    *("lock_nftables", "lock_iptables", "lock_skip", "socket_diagnostics", "tun", "capabilities", "rootless"),
+    *("time_namespaces", "memory", "soft_dirty", "tracker", "write_protection", "pagemap_scan", "lazy_pages"),
+    *(
+        "tcp_repair",
+        "lock_nftables",
+        "lock_iptables",
+        "lock_skip",
+        "socket_diagnostics",
+        "tun",
+        "capabilities",
+        "rootless",
+    ),
     *("security_modules", "cgroups", "run_directory", "store", "staging", "util_linux", "systemd", "ssh"),
 }
 READ_ONLY = (

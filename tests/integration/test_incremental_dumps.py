@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,7 @@ from trees import runs, started, wait_for
 
 from crckpt.criu.find import find
 from crckpt.host import proc
+from crckpt.model import MEBIBYTE
 from crckpt.store import Repository, verify
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
 from crckpt.tracking.keeper.client import ENDED, open_session
@@ -506,7 +508,10 @@ def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
     crckpt.run("trackers", "--end", str(target.pid), status=2)
     first = dumped(crckpt, target)["checkpoint"]["id"]
-    assert keeper(crckpt, target)["base"] == first
+    listed = keeper(crckpt, target)
+    assert listed["base"] == first
+    assert listed["usage"]["memory_bytes"] > MEBIBYTE
+    assert abs(datetime.fromisoformat(listed["usage"]["started"]) - datetime.now(UTC)) < timedelta(minutes=1)
     (socket,) = Path("/run/crckpt/keepers").glob(f"{target.pid}-*")
     foreign = socket.with_name(f"foreign-{target.pid}")
     foreign.mkdir()

@@ -32,7 +32,7 @@ SECRETIVE = Case(
 )
 CAUSE = "(00.1) Error (criu/pstree.c:304): Found dangling tty with sid 7 pgid 7"
 LOG = f"(00.000078) Running on {HOST} Linux 6.1 x86_64\n{CAUSE}\n"
-ALWAYS = ["report.json", "versions.json", "configuration.json", "doctor.json"]
+ALWAYS = ["report.json", "versions.json", "host.json", "configuration.json", "doctor.json"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ def test_what_is_in_it(secretive: Secretive) -> None:
     document = {name: json.loads(content) for name, content in _members(Path("it.tar.gz")).items()}
     assert document["versions.json"]["crckpt"] == secretive.crckpt.run("--version").out.splitlines()
     assert document["configuration.json"]["store"] == str(secretive.crckpt.store)
+    host = document["host.json"]
+    assert 0 < host["memory_available"] < host["memory_total"]
+    assert [disk["directory"] for disk in host["disks"]] == [str(secretive.crckpt.store)]
     keys = [fact["key"] for fact in secretive.crckpt.run("doctor", "--json").document["result"]["facts"]]
     assert [fact["key"] for fact in document["doctor.json"]["facts"]] == keys
     (listed,) = secretive.crckpt.run("list", "--json").document["result"]["checkpoints"]

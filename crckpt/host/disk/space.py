@@ -1,6 +1,6 @@
 """Free space on disks and in memory, in bytes.
 
-psutil has these figures, too, but takes 12 to 60 ms to import: every dump and restore needs them.
+psutil has these figures, too (`host.usage`), but takes 12 to 60 ms to import: every dump and restore needs them.
 """
 
 from __future__ import annotations

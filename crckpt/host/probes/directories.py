@@ -9,12 +9,10 @@ import tempfile
 from pathlib import Path
 
 from crckpt.host.disk import space
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import GIBIBYTE, Outcome, free_of, limited, missing, ok
 from crckpt.host.proc.mountinfo import mount_points
 from crckpt.host.process import run
-from crckpt.model import MEBIBYTE
 
-_GIBIBYTE = 1 << 30
 _RUN = Path("/run")
 _ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
 
@@ -108,15 +106,14 @@ def _find_refusal(path: Path) -> Outcome | None:
 
 def _check_room(path: Path, more: str, prefix: str = "") -> Outcome:
     found = prefix + _room(path)
-    if space.free_disk(path) < _GIBIBYTE:
+    if space.free_disk(path) < GIBIBYTE:
         return limited(found, "a dump of a large tree does not fit", more)
     return ok(found)
 
 
 def _room(path: Path) -> str:
     usage = shutil.disk_usage(path)
-    unit, name = (_GIBIBYTE, "GiB") if usage.total >= _GIBIBYTE else (MEBIBYTE, "MiB")
-    return f"{usage.free / unit:.1f} {name} free of {usage.total / unit:.1f} on {_file_system(path)} ({path})"
+    return f"{free_of(usage.free, usage.total)} on {_file_system(path)} ({path})"
 
 
 def _nearest(path: Path) -> Path:

@@ -1,8 +1,8 @@
 """Probe what this host can do: each fact is tried out, never guessed from a version.
 
-By topic: `tasks` (seizing, PIDs, clocks), `memory` (written pages, lazy pages), `network` (TCP, locks), `rights`
-(capabilities, security modules), `places` (directories, control groups), `tools` (programs). `child` runs each probe in
-a child, `outcome` has what a probe returns.
+By topic: `tasks` (seizing, PIDs, clocks), `memory` (what is free, written pages, lazy pages), `network` (TCP, locks),
+`rights` (capabilities, security modules), `directories` (the store, /run, control groups), `tools` (programs). `child`
+runs each probe in a child, `outcome` has what a probe returns.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "ptrace_scope": tasks.ptrace_scope,
         "seccomp_suspension": tasks.seccomp_suspension,
         "time_namespaces": tasks.time_namespaces,
+        "memory": memory.memory,
         "soft_dirty": memory.soft_dirty,
         "write_protection": memory.write_protection,
         "pagemap_scan": memory.pagemap_scan,

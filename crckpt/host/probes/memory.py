@@ -1,15 +1,29 @@
-"""Can the kernel track writes, and load pages later? Each probe tries it on a page of ours."""
+"""Is there memory? Can the kernel track writes, and load pages later: each probe tries it on a page of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from crckpt.errors import HostCannot
-from crckpt.host.probes.outcome import Outcome, missing, ok
+from crckpt.host.probes.outcome import GIBIBYTE, Outcome, free_of, limited, missing, ok
+from crckpt.host.process import cgroups
 from crckpt.host.syscalls import memory_trials
 
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
+
+
+def memory() -> Outcome:
+    """Check how much memory is available to a restore, which must hold the whole tree in it."""
+    found, swap = psutil.virtual_memory(), psutil.swap_memory()
+    left = min((found.available, *cgroups.memory_left()))
+    limit = " (the limit of crckpt's control group)" if left < found.available else ""
+    said = f"{free_of(left, found.total)}{limit}, swap: {free_of(swap.free, swap.total) if swap.total else 'none'}"
+    if left < GIBIBYTE:
+        return limited(said, "a large tree cannot be restored", "end other programs, or raise the limit")
+    return ok(said)
 
 
 def soft_dirty() -> Outcome:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 from msgspec.structs import astuple
+
+from crckpt.model import MEBIBYTE
+
+GIBIBYTE: Final = 1 << 30
 
 
 class Outcome(Struct, frozen=True):
@@ -49,3 +55,9 @@ def limited(found: str, consequence: str, fix: str = "", *, safe: bool = False) 
 def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Outcome:
     """It does not work."""
     return Outcome("missing", found, consequence, fix, safe)
+
+
+def free_of(free: int, total: int) -> str:
+    """Bytes that are free of a total, for people."""
+    unit, name = (GIBIBYTE, "GiB") if total >= GIBIBYTE else (MEBIBYTE, "MiB")
+    return f"{free / unit:.1f} {name} free of {total / unit:.1f}"

@@ -21,10 +21,10 @@ main()
 @pytest.mark.parametrize(
     ("words", "without"),
     [
-        (("--version",), "numpy rich typer zstandard cryptography msgspec subprocess crckpt.criu.trial"),
-        (("list",), "numpy rich zstandard cryptography pydantic crckpt.criu.find"),
-        (("--help",), "numpy zstandard cryptography pydantic crckpt.store crckpt.criu.find"),
-        (("gc", "--dry-run", "--json"), "numpy rich zstandard cryptography pydantic crckpt.criu.find"),
+        (("--version",), "numpy psutil ptrace rich typer zstandard cryptography msgspec subprocess crckpt.criu.trial"),
+        (("list",), "numpy psutil ptrace rich zstandard cryptography pydantic crckpt.criu.find"),
+        (("--help",), "numpy psutil ptrace zstandard cryptography pydantic crckpt.store crckpt.criu.find"),
+        (("gc", "--dry-run", "--json"), "numpy psutil ptrace rich zstandard cryptography pydantic crckpt.criu.find"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

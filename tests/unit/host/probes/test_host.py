@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from own_process import children, descriptors
 
 from crckpt.criu.cache import candidates
+from crckpt.host.namespaces import memory_limit
 from crckpt.host.probes.child import fork, wait_for_status
 from crckpt.host.probes.host import ProbeRequest, probe_host
 from crckpt.host.probes.outcome import Fact
@@ -194,3 +196,14 @@ def test_sockets_are_listed_where_ss_lists_them(facts: dict[str, Fact]) -> None:
             pytest.skip("there is no ss")
         listed = run.run(["ss", "-ltnH"]).output
         assert (f":{server.getsockname()[1]} " in listed) == (facts["socket_diagnostics"].state == "ok")
+
+
+def test_memory_is_limited_by_our_control_group(facts: dict[str, Fact]) -> None:
+    assert re.match(r"[\d.]+ [GM]iB free of [\d.]+", facts["memory"].found)
+    probe = "from crckpt.host.probes.memory import memory; said = memory(); print(said.state, said.found)"
+    with memory_limit.limited(64 << 20) as group:
+        if group is None:
+            pytest.skip("this host lets us make no control group")
+        done = subprocess.run([*group.joining, sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("limited 0.")
+    assert "the limit of crckpt's control group" in done.stdout

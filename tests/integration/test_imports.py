@@ -1,0 +1,38 @@
+"""What commands import while they work: python-ptrace and psutil only where they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+
+from command import Crckpt
+from trees import CASES, started
+
+NEVER = {"psutil", "ptrace"}
+IMPORTED = re.compile(r"^import time:.*\|\s*(\w+)[\w.]*$", re.MULTILINE)
+
+
+def imported_by(crckpt: Crckpt, *words: str) -> set[str]:
+    """The top-level modules that a command imports. Its helper processes import their own."""
+    reporting = dataclasses.replace(crckpt, before=(sys.executable, "-X", "importtime"))
+    return set(IMPORTED.findall(reporting.run(*words).err))
+
+
+def test_dumps_and_restores_need_neither(crckpt: Crckpt) -> None:
+    with started(next(case for case in CASES if case.name == "threads")) as tree:
+        pid = str(tree.pid)
+        first = imported_by(crckpt, "dump", pid, "job")
+        assert "msgspec" in first, "imports are listed"
+        tracked = imported_by(crckpt, "dump", pid, "job", "--incremental")
+        stopped = imported_by(crckpt, "dump", pid, "job", "--stop")
+        tree.wait_gone()
+        restored = imported_by(crckpt, "restore", "job", "--detach")
+    shown = imported_by(crckpt, "show", "job", "--files", "--maps")
+    assert [words & NEVER for words in (first, tracked, stopped, restored, shown)] == [set()] * 5
+
+
+def test_system_calls_are_named_by_ptrace(crckpt: Crckpt) -> None:
+    with started(next(case for case in CASES if case.name == "threads")) as tree:
+        crckpt.run("dump", str(tree.pid), "job")
+    assert imported_by(crckpt, "show", "job", "--ps") & NEVER == {"ptrace"}

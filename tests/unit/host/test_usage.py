@@ -1,0 +1,71 @@
+"""What this host and processes use, held against the kernel's own words."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from entering import running
+
+from crckpt.host.usage import find_criu_processes, read_host_usage, read_process_usage
+
+MEBIBYTE = 1 << 20
+BUSY = """
+import time
+held = bytearray(b'x' * (64 << 20))
+while time.process_time() < 0.3: pass
+print('ready', flush=True)
+input()
+"""
+
+
+def test_a_process_uses_memory_and_time() -> None:
+    with running(sys.executable, "-c", BUSY) as process:
+        used = read_process_usage(process.pid)
+        assert used is not None
+        assert 64 * MEBIBYTE < used.memory_bytes < 128 * MEBIBYTE
+        assert 0.25 < used.cpu_s < 5  # counted in ticks of 10 ms
+        assert abs(used.started - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_a_process_that_has_ended_uses_nothing() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert read_process_usage(ended.pid) is None
+
+
+def test_the_host_has_memory_and_disks(tmp_path: Path) -> None:
+    shared = Path("/dev/shm")
+    used = read_host_usage((tmp_path / "not" / "there", shared))
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert used.memory_total == int(fields["MemTotal"].split()[0]) << 10
+    assert 0 < used.memory_available < used.memory_total
+    there, memory = used.disks
+    assert (there.directory, there.total) == (str(tmp_path / "not" / "there"), shutil.disk_usage(tmp_path).total)
+    if shared.is_mount():
+        assert (memory.mounted_on, memory.kind) == ("/dev/shm", "tmpfs")
+
+
+@pytest.mark.parametrize("name", ["criu", "crckpt"])
+def test_processes_of_criu_and_crckpt_are_found(tmp_path: Path, name: str) -> None:
+    program = tmp_path / name
+    shutil.copy("/usr/bin/sleep", program)
+    with running(str(program), "60", ready="") as process:
+        (found,) = (found for found in find_criu_processes() if found.pid == process.pid)
+        assert (found.program, found.module) == (name, "")
+        assert found.state in ("sleeping", "running")
+
+
+def test_modules_of_crckpt_are_named(tmp_path: Path) -> None:
+    package = tmp_path / "crckpt" / "tracking"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "server.py").write_text("print('ready', flush=True); input()")
+    # The path of a CRIU among the words does not make it one.
+    with running(sys.executable, "-m", "crckpt.tracking.server", "/usr/sbin/criu", cwd=tmp_path) as process:
+        (found,) = (found for found in find_criu_processes() if found.pid == process.pid)
+        assert (found.program, found.module) == ("crckpt", "crckpt.tracking.server")
