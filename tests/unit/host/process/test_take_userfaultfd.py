@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
 from places import PROJECT
+from stopped import orphans_adopted
 
 from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
 
@@ -209,7 +210,8 @@ def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
         "import sys; from crckpt.host.process.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
     )
     asks += "while True: take_userfaultfds([int(sys.argv[1])])"
-    with running(program, "read") as process:
+    # The system's init may take seconds to reap a helper.
+    with orphans_adopted(), running(program, "read") as process:
         for moment in range(6):
             with running(sys.executable, "-c", asks, str(process.pid), cwd=PROJECT) as asking:
                 if moment % 2:
@@ -218,7 +220,7 @@ def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
                     wait_for(lambda: helpers_of(asking.pid) != [], "the helper to start")
                 helpers = helpers_of(asking.pid)
                 asking.kill()
-            wait_for(partial(gone, helpers), "the helper to end")
+            wait_for(partial(reaped, helpers), "the helper to end")
             assert tracer(process.pid) == 0, "nobody holds it"
             assert UFFD not in held(process.pid)
         assert entered(process.pid).descriptor >= 0
@@ -229,7 +231,10 @@ def helpers_of(pid: int) -> list[Path]:
     return [Path(f"/proc/{child}") for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def gone(helpers: list[Path]) -> bool:
+def reaped(helpers: list[Path]) -> bool:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     return not any(helper.exists() for helper in helpers)
 
 
