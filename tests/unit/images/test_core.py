@@ -1,0 +1,42 @@
+"""core-TID.img: what a thread was."""
+
+from __future__ import annotations
+
+import signal
+
+from image_trees import child, one
+
+from crckpt.images import core, magics, wire
+from crckpt.images.core import read_core
+from crckpt.images.tree import ImageTree
+
+
+def test_the_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
+    root = tree.root
+    assert (root.ppid, root.pgid, root.sid, root.comm, root.state) == (0, root.pid, root.pid, "python3", core.ALIVE)
+    assert root.threads[0].tid == root.pid
+    assert [(thread.core.is_leader, thread.core.comm) for thread in root.threads] == [
+        (True, "python3"),
+        (False, "python3"),
+    ]
+    assert root.core.arch == "x86_64"
+    assert root.core.credentials == core.Credentials(0, 0, 0, 0, ())
+
+
+def test_blocked_and_pending_signals(tree: ImageTree) -> None:
+    assert tree.root.core.blocked == (signal.SIGUSR1,)
+    assert tree.root.core.pending_shared == (signal.SIGUSR1,)
+    assert tree.root.core.pending == ()
+
+
+def test_states_of_children(tree: ImageTree) -> None:
+    assert {process.ppid for process in tree.processes[1:]} == {tree.root.pid}
+    assert child(tree, core.ALIVE, own_session=True).pgid != tree.root.pgid
+    stopped = child(tree, core.STOPPED)
+    assert (stopped.pgid, stopped.sid) == (stopped.pid, tree.root.sid)
+    assert len(stopped.descriptors) == len(tree.root.descriptors)
+
+
+def test_an_unknown_architecture() -> None:
+    assert read_core(one(magics.CORE, (1, wire.VARINT, 40))).arch == "unknown"
+    assert read_core(one(magics.CORE, (1, wire.VARINT, 3))).arch == "aarch64"
