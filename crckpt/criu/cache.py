@@ -31,14 +31,14 @@ class CriuFacts(NamedTuple):
     locks_by_nftables: bool
 
 
-def candidates(option: Path | None, configured: Path | None) -> Iterator[Candidate]:
+def candidates(option: Path | None, configured: Path | None, prefix: Path = PREFIX) -> Iterator[Candidate]:
     """List the places to look for CRIU, in order."""
     named = (
         (option, "--criu"),
         (_path(os.environ.get("CRCKPT_CRIU")), "CRCKPT_CRIU"),
         (configured, "configuration"),
         (_path(shutil.which("criu")), "PATH"),
-        (PREFIX / "criu", "private prefix"),
+        (prefix / "criu", "private prefix"),
         (_of_user(), "private prefix"),
     )
     return (Candidate(path.absolute(), origin) for path, origin in named if path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
+from crckpt.criu.cache import PREFIX, Candidate, CriuFacts, candidates, recall, remember
 from crckpt.errors import HostCannot
 
 _NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
@@ -36,12 +36,12 @@ class Search(Struct, frozen=True):
     rejected: tuple[tuple[Candidate, str], ...]
 
 
-def find(option: Path | None, configured: Path | None) -> Criu:
+def find(option: Path | None, configured: Path | None, prefix: Path = PREFIX) -> Criu:
     """Find the first CRIU that works: --criu, CRCKPT_CRIU, the configuration, PATH, the private prefix.
 
     Raises HostCannot, naming each one that was tried and why it does not work.
     """
-    found = search(option, configured)
+    found = search(option, configured, prefix=prefix)
     if found.criu is None:
         causes = tuple(f"{candidate.path} ({candidate.origin}): {why}" for candidate, why in found.rejected)
         alone = f": {causes[0]}" if len(causes) == 1 else ""
@@ -50,13 +50,15 @@ def find(option: Path | None, configured: Path | None) -> Criu:
     return replace(found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was skipped: {why}" for bad, why in named))
 
 
-def search(option: Path | None, configured: Path | None, memory: Path | None = None) -> Search:
+def search(
+    option: Path | None, configured: Path | None, memory: Path | None = None, *, prefix: Path = PREFIX
+) -> Search:
     """Try the candidates in turn until one works. A trial needs root; a cached CRIU needs no trial.
 
     `memory` is the cache file, if not the user's own.
     """
     rejected: list[tuple[Candidate, str]] = []
-    for candidate in candidates(option, configured):
+    for candidate in candidates(option, configured, prefix):
         facts = recall(candidate.path, memory) or _try(candidate, memory, rejected)
         if facts:
             return Search(Criu(candidate.path, candidate.origin, *facts), tuple(rejected))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crckpt.criu.cache import CriuFacts, recall, remember
 from crckpt.host import cold_start
 from crckpt.host.disk.own_files import read_own, write_private
 
@@ -53,24 +51,6 @@ def test_nor_a_link_a_pipe_or_a_directory(tmp_path: Path) -> None:
     for name in ("link", "pipe", "directory"):
         with pytest.raises(OSError, match=name):
             read_own(tmp_path / name)
-
-
-def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
-    memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
-    criu.write_bytes(b"")
-    facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)
-    remember(criu, facts, memory)
-    assert recall(criu, memory) == facts
-    for path in (memory.parent, memory.parent.parent):
-        assert path.stat().st_mode & 0o777 == 0o700
-    memory.chmod(0o666)
-    assert recall(criu, memory) is None
-    # It is replaced, not taken over.
-    memory.write_text(json.dumps({str(tmp_path): {"version": "evil"}}))
-    remember(criu, facts, memory)
-    assert recall(criu, memory) == facts
-    assert "evil" not in memory.read_text()
-    assert memory.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_note_of_modules_is_private_and_not_believed_of_others(

@@ -1,0 +1,61 @@
+"""Where CRIU may be, in order, and what is remembered of those that worked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from criu_scripts import script
+
+from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
+
+pytestmark = pytest.mark.usefixtures("nothing_else")
+
+
+def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path = script(tmp_path / "criu", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CRCKPT_CRIU", "/from/environment")
+    monkeypatch.chdir(tmp_path)
+    named = list(candidates(Path("relative/criu"), Path("/configured"), tmp_path / "prefix"))
+    assert named[:5] == [
+        Candidate(tmp_path / "relative/criu", "--criu"),
+        Candidate(Path("/from/environment"), "CRCKPT_CRIU"),
+        Candidate(Path("/configured"), "configuration"),
+        Candidate(on_path, "PATH"),
+        Candidate(tmp_path / "prefix/criu", "private prefix"),
+    ]
+
+
+def test_where_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRCKPT_CRIU", "")
+    assert {candidate.origin for candidate in candidates(None, None)} == {"private prefix"}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", "5", '{"PATH": 5}', '{"PATH": []}', '{"PATH": "x"}', '{"PATH": {}}']
+)
+def test_a_memory_of_nonsense_is_no_memory(tmp_path: Path, memory: Path, content: str) -> None:
+    path = script(tmp_path / "criu", "")
+    memory.parent.mkdir()
+    memory.write_text(content.replace("PATH", str(path)))
+    assert recall(path, memory) is None
+
+
+def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
+    memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
+    criu.write_bytes(b"")
+    facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)
+    remember(criu, facts, memory)
+    assert recall(criu, memory) == facts
+    for path in (memory.parent, memory.parent.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    memory.chmod(0o666)
+    assert recall(criu, memory) is None
+    # It is replaced, not taken over.
+    memory.write_text(json.dumps({str(tmp_path): {"version": "evil"}}))
+    remember(criu, facts, memory)
+    assert recall(criu, memory) == facts
+    assert "evil" not in memory.read_text()
+    assert memory.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,60 @@
+"""A CRIU that makes no progress is ended; one that does is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from small_programs import WAITS, program
+
+from crckpt.criu.dump_limit import PATIENCE_S, DumpLimit
+from crckpt.host import proc
+
+FAMILY = f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}"
+
+
+@pytest.fixture
+def criu() -> Iterator[subprocess.Popen[bytes]]:
+    """A program with a child: both wait without end."""
+    with program(FAMILY) as process:
+        children = proc.children(process.pid)
+        yield process
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.fixture
+def root() -> Iterator[int]:
+    with program(WAITS) as process:
+        yield process.pid
+
+
+def test_one_that_hangs_is_killed_with_its_descendants(
+    criu: subprocess.Popen[bytes], root: int, tmp_path: Path
+) -> None:
+    (child,) = proc.children(criu.pid)
+    limit = DumpLimit(criu.pid, root, tmp_path / "log")
+    for _ in range(PATIENCE_S + 1):
+        limit.look(is_to_end=True)
+    assert (limit.is_killed, criu.poll()) == (False, None)
+    limit.look(is_to_end=True)
+    assert (limit.is_killed, limit.is_lost, limit.waited_for) == (True, False, ())
+    assert criu.wait(20) == -signal.SIGKILL
+    assert proc.wait_until_gone([child], 20) == ()
+    assert proc.read_process(root) is not None, "the tree runs on"
+
+
+def test_one_whose_log_grows_is_left_alone(criu: subprocess.Popen[bytes], root: int, tmp_path: Path) -> None:
+    limit = DumpLimit(criu.pid, root, tmp_path / "log")
+    with (tmp_path / "log").open("w") as log:
+        for number in range(3 * PATIENCE_S):
+            print(number, file=log, flush=True)
+            limit.look(is_to_end=True)
+    assert not limit.is_killed
+    assert criu.poll() is None

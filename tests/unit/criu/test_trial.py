@@ -1,0 +1,50 @@
+"""A trial dump and restore tell whether a CRIU works here, and why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from criu_scripts import script
+from own_process import children, descriptors
+
+from crckpt.criu.trial import trial
+
+VERSION = '[ "$1" = --version ] && { echo "Version: 9.9"; exit 0; }\n'
+
+
+def test_a_check_that_fails(tmp_path: Path) -> None:
+    broken = script(
+        tmp_path / "criu", f"{VERSION}echo 'Error (criu/vdso.c:1): vdso: Unexpected rt vDSO area bounds'; exit 1"
+    )
+    assert trial(broken) == "criu check fails: this CRIU is too old for the running kernel"
+    silent = script(tmp_path / "criu", f"{VERSION}exit 1")
+    assert trial(silent) == "criu check fails"
+    other = script(tmp_path / "criu", f"{VERSION}echo Looks bad. >&2; exit 1")
+    assert trial(other) == "criu check fails: Looks bad."
+
+
+def test_a_trial_dump_that_fails(tmp_path: Path) -> None:
+    before = children(), descriptors()
+    failing = script(
+        tmp_path / "criu",
+        f'{VERSION}[ "$1" = check ] && exit 0\n'
+        'echo "Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"; exit 1',
+    )
+    why = trial(failing)
+    assert why is not None
+    assert why.startswith("the trial dump fails: a socket speaks IP protocol 6")
+    assert (children(), descriptors()) == before
+
+
+def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: Path) -> None:
+    before = children(), descriptors()
+    ending = script(tmp_path / "criu", f'{VERSION}case "$1" in dump) kill -9 "$3";; restore) exit 1;; esac')
+    assert trial(ending) == "the trial restore fails"
+    lying = script(tmp_path / "criu", f'{VERSION}case "$1" in dump) kill -9 "$3";; esac')
+    assert trial(lying) == "the trial restore fails"
+    assert (children(), descriptors()) == before
+
+
+def test_a_trial_program_that_does_not_start(tmp_path: Path) -> None:
+    python = str(script(tmp_path / "python", "echo no such module; exit 1"))
+    assert trial(script(tmp_path / "criu", "exit 0"), python) == "the trial's program does not start: no such module"
