@@ -75,11 +75,14 @@ class Hold:
     `environment` is for the CRIU that waits here.
     """
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], patience_s: int = PATIENCE_S) -> None:
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str], patience_s: int = PATIENCE_S, program: Path = PROGRAM
+    ) -> None:
         """Make the private `directory` with the record and the pipes. Lock `owner`."""
         directory.mkdir(mode=0o700)
         self.environment = environment
         self._directory = directory
+        self._program = program
         self._beat = bytes([patience_s])
         for name in ("reached", "alive"):
             os.mkfifo(directory / name, 0o600)
@@ -97,7 +100,7 @@ class Hold:
     @property
     def script(self) -> Path:
         """CRIU's action script, for all steps."""
-        return PROGRAM if PROGRAM.exists() else self._directory.parent / "hold"
+        return self._program if self._program.exists() else self._directory.parent / "hold"
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -135,18 +138,21 @@ class Hold:
             self._alive = self._lock = self.reached = -1
 
 
-def can_hold(directory: Path) -> bool:
+def can_hold(directory: Path, program: Path = PROGRAM) -> bool:
     """Return whether CRIU can run the action script of a hold in `directory`."""
-    return PROGRAM.exists() or not os.statvfs(directory).f_flag & os.ST_NOEXEC
+    return program.exists() or not os.statvfs(directory).f_flag & os.ST_NOEXEC
 
 
 @contextmanager
-def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Iterator[tuple[Hold, ...]]:
+def holds_at(
+    directory: Path, *steps: Step, patience_s: int = PATIENCE_S, program: Path = PROGRAM
+) -> Iterator[tuple[Hold, ...]]:
     """Make a hold at each of these steps, in `directory` below CRIU's work directory; abort what is not committed.
 
+    `program` is the action script; if there is none, a shell script is written in its place.
     Raises HostCannot.
     """
-    if not can_hold(directory.parent):
+    if not can_hold(directory.parent, program):
         raise HostCannot(
             f"{directory} is mounted noexec, and CRIU must run a script there",
             hint="install crckpt with a C compiler (gcc), or use a store that is mounted exec: --store DIR",
@@ -155,10 +161,10 @@ def holds_at(directory: Path, *steps: Step, patience_s: int = PATIENCE_S) -> Ite
     # Relative to CRIU's work directory, so that no mount of the tree can hide it.
     environment = {"CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": ",".join(steps)}
     with ExitStack() as stack:
-        holds = tuple(Hold(directory / name, environment, patience_s) for name in steps)
+        holds = tuple(Hold(directory / name, environment, patience_s, program) for name in steps)
         for hold in holds:
             stack.callback(hold.release)
-        if not PROGRAM.exists():
+        if not program.exists():
             script = directory / "hold"
             descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
             with open(descriptor, "w") as file:  # noqa: PTH123

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from own_process import descriptors
 from smaller_bounds import smaller_bounds
 
 from crckpt.criu import hold as hold_module
-from crckpt.criu.hold import GaveUp, Hold, Step, gate, holds_at
+from crckpt.criu.hold import PATIENCE_S, GaveUp, Hold, Step, gate, holds_at
 from crckpt.errors import HostCannot, StoreUnusable
 from crckpt.host.process import run
 
@@ -28,40 +30,51 @@ SOON = 20.0
 OWNER = """
 import sys
 from pathlib import Path
-from crckpt.criu import hold as module
-module.PROGRAM = Path(sys.argv[2])
-with module.holds_at(Path(sys.argv[1]), "post-dump") as (hold,):
+from crckpt.criu.hold import holds_at
+with holds_at(Path(sys.argv[1]), "post-dump", program=Path(sys.argv[2])) as (hold,):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def ask(directory: Path, action: str, steps: str = "post-dump", **environment: str) -> subprocess.Popen[bytes]:
-    """Start the program as CRIU does, for a hold in `directory`: in its work directory."""
-    script = hold_module.PROGRAM if hold_module.PROGRAM.exists() else directory / "hold"
-    ours = {"CRTOOLS_SCRIPT_ACTION": action, "CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": steps}
-    with (directory.parent / "said").open("ab") as said:
-        return subprocess.Popen(
-            [script],
-            env={**run.ENVIRONMENT, **ours, **environment},
-            stdin=subprocess.DEVNULL,
-            stderr=said,
-            cwd=directory.parent,
-        )
+@dataclass(frozen=True)
+class Kind:
+    """The compiled program, or what stands in for it where there was no compiler."""
+
+    program: Path
+
+    @property
+    def is_script(self) -> bool:
+        return not self.program.exists()
+
+    def holds_at(
+        self, directory: Path, *steps: Step, patience_s: int = PATIENCE_S
+    ) -> AbstractContextManager[tuple[Hold, ...]]:
+        return holds_at(directory, *steps, patience_s=patience_s, program=self.program)
+
+    def ask(
+        self, directory: Path, action: str, steps: str = "post-dump", **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start the program as CRIU does, for a hold in `directory`: in its work directory."""
+        script = directory / "hold" if self.is_script else self.program
+        ours = {"CRTOOLS_SCRIPT_ACTION": action, "CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": steps}
+        with (directory.parent / "said").open("ab") as said:
+            return subprocess.Popen(
+                [script],
+                env={**run.ENVIRONMENT, **ours, **environment},
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+                cwd=directory.parent,
+            )
 
 
-@pytest.fixture(autouse=True, params=["program", "script"])
-def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The compiled program, and what stands in for it where there was no compiler."""
+@pytest.fixture(params=["program", "script"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     if request.param == "script":
-        # What is installed here stays: other tests, and other programs, use it.
-        monkeypatch.setattr(hold_module, "PROGRAM", tmp_path / "none")
-    elif not hold_module.PROGRAM.exists():
+        return Kind(tmp_path / "none")
+    if not hold_module.PROGRAM.exists():
         pytest.skip("crckpt was installed without a C compiler")
-
-
-def is_script() -> bool:
-    return not hold_module.PROGRAM.exists()
+    return Kind(hold_module.PROGRAM)
 
 
 def is_reached(hold: Hold, seconds: float) -> bool:
@@ -77,27 +90,27 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("step", ["pre-dump", "post-dump", "post-restore"])
-def test_commit_lets_criu_go_on(tmp_path: Path, step: Step) -> None:
-    with holds_at(tmp_path / "hold", step) as (hold,):
+def test_commit_lets_criu_go_on(kind: Kind, tmp_path: Path, step: Step) -> None:
+    with kind.holds_at(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
-        script = ask(tmp_path / "hold", step, step)
+        script = kind.ask(tmp_path / "hold", step, step)
         assert is_reached(hold, SOON)
         assert still_waits(script)
         hold.commit()
         assert script.wait(SOON) == 0
 
 
-def test_release_without_commit_makes_criu_undo(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
-        script = ask(tmp_path / "hold", "post-dump")
+def test_release_without_commit_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
         assert script.wait(SOON) != 0
 
 
-def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
-        script = ask(tmp_path / "hold", "post-dump")
+def test_the_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
     assert script.wait(SOON) != 0
 
@@ -105,38 +118,38 @@ def test_the_end_of_the_block_makes_criu_undo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "action", ["", "pre-dump", "post-restore", "network-lock", "network-unlock", "pre-restore", "post-resume"]
 )
-def test_at_other_steps_nobody_waits(tmp_path: Path, action: str) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
-        assert ask(tmp_path / "hold", action).wait(SOON) == 0
+def test_at_other_steps_nobody_waits(kind: Kind, tmp_path: Path, action: str) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        assert kind.ask(tmp_path / "hold", action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
-def test_what_is_recorded_decides_even_if_criu_comes_late(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+def test_what_is_recorded_decides_even_if_criu_comes_late(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
-    assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
-    with holds_at(tmp_path / "other", "post-dump"):
+    assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
+    with kind.holds_at(tmp_path / "other", "post-dump"):
         pass
-    assert ask(tmp_path / "other", "post-dump").wait(SOON) != 0
+    assert kind.ask(tmp_path / "other", "post-dump").wait(SOON) != 0
 
 
-def test_one_script_waits_at_several_steps(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
+def test_one_script_waits_at_several_steps(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
         assert first.script == last.script
         first.commit()
-        assert ask(tmp_path / "hold", "pre-dump", "pre-dump,post-dump").wait(SOON) == 0
+        assert kind.ask(tmp_path / "hold", "pre-dump", "pre-dump,post-dump").wait(SOON) == 0
         assert not is_reached(last, 0)
-        script = ask(tmp_path / "hold", "post-dump", "pre-dump,post-dump")
+        script = kind.ask(tmp_path / "hold", "post-dump", "pre-dump,post-dump")
         assert is_reached(last, SOON)
         assert still_waits(script)
         last.release()
         assert script.wait(SOON) != 0
 
 
-def owner(directory: Path, **environment: str) -> subprocess.Popen[bytes]:
+def owner(kind: Kind, directory: Path, **environment: str) -> subprocess.Popen[bytes]:
     """A process that holds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, directory, hold_module.PROGRAM],
+        [sys.executable, "-c", OWNER, directory, kind.program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | environment,
@@ -146,25 +159,25 @@ def owner(directory: Path, **environment: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_the_death_of_the_owner_makes_criu_undo(tmp_path: Path) -> None:
-    process = owner(tmp_path / "hold")
-    script = ask(tmp_path / "hold", "post-dump")
+def test_the_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+    process = owner(kind, tmp_path / "hold")
+    script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
     process.kill()
     assert script.wait(SOON) != 0
     process.communicate()
 
 
-def test_an_owner_that_died_before_the_step_keeps_nothing_frozen(tmp_path: Path) -> None:
-    process = owner(tmp_path / "hold")
+def test_an_owner_that_died_before_the_step_keeps_nothing_frozen(kind: Kind, tmp_path: Path) -> None:
+    process = owner(kind, tmp_path / "hold")
     process.kill()
     process.communicate()
-    assert ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
+    assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
 
 
-def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> None:
-    process = owner(tmp_path / "hold")
-    script = ask(tmp_path / "hold", "post-dump")
+def test_an_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path: Path) -> None:
+    process = owner(kind, tmp_path / "hold")
+    script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
     (tmp_path / "hold/post-dump/undecided").rename(tmp_path / "hold/post-dump/commit")
     process.kill()
@@ -172,28 +185,28 @@ def test_an_owner_that_died_after_the_commit_has_committed(tmp_path: Path) -> No
     process.communicate()
 
 
-def test_a_directory_that_is_gone_makes_criu_undo(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
-        if is_script():
+def test_a_directory_that_is_gone_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
+        if kind.is_script:
             pytest.skip("the script lies in it")
         (tmp_path / "hold").rename(tmp_path / "moved")
-        assert ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
+        assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
         assert not is_reached(hold, 0)
         (tmp_path / "moved").rename(tmp_path / "hold")
 
 
 @pytest.mark.parametrize("action", ["network-lock", "post-dump"])
-def test_without_a_place_to_wait_every_step_makes_criu_undo(tmp_path: Path, action: str) -> None:
+def test_without_a_place_to_wait_every_step_makes_criu_undo(kind: Kind, tmp_path: Path, action: str) -> None:
     """An environment that got lost on the way must not end a tree without a commit."""
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
         assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
-def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+def test_children_of_ours_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
-        script = ask(tmp_path / "hold", "post-dump")
+        script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         hold.release()
         assert script.wait(SOON) != 0
@@ -201,18 +214,18 @@ def test_children_of_ours_do_not_keep_the_lock(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
+def test_a_path_with_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
     directory = tmp_path / "a 'b' \"c\" $d"
-    with holds_at(directory, "post-dump") as (hold,):
-        script = ask(directory, "post-dump")
+    with kind.holds_at(directory, "post-dump") as (hold,):
+        script = kind.ask(directory, "post-dump")
         assert is_reached(hold, SOON)
         hold.commit()
         assert script.wait(SOON) == 0
 
 
-def test_it_is_private_and_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_it_is_private_and_leaves_no_descriptor(kind: Kind, tmp_path: Path) -> None:
     before = descriptors()
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
         files = dict.fromkeys(("reached", "alive", "owner", "undecided"), 0o600)
@@ -236,23 +249,32 @@ def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(tmp_path: Path) -> None:
+def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(kind: Kind, tmp_path: Path) -> None:
     mounted = run.run(["mount", "-t", "tmpfs", "-o", "noexec", "test", str(tmp_path)])
     if not mounted.ok:
         pytest.skip(f"nothing can be mounted here: {mounted.output.strip()}")
     try:
-        if is_script():
-            with pytest.raises(HostCannot, match="noexec") as caught, holds_at(tmp_path / "hold", "post-dump"):
+        if kind.is_script:
+            with pytest.raises(HostCannot, match="noexec") as caught, kind.holds_at(tmp_path / "hold", "post-dump"):
                 pytest.fail("it cannot work")
             assert "--store DIR" in caught.value.hint
         else:
-            with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+            with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
                 hold.commit()
-            assert ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
+            assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
         with gate(tmp_path / "gate") as without_script:
             without_script.commit()
     finally:
         run.run(["umount", str(tmp_path)])
+
+
+@contextmanager
+def silent(kind: Kind, directory: Path) -> Iterator[Hold]:
+    """A hold whose owner gives no sign of life after the first."""
+    directory.mkdir()
+    hold = Hold(directory / "post-dump", {}, 1, kind.program)
+    yield hold
+    hold.release()
 
 
 def late(script: subprocess.Popen[bytes], directory: Path) -> str:
@@ -262,41 +284,39 @@ def late(script: subprocess.Popen[bytes], directory: Path) -> str:
 
 
 @pytest.fixture
-def _limited() -> None:
-    if is_script():
+def _limited(kind: Kind) -> None:
+    if kind.is_script:
         pytest.skip("the script reads no signs of life")
 
 
 @pytest.mark.usefixtures("_limited")
-def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(tmp_path: Path) -> None:
+def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(kind: Kind, tmp_path: Path) -> None:
     """A commit that comes later does not count."""
-    with holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
-        script = ask(tmp_path / "hold", "post-dump")
+    with kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
+        script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         for _ in range(25):
             hold.beat()
             assert still_waits(script)
         hold.release()
         assert script.wait(SOON) != 0
-    with pytest.MonkeyPatch.context() as patch:
-        # An owner that answers in time, but gives no sign of life, is none that there is.
-        patch.setattr(Hold, "beat", lambda _hold: None)
-        with holds_at(tmp_path / "stopped", "post-dump") as (hold,):
-            hold.check()
-            assert late(ask(tmp_path / "stopped", "post-dump"), tmp_path) == (
-                "crckpt's hold: no answer while CRIU waited at post-dump\n"
-            )
-            for answer in (hold.check, hold.commit, hold.commit):
-                with pytest.raises(GaveUp):
-                    answer()
-            assert ask(tmp_path / "stopped", "post-dump").wait(SOON) != 0
+    # An owner that answers in time, but gives no sign of life after the first, is none that there is.
+    with silent(kind, tmp_path / "stopped") as hold:
+        hold.check()
+        assert late(kind.ask(tmp_path / "stopped", "post-dump"), tmp_path) == (
+            "crckpt's hold: no answer while CRIU waited at post-dump\n"
+        )
+        for answer in (hold.check, hold.commit, hold.commit):
+            with pytest.raises(GaveUp):
+                answer()
+        assert kind.ask(tmp_path / "stopped", "post-dump").wait(SOON) != 0
 
 
 @pytest.mark.usefixtures("_limited")
 @pytest.mark.parametrize("stop", ["SIGSTOP", "ptrace"])
-def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(tmp_path: Path, stop: str) -> None:
-    process = owner(tmp_path / "hold", CRCKPT_PATIENCE_S="2")
-    script = ask(tmp_path / "hold", "post-dump")
+def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(kind: Kind, tmp_path: Path, stop: str) -> None:
+    process = owner(kind, tmp_path / "hold", CRCKPT_PATIENCE_S="2")
+    script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
     with halted(process.pid, stop):
         assert "no answer" in late(script, tmp_path)
@@ -306,14 +326,13 @@ def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(tmp_pat
 
 
 @pytest.mark.usefixtures("_limited")
-def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path: Path) -> None:
+def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(kind: Kind, tmp_path: Path) -> None:
     """As in a frozen control group, or a suspended machine: then no time has passed for either."""
-    with holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
-        script = ask(tmp_path / "hold", "post-dump")
+    with silent(kind, tmp_path / "hold") as hold, silent(kind, tmp_path / "other"):
+        script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
         os.kill(script.pid, signal.SIGSTOP)
-        with hold._mutex:  # noqa: SLF001
-            time.sleep(1.5)
+        assert kind.ask(tmp_path / "other", "post-dump").wait(SOON) != 0, "one that is not stopped loses its patience"
         os.kill(script.pid, signal.SIGCONT)
         assert still_waits(script)
         hold.commit()
@@ -321,10 +340,13 @@ def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(tmp_path
 
 
 @pytest.mark.usefixtures("_limited")
-def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(tmp_path: Path) -> None:
+def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(kind: Kind, tmp_path: Path) -> None:
     """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
-    with smaller_bounds(hold_module, STUCK_S=1.5), holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,):
-        script = ask(tmp_path / "hold", "post-dump")
+    with (
+        smaller_bounds(hold_module, STUCK_S=1.5),
+        kind.holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,),
+    ):
+        script = kind.ask(tmp_path / "hold", "post-dump")
         with pytest.raises(subprocess.TimeoutExpired):
             script.wait(5)
         hold.work_began = time.monotonic()
@@ -333,13 +355,13 @@ def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(tmp_path: Path
         assert "no answer" in (tmp_path / "said").read_text()
 
 
-def test_exactly_one_of_commit_and_abort_wins(tmp_path: Path) -> None:
+def test_exactly_one_of_commit_and_abort_wins(kind: Kind, tmp_path: Path) -> None:
     """Where both come at the same moment."""
     won = set()
     for number in range(60):
-        with holds_at(tmp_path / str(number), "post-dump") as (hold,):
+        with kind.holds_at(tmp_path / str(number), "post-dump") as (hold,):
             directory = tmp_path / str(number) / "post-dump"
-            script = ask(tmp_path / str(number), "post-dump")
+            script = kind.ask(tmp_path / str(number), "post-dump")
             assert is_reached(hold, SOON)
             other = threading.Thread(target=aborting, args=(directory,))
             other.start()
@@ -364,18 +386,18 @@ def aborting(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("_limited")
-def test_the_program_needs_nothing_that_has_a_name(tmp_path: Path) -> None:
+def test_the_program_needs_nothing_that_has_a_name(kind: Kind, tmp_path: Path) -> None:
     """No loader, library, shell or other program: CRIU may run it where all of those are somebody else's."""
-    found = subprocess.run(["readelf", "-ld", hold_module.PROGRAM], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(["readelf", "-ld", kind.program], capture_output=True, text=True, check=True).stdout
     assert "INTERP" not in found
     assert "no dynamic section" in found
     strace = shutil.which("strace")
     if strace is None:
         return
-    with holds_at(tmp_path / "hold", "post-dump") as (hold,):
+    with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     told = subprocess.run(
-        [strace, "-e", "trace=open,openat,execve", hold_module.PROGRAM],
+        [strace, "-e", "trace=open,openat,execve", kind.program],
         env={"CRTOOLS_SCRIPT_ACTION": "post-dump", "CRCKPT_HOLDS": "hold", "CRCKPT_HOLD_STEPS": "post-dump"},
         cwd=tmp_path,
         capture_output=True,
