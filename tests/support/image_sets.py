@@ -10,7 +10,13 @@ from pathlib import Path
 
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
 from crckpt.model import PAGE_SIZE, DumpOptions, Host, JobName, Task
-from crckpt.store import Checkpoint, NewCheckpoint, Repository, ingest, materialise
+from crckpt.store import (
+    Checkpoint,
+    NewCheckpoint,
+    Repository,
+    ingest,
+    materialise,
+)
 from crckpt.store.layout import manifest_name, pack_name
 
 HOST = Host("here", "6.18", "x86_64", PAGE_SIZE, ("avx2", "sse4_2"), "4.2.1", "0" * 64)
@@ -129,3 +135,12 @@ def manifest_path(repository: Repository, checkpoint_id: str) -> Path:
 def packs(repository: Repository) -> list[Path]:
     """The pack files of a store."""
     return sorted((repository.root / "packs").glob("*/*.pack"))
+
+
+def of_pages(*numbers: int) -> ImageSet:
+    """A set of one process with these pages."""
+    return ImageSet({"pagemap-1.img": [area(0, *numbers)]})
+
+
+ONE_PROCESS = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
+"""Pages and registers of one process."""

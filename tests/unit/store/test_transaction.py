@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from image_sets import opened
 
 from crckpt.errors import HostCannot
 from crckpt.store import handed_over
@@ -49,3 +50,18 @@ def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
         assert [path.name for path in find_unused_transactions(tmp_path / "link/tmp")] == ["1-dead2"]
         criu.kill()
     assert [path.name for path in find_unused_transactions(tmp_path / "link/tmp")] == ["1-dead", "1-dead2"]
+
+
+def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+
+    def fail() -> None:
+        with repository.transaction() as begun:
+            (begun.path / "images").mkdir(mode=0o500)
+            assert list((repository.root / "tmp").iterdir()) == [begun.path]
+            assert begun.path.stat().st_mode & 0o777 == 0o700
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list((repository.root / "tmp").iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,7 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_sets import described, opened
+from image_sets import (
+    of_pages,
+    described,
+    opened,
+    packs,
+    write_set,
+)
+from places import SUPPORT
 
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, write_pagemap
 from crckpt.model import PAGE_SIZE
@@ -20,6 +29,16 @@ MOST_A_PAGE = 80
 
 FIXED = 60 << 20
 """Bytes for buffers, and for frames that wait for their turn."""
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from image_sets import described
+from crckpt.store import Repository, ingest
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+ingest(Repository.open(Path(sys.argv[1])), Path(sys.argv[2]), described())
+"""
 
 
 def _written(directory: Path, real: int, sparse: int) -> Path:
@@ -62,3 +81,14 @@ def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: P
     assert max(*small, *large) < FIXED
     for less, more in zip(small, large, strict=True):
         assert more - less < MOST_A_PAGE * (real + sparse - 8_000)
+
+
+def test_a_disk_that_takes_no_more_leaves_no_checkpoint(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    images = write_set(tmp_path / "images", of_pages(*range(1, 2000)))
+    command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(SUPPORT)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert "File too large" in ended.stderr.splitlines()[-1]
+    assert repository.checkpoints() == ()
+    assert packs(repository) == []
+    assert list((repository.root / "tmp").iterdir()) == []

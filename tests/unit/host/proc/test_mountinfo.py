@@ -1,0 +1,64 @@
+"""Mounts as the kernel tells them, with names of any characters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_programs import free_pid
+
+from crckpt.host.proc.mountinfo import Mount, mount_points, read_mounts, read_mounts_of
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs on an odd name."""
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a b\tc\\d\xff\n"))
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "nosuid,noexec,size=64k", "test", str(place)]
+    if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_mount_of_an_odd_name(mounted: Path) -> None:
+    (found,) = (mount for mount in read_mounts() if mount.path == str(mounted))
+    status = mounted.stat()
+    assert (found.device, found.kind) == (status.st_dev, "tmpfs")
+    assert {"nosuid", "noexec", "rw"} <= found.options
+    assert "size=64k" in found.of_all
+    assert (found.is_read_only, found.flags) == (False, 2 | 8)
+    assert list(read_mounts_of(os.getpid())) == list(read_mounts())
+
+
+def test_only_the_uppermost_of_a_place_is_visible(mounted: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "test", mounted], check=True)
+    try:
+        both = [mount for mount in read_mounts() if mount.path == str(mounted)]
+        (visible,) = (mount for mount in mount_points() if mount.path == str(mounted))
+        assert len(both) == 2
+        assert visible == both[1]
+        assert (visible.device, visible.is_read_only) == (mounted.stat().st_dev, True)
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+def test_parents_come_first() -> None:
+    paths = [mount.path for mount in mount_points()]
+    assert paths[0] == "/"
+    for at, path in enumerate(paths):
+        assert not any(Path(other).is_relative_to(path) for other in paths[:at])
+
+
+@pytest.mark.parametrize(("own", "of_all"), [("ro", "rw"), ("rw", "ro")])
+def test_one_is_read_only_by_itself_or_with_its_file_system(own: str, of_all: str) -> None:
+    assert Mount(1, 1, "/", "ext4", frozenset({own}), frozenset({of_all})).is_read_only
+
+
+def test_an_ended_process_has_none() -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_mounts_of(free_pid()))

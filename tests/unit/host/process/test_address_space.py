@@ -1,0 +1,58 @@
+"""Too little address space is told before numpy is loaded, and told apart from other failures."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from crckpt.host.process.address_space import is_out_of_memory
+
+IMPORTS = """
+import resource, sys
+from pathlib import Path
+from crckpt.host.process.address_space import refuse_large_imports
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+if sys.argv[1] != "none":
+    resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20), resource.RLIM_INFINITY))
+refuse_large_imports()
+import json, colorsys
+try:
+    import numpy
+    print("imported")
+except MemoryError:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize(("mebibytes", "said"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
+def test_what_does_not_fit_is_refused(mebibytes: str, said: str) -> None:
+    argv = [sys.executable, "-c", IMPORTS, mebibytes]
+    environment = {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == f"{said}\n"
+
+
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "x"), True),
+        (OSError(errno.ENOENT, "x"), False),
+        (ImportError("libx.so: failed to map segment from shared object"), True),
+        (ImportError("no module named x"), False),
+        (ValueError("out of memory"), False),
+        (_caused(ImportError("x"), OSError(errno.ENOMEM, "x")), True),
+        (_caused(ImportError("x"), ValueError("x")), False),
+    ],
+    ids=repr,
+)
+def test_a_lack_of_memory_may_be_the_cause_of_another_error(error: BaseException, is_so: bool) -> None:
+    assert is_out_of_memory(error) == is_so

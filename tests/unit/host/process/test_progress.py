@@ -1,0 +1,74 @@
+"""What counts as progress of CRIU, and of the processes that it restores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from small_programs import WAITS, free_pid, program, said
+
+from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
+
+
+def test_a_restore_that_does_nothing_is_stuck_in_the_end(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "log")
+    looks = [progress.is_stuck() for _ in range(QUIET_S + 2)]
+    assert looks == [False] * (QUIET_S + 1) + [True]
+
+
+def test_a_log_that_grows_is_progress(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "log")
+    with (tmp_path / "log").open("w") as log:
+        for number in range(2 * QUIET_S):
+            print(number, file=log, flush=True)
+            assert not progress.is_stuck()
+    assert [progress.is_stuck() for _ in range(QUIET_S + 1)][-1]
+
+
+def test_a_process_that_comes_is_progress(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "log")
+    for _ in range(QUIET_S):
+        progress.is_stuck()
+    with program(WAITS):
+        assert not any(progress.is_stuck() for _ in range(QUIET_S))
+
+
+def test_signs_of_a_dump_are_the_work_of_both_and_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    echo = "while True:\n    print(sys.stdin.readline(), flush=True)\n"
+    with program(f"print('ready', flush=True)\n{echo}") as process:
+        pids = (process.pid,)
+        before = dump_signs(pids, (), log)
+        assert before is not None
+        assert dump_signs(pids, (), log) == before
+        assert process.stdin is not None
+        process.stdin.write(b"x" * 5000 + b"\n")
+        process.stdin.flush()
+        said(process)
+        after = dump_signs(pids, (), log)
+        assert after is not None
+        assert (after[0], after[1] >= before[1] + 10_000) == (before[0], True)
+        log.write_text("more")
+        assert dump_signs(pids, (), log) == (*after[:2], 4)
+        assert dump_signs((), pids, log) == ((), after[1], 4)
+
+
+def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+    gone = free_pid()
+    assert work_done(gone) == 0
+    assert not waits_for_a_disk([gone])
+    assert not waits_for_a_program([gone])
+
+
+def test_a_process_that_waits_for_input_waits_for_no_disk(waiting: subprocess.Popen[bytes]) -> None:
+    assert not waits_for_a_disk([waiting.pid, os.getpid()])
+    assert not waits_for_a_program([waiting.pid])
+
+
+def test_one_that_waits_in_a_call_of_the_kernel(waiting: subprocess.Popen[bytes]) -> None:
+    """It reads from a pipe."""
+    if os.geteuid() != 0:
+        pytest.skip("only root reads the stacks of the kernel")
+    assert waits_for_a_program([waiting.pid], ("pipe_read",))

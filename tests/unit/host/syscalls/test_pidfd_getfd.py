@@ -1,0 +1,44 @@
+"""Descriptors of a live process are borrowed: ours is the same open file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from own_process import descriptors
+from small_programs import WAITS, free_pid, program
+
+from crckpt.host.syscalls.pidfd_getfd import borrow, borrow_each
+
+
+def test_a_borrowed_descriptor_moves_with_its_owners(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    code = f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\nos.lseek(file, 3, 0)\nprint(file, flush=True)\n"
+    with program(code + WAITS) as process:
+        (number,) = (
+            int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.readlink().name == "file"
+        )
+        borrowed = borrow(process.pid, number)
+        assert os.lseek(borrowed, 0, os.SEEK_CUR) == 3
+        os.lseek(borrowed, 5, os.SEEK_SET)
+        assert "pos:\t5\n" in Path(f"/proc/{process.pid}/fdinfo/{number}").read_text()
+        assert not os.get_inheritable(borrowed)
+        os.close(borrowed)
+
+
+def test_those_that_are_not_there_are_skipped_and_ours_are_closed() -> None:
+    before = descriptors()
+    with program(WAITS) as process:
+        taken = list(borrow_each(process.pid, [0, 1000, 1]))
+        assert [number for number, _ in taken] == [0, 1]
+        for _, ours in taken:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(ours)
+    assert descriptors() == before
+
+
+def test_of_an_ended_process_there_is_none() -> None:
+    assert list(borrow_each(free_pid(), [0])) == []
+    with pytest.raises(ProcessLookupError):
+        borrow(free_pid(), 0)

@@ -1,0 +1,60 @@
+"""Attributes of a process of our own. Each is given in a child: most cannot be taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from crckpt.host.syscalls.prctl import is_child_subreaper, memory_map_size, set_child_subreaper
+
+
+def said(code: str) -> str:
+    """What a program says that has read its own status."""
+    begin = "from crckpt.host.proc.status import read_status\nfrom crckpt.host.syscalls import prctl\n"
+    argv = [sys.executable, "-c", begin + code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_orphans_come_to_a_subreaper() -> None:
+    before = is_child_subreaper()
+    try:
+        for enabled in (True, False):
+            set_child_subreaper(enabled=enabled)
+            assert is_child_subreaper() == enabled
+    finally:
+        set_child_subreaper(enabled=before)
+
+
+def test_a_dropped_capability_is_gone_from_the_bounding_set() -> None:
+    code = """
+before = int(read_status("self")["CapBnd"], 16)
+try:
+    prctl.drop_capability(21)
+except PermissionError:
+    print("not permitted")
+else:
+    prctl.drop_capability(63)
+    print(f"{int(read_status('self')['CapBnd'], 16) ^ before:x}")
+"""
+    done = said(code)
+    if done == "not permitted":
+        pytest.skip("capabilities cannot be dropped here")
+    assert done == f"{1 << 21:x}", "CAP_SYS_ADMIN, and nothing else"
+
+
+def test_no_new_privileges() -> None:
+    assert said('prctl.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
+
+
+def test_strict_seccomp_ends_all_but_read_and_write() -> None:
+    code = "import os; print('before', flush=True); prctl.enter_strict_seccomp(); os.getppid()"
+    begin = "from crckpt.host.syscalls import prctl\n"
+    done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-9, "before\n")
+
+
+def test_the_structure_of_a_restore() -> None:
+    """struct prctl_mm_map: eleven numbers, a pointer, and two numbers of 32 bits."""
+    assert memory_map_size() == 12 * 8 + 2 * 4

@@ -1,0 +1,31 @@
+"""The kernel lists its sockets, or says why not."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
+
+TCP = struct.Struct("=BBBxI48x")
+
+
+def test_our_listener_is_among_them() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        request = TCP.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << 10)
+        # struct inet_diag_msg: family, state, timer, retransmissions; source port in network order.
+        ports = [struct.unpack_from(">H", message, 4)[0] for message in ask_for_sockets(request)]
+        assert port in ports
+
+
+def test_a_refusal_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"No such file|Invalid argument"):
+        list(ask_for_sockets(TCP.pack(255, 0, 0, 0xFFFFFFFF)))
+
+
+@pytest.mark.parametrize(("size", "aligned"), [(0, 0), (1, 4), (4, 4), (5, 8)])
+def test_messages_begin_at_words(size: int, aligned: int) -> None:
+    assert align(size) == aligned

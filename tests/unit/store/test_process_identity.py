@@ -1,0 +1,23 @@
+"""A record of a process tells for ever whether that process lives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from crckpt.host import proc
+from crckpt.store.process_identity import identify_process
+
+
+def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    process = proc.read_process(child)
+    assert process is not None
+    forked = replace(identify_process(0.0), pid=child, start=process.start)
+    assert not forked.is_alive
+    os.waitpid(child, 0)

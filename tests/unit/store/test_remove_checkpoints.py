@@ -1,0 +1,34 @@
+"""Checkpoints are removed with their tags, all that were named or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import (
+    of_pages,
+    opened,
+    store,
+)
+
+from crckpt.errors import NoSuchCheckpoint
+from crckpt.model import CheckpointId
+
+
+def test_rm_takes_the_tags_along(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first, second = (store(repository, tmp_path, of_pages(number)) for number in (1, 2))
+    for checkpoint, name in ((first, "a"), (second, "b"), (first, "c")):
+        repository.tag(checkpoint.id, name)
+    repository.remove([first.id, first.id])
+    assert [tag.name for tag in repository.tags()] == ["b"]
+    assert list((repository.root / "tmp").iterdir()) == []
+
+
+def test_rm_removes_all_or_nothing(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, of_pages(1))
+    for wrong in (CheckpointId("0" * 64), CheckpointId("../../etc")):
+        with pytest.raises(NoSuchCheckpoint):
+            repository.remove([checkpoint.id, wrong])
+    assert repository.checkpoints() == (checkpoint,)
