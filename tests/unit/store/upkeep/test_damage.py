@@ -5,32 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import ImageSet, area, described, flip, opened, pack_path, packs, restored, store
+from image_sets import ONE_PROCESS, ImageSet, area, described, flip, opened, pack_path, packs, restored, store
 from msgspec.structs import replace
 
 from crckpt.cli.app import run
-from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
+from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
 from crckpt.store.format.index import Index, StoredFile, encode_index
 from crckpt.store.read.contents import contents_of
-
-IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint]:
-    """A store with one checkpoint in one pack of two frames; every test puts back what it damages."""
-    base = tmp_path_factory.mktemp("whole")
-    repository = opened(base)
-    return repository, store(repository, base, IMAGES)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -68,51 +57,6 @@ def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: floa
         assert repository.resolve(checkpoint.short_id) == checkpoint.id
     finally:
         flip(manifest, offset, bit)
-
-
-@pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Four checkpoints that share some of their packs, and no frame that nobody needs."""
-    base = tmp_path_factory.mktemp("series")
-    repository = opened(base)
-    for number in range(3):
-        pages = [*range(1, 150), *range(1000 * number, 1000 * number + 60)]
-        store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
-    store(repository, base, IMAGES, described("other"))
-    return repository
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_verify_names_what_will_be_refused(series: Repository, data: st.DataObject) -> None:
-    """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""
-    ids = series.ids()
-    files = [*packs(series), *sorted(series.root.glob("checkpoints/*/manifest.json"))]
-    path = data.draw(st.sampled_from(files))
-    offset, bit = data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7))
-    flip(path, offset, bit)
-    try:
-        found = verify(Repository.open(series.root))
-        refused = {identity: error for identity in ids if (error := _refusal(series.root, identity)) is not None}
-        (damage,) = found.damages
-        assert set(damage.checkpoints) == set(refused) == set(found.lost)
-        assert refused
-        for identity, error in refused.items():
-            assert error.exit_code == 13
-            assert identity[:8] in error.message
-            assert damage.name[:8] in error.message
-    finally:
-        flip(path, offset, bit)
-
-
-def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
-    repository = Repository.open(root)
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            materialise(repository, repository.get(identity), Path(directory))
-        except IntegrityError as error:
-            return error
-    return None
 
 
 def test_the_commands_end_with_13_and_name_it(
@@ -166,8 +110,8 @@ def test_a_pack_that_is_gone_or_longer(whole: tuple[Repository, Checkpoint], tmp
 
 def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    one = store(repository, tmp_path, IMAGES, described("one", details=b"1"))
-    two = store(repository, tmp_path, IMAGES, described("two", details=b"2"))
+    one = store(repository, tmp_path, ONE_PROCESS, described("one", details=b"1"))
+    two = store(repository, tmp_path, ONE_PROCESS, described("two", details=b"2"))
     path = pack_path(repository, one.packs[0].digest)
     shutil.copy(pack_path(repository, two.packs[0].digest), path)
     with pytest.raises(IntegrityError, match="frame table is not its name"):
@@ -191,28 +135,6 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     assert verify(repository, [few.id]).lost == ()
 
 
-def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    kept = [store(repository, tmp_path, IMAGES) for _ in range(3)]
-    told: list[tuple[int, int]] = []
-    found = verify(repository, progress=lambda done, total: told.append((done, total)))
-    assert (len(found.checkpoints), found.packs, found.damages) == (len(kept), 1, ())
-    assert told[-1] == (packs(repository)[0].stat().st_size,) * 2
-
-
-def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    checkpoint = store(repository, tmp_path, IMAGES)
-    repository.remove([checkpoint.id])
-    flip(packs(repository)[0], 100)
-    assert verify(repository).damages == ()
-
-
-def test_verify_of_what_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(NoSuchCheckpoint):
-        verify(opened(tmp_path), [CheckpointId("0" * 64)])
-
-
 def _sealed(repository: Repository, manifest: bytes) -> CheckpointId:
     """A manifest that some other crckpt might have written, under its right id."""
     checkpoint_id = CheckpointId(hashlib.sha256(manifest).hexdigest())
@@ -228,7 +150,7 @@ def _changed(repository: Repository, checkpoint: Checkpoint, **entries: object) 
 
 def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    newer = _changed(repository, store(repository, tmp_path, IMAGES), schema=2)
+    newer = _changed(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
     with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
         repository.get(newer)
     assert [bad.id for bad in repository.unreadable()] == [newer]
@@ -278,11 +200,11 @@ def test_an_index_that_contradicts_itself(
     name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
 ) -> None:
     repository = opened(tmp_path)
-    good = store(repository, tmp_path, IMAGES)
+    good = store(repository, tmp_path, ONE_PROCESS)
     files = contents_of(repository, good).index.files
     wrong_index = encode_index(Index(tuple(change(file) if file.name == name else file for file in files)))
     # The details of a second checkpoint bring the wrong index into a pack of their own.
-    carrier = store(repository, tmp_path, IMAGES, described(details=wrong_index))
+    carrier = store(repository, tmp_path, ONE_PROCESS, described(details=wrong_index))
     (details,) = (file for file in contents_of(repository, carrier).index.files if file.kind == "details")
     assert carrier.packs[0].digest == good.packs[0].digest
     index = {"bytes": len(wrong_index), "extents": details.extents.tolist()}
@@ -304,7 +226,7 @@ def test_an_index_that_contradicts_itself(
 )
 def test_an_index_that_contradicts_its_packs(index: dict[str, object], tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    wrong = repository.get(_changed(repository, store(repository, tmp_path, IMAGES), index=index))
+    wrong = repository.get(_changed(repository, store(repository, tmp_path, ONE_PROCESS), index=index))
     with pytest.raises(IntegrityError, match=f"checkpoint {wrong.short_id}"):
         restored(repository, wrong, tmp_path)
     assert [(damage.kind, damage.checkpoints) for damage in verify(repository).damages] == [("index", (wrong.id,))]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from image_sets import (
-    of_pages,
     described,
     flip,
     manifest_path,
+    of_pages,
     opened,
     packs,
     restored,

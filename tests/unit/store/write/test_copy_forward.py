@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from image_sets import ImageSet, area, described, files_of, opened, pack_path, packs, restored, store
 from series import cost, disk, series, some_pages, started
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store import collect_garbage, ingest, verify
-from crckpt.store.format.columns import decode_columns, encode_columns
-from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
+from crckpt.store.format.extents import Mask
 from crckpt.store.write.copy_forward import (
     MOST_PACKS,
     OF_ALL,
@@ -203,39 +200,6 @@ def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     *_, last = series(repository, started(tmp_path / "images", 5000), MOST_PACKS + 20, 0.0005)
     assert MOST_PACKS // 3 < len(last.packs) <= MOST_PACKS + 1
-
-
-numbers = st.integers(0, (1 << 64) - 1) | st.integers(0, 300)
-rows = st.tuples(numbers, st.integers(1, (1 << 32) - 1), st.integers(0, 5) | st.just(ZERO) | st.just(ZERO - 1), numbers)
-
-
-@given(st.lists(rows))
-def test_columns_are_an_inverse(found: list[tuple[int, int, int, int]]) -> None:
-    extents: Extents = np.array(found, EXTENT)
-    extents["page"][extents["pack"] == ZERO] = 0
-    assert decode_columns(encode_columns(extents), len(extents)).tolist() == extents.tolist()
-
-
-def test_columns_of_scattered_pages_are_small() -> None:
-    rng = np.random.default_rng(1)
-    extents = np.zeros(10_000, EXTENT)
-    extents["first"] = 0x400 + np.arange(10_000)
-    extents["count"] = 1
-    extents["pack"] = rng.integers(0, 40, 10_000)
-    for pack in range(40):
-        inside = extents["pack"] == pack
-        extents["page"][inside] = np.cumsum(rng.integers(1, 3, inside.sum()))
-    assert len(encode_columns(extents)) < 2 * len(extents)
-
-
-@pytest.mark.parametrize("change", [slice(0, -1), slice(1, None), slice(0, 0)])
-def test_columns_that_are_damaged(change: slice) -> None:
-    content = encode_columns(np.ones(50, EXTENT))
-    with pytest.raises(IntegrityError):
-        decode_columns(content[change], 50)
-    for wrong in (49, 51):
-        with pytest.raises(IntegrityError):
-            decode_columns(content, wrong)
 
 
 def test_pages_differ() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_sets import (
-    of_pages,
     described,
+    of_pages,
     opened,
     packs,
     write_set,

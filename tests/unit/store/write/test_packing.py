@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from image_sets import (
     store,
     write_set,
 )
-from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
@@ -92,40 +90,6 @@ def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
     assert at_the_same_place.statistics.new_bytes == 2 * PAGE_SIZE
     assert moved.statistics.new_bytes == 2 * PAGE_SIZE
     assert restored(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
-
-
-def test_jobs_do_not_see_each_other_but_a_named_parent_is_seen(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    images = ImageSet({"pagemap-100.img": [area(10, *range(1, 101))]})
-    first = store(repository, tmp_path, images, described("one"))
-    assert store(repository, tmp_path, images, described("two")).parent is None
-    child = described("three")
-    with_parent = store(repository, tmp_path, images, replace(child, parent=first.id))
-    assert (with_parent.parent, with_parent.statistics.new_bytes) == (first.id, 0)
-
-
-def test_lost_fingerprints_are_worked_out_again(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    images = ImageSet({"pagemap-100.img": [area(10, *range(1500))]})
-    first = store(repository, tmp_path, images)
-    cache = repository.root / "cache/fingerprints" / first.packs[0].digest
-    kept = cache.read_bytes()
-    cache.unlink()
-    assert store(repository, tmp_path, images).statistics.new_bytes == 0
-    assert cache.read_bytes() == kept
-
-
-def test_wrong_fingerprints_are_not_believed(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    one = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 100))]}), described("one"))
-    two = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("two"))
-    caches = [repository.root / "cache/fingerprints" / checkpoint.packs[0].digest for checkpoint in (one, two)]
-    shutil.copy(caches[1], caches[0])
-    again = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("one"))
-    assert restored(repository, again, tmp_path)["pages-1.img"] == b"".join(map(page, range(100, 199)))
-    flip(caches[1], 5)
-    again = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(100, 199))]}), described("two"))
-    assert again.statistics.new_bytes == 0
 
 
 def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:

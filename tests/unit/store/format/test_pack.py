@@ -1,0 +1,83 @@
+"""A pack is read as it was written, and any other is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from crckpt.errors import IntegrityError
+from crckpt.model import PAGE_SIZE
+from crckpt.store.backend.local import LocalBackend
+from crckpt.store.format.pack import FOOTER, FRAME_PAGES, Pack, open_pack
+from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
+
+WHOLE, HALF = bytes(range(256)) * (FRAME_PAGES * PAGE_SIZE // 256), b"x" * (FRAME_PAGES // 2 * PAGE_SIZE)
+
+
+def frame(content: bytes) -> Frame:
+    stored = zstandard.compress(content)
+    return Frame(stored, hashlib.sha256(stored).digest(), len(content))
+
+
+def written(path: Path, *frames: Frame) -> FinishedPack:
+    writer = PackWriter(path)
+    try:
+        for each in frames:
+            writer.add(each)
+        return writer.finish()
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> FinishedPack:
+    """A pack of two frames; the last one is shorter."""
+    return written(tmp_path / "pack", frame(WHOLE), frame(HALF))
+
+
+def read(finished: FinishedPack) -> Pack:
+    return open_pack(LocalBackend(finished.path.parent), finished.digest, finished.path.name)
+
+
+def test_what_is_written_is_read(finished: FinishedPack) -> None:
+    pack = read(finished)
+    assert (pack.pages, pack.size) == (finished.pages, finished.size) == (96, finished.path.stat().st_size)
+    assert [pack.unpack_frame(number, pack.read_stored(number)) for number in range(2)] == [WHOLE, HALF]
+    memory = [memoryview(bytearray(len(WHOLE))) for _ in range(2)]
+    pack.unpack_frames([0, 1], memory)
+    assert (bytes(memory[0]), bytes(memory[1][: len(HALF)])) == (WHOLE, HALF)
+
+
+def test_the_digest_is_that_of_the_table(finished: FinishedPack) -> None:
+    """It names the content: each frame's SHA-256 is in it."""
+    content = finished.path.read_bytes()
+    table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
+    assert hashlib.sha256(content[table_at : -FOOTER.size]).hexdigest() == finished.digest
+    with pytest.raises(IntegrityError):
+        open_pack(LocalBackend(finished.path.parent), "0" * 64, finished.path.name)
+
+
+def test_a_frame_of_other_bytes_is_refused(finished: FinishedPack) -> None:
+    pack = read(finished)
+    with pytest.raises(IntegrityError, match="frame 1: its SHA-256 does not match"):
+        pack.unpack_frame(1, pack.read_stored(0))
+
+
+def test_a_frame_that_declares_another_size_is_refused(tmp_path: Path) -> None:
+    """zstd would take as much memory as it declares."""
+    lying = frame(WHOLE)
+    pack = read(written(tmp_path / "pack", Frame(lying.stored, lying.sha256, len(HALF))))
+    with pytest.raises(IntegrityError, match=f"frame 0: it has {len(WHOLE)} bytes, not {len(HALF)}"):
+        pack.unpack_frame(0, pack.read_stored(0))
+
+
+@pytest.mark.parametrize("left", [0, 5, FOOTER.size - 1, -1])
+def test_a_pack_that_is_cut_short_is_refused(finished: FinishedPack, left: int) -> None:
+    content = finished.path.read_bytes()
+    finished.path.chmod(0o600)
+    finished.path.write_bytes(content[:left])
+    with pytest.raises(IntegrityError):
+        read(finished)

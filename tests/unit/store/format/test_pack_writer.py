@@ -1,0 +1,34 @@
+"""A pack that is being written: a new file, which is complete when it is finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from own_process import descriptors
+
+from crckpt.store.format.pack import MAGIC
+from crckpt.store.format.pack_writer import Frame, PackWriter
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "pack").write_text("something else")
+    before = descriptors()
+    with pytest.raises(FileExistsError):
+        PackWriter(tmp_path / "pack")
+    assert (tmp_path / "pack").read_text() == "something else"
+    assert descriptors() == before
+
+
+def test_it_counts_pages_and_ends_with_its_mark(tmp_path: Path) -> None:
+    writer = PackWriter(tmp_path / "pack")
+    writer.add(Frame(b"stored", bytes(32), 3 * 4096))
+    writer.add(Frame(b"more", bytes(32), 2 * 4096))
+    assert writer.pages == 5
+    done = writer.finish()
+    writer.close()
+    writer.close()
+    content = (tmp_path / "pack").read_bytes()
+    assert content.startswith(MAGIC + b"storedmore")
+    assert content.endswith(MAGIC)
+    assert (done.frames, done.pages, done.size) == (2, 5, len(content))

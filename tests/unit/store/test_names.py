@@ -1,0 +1,46 @@
+"""Names of jobs and tags that people give, and ids that become parts of paths."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.store.names import IMAGE, check_id, check_name
+
+
+@pytest.mark.parametrize("name", ["a", "7", "Job-1.old_x", "x" * 100])
+def test_names(name: str) -> None:
+    assert check_name(name, "job") == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "-x", ".x", "_x", "a/b", "a b", "a\n", "ü", "x" * 101])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a tag") as caught:
+        check_name(name, "tag")
+    assert repr(name) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["", "ab", "g" * 64, "A" * 64, "a" * 63, "a" * 65, f"{'a' * 64}\n", f"../{'a' * 61}"])
+def test_what_is_no_id(name: str) -> None:
+    with pytest.raises(IntegrityError, match="is not a SHA-256"):
+        check_id(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("pages-1.img", True),
+        ("...", True),
+        (".hidden", True),
+        ("x" * 255, True),
+        ("", False),
+        (".", False),
+        ("..", False),
+        ("a/b", False),
+        ("a\0", False),
+        ("a\n", False),
+        ("x" * 256, False),
+    ],
+)
+def test_an_image_is_a_name_in_one_directory(name: str, fits: bool) -> None:
+    assert bool(IMAGE.fullmatch(name)) == fits

@@ -1,0 +1,63 @@
+"""Checkpoints that are not durable yet, and those that never will be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from image_sets import opened
+
+from crckpt.errors import StoreUnusable
+from crckpt.model import JobName
+from crckpt.store import Repository
+
+CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+JOB = JobName("job")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return opened(tmp_path)
+
+
+def record(repository: Repository) -> Path:
+    (path,) = (repository.root / "pending").iterdir()
+    return path
+
+
+def test_one_is_pending_for_as_long_as_it_is_stored(repository: Repository) -> None:
+    with repository.announced(JOB, CREATED, "run-1", alone=True):
+        (pending,) = repository.pending()
+        assert (pending.job, pending.created, pending.run_id) == (JOB, CREATED, "run-1")
+        assert (pending.pid, pending.lost) == (os.getpid(), None)
+    assert repository.pending() == ()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_failure_is_remembered_only_where_nobody_sees_it(repository: Repository, alone: bool) -> None:
+    with pytest.raises(StoreUnusable), repository.announced(JOB, CREATED, None, alone=alone):
+        raise StoreUnusable("the disk is full")
+    assert [pending.lost for pending in repository.pending()] == ["the disk is full"] * alone
+
+
+def test_what_a_dead_process_was_storing_is_lost(repository: Repository) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with repository.announced(JOB, CREATED, None, alone=True):
+        path = record(repository)
+        document = json.loads(path.read_bytes())
+        document["owner"]["pid"] = ended.pid
+        path.write_text(json.dumps(document))
+        (pending,) = repository.pending()
+        assert pending.lost == f"crckpt (PID {ended.pid}) ended before it was stored"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
+def test_a_damaged_record_is_none(repository: Repository, content: str) -> None:
+    with repository.announced(JOB, CREATED, None, alone=False):
+        record(repository).write_text(content)
+        assert repository.pending() == ()

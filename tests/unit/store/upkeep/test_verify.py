@@ -1,0 +1,70 @@
+"""verify names what will be refused, and reads each pack once."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_sets import ONE_PROCESS, flip, opened, packs, store
+
+from crckpt.errors import IntegrityError, NoSuchCheckpoint
+from crckpt.model import CheckpointId
+from crckpt.store import Repository, materialise, verify
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_verify_names_what_will_be_refused(series: Repository, data: st.DataObject) -> None:
+    """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""
+    ids = series.ids()
+    files = [*packs(series), *sorted(series.root.glob("checkpoints/*/manifest.json"))]
+    path = data.draw(st.sampled_from(files))
+    offset, bit = data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7))
+    flip(path, offset, bit)
+    try:
+        found = verify(Repository.open(series.root))
+        refused = {identity: error for identity in ids if (error := _refusal(series.root, identity)) is not None}
+        (damage,) = found.damages
+        assert set(damage.checkpoints) == set(refused) == set(found.lost)
+        assert refused
+        for identity, error in refused.items():
+            assert error.exit_code == 13
+            assert identity[:8] in error.message
+            assert damage.name[:8] in error.message
+    finally:
+        flip(path, offset, bit)
+
+
+def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
+    repository = Repository.open(root)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            materialise(repository, repository.get(identity), Path(directory))
+        except IntegrityError as error:
+            return error
+    return None
+
+
+def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    kept = [store(repository, tmp_path, ONE_PROCESS) for _ in range(3)]
+    told: list[tuple[int, int]] = []
+    found = verify(repository, progress=lambda done, total: told.append((done, total)))
+    assert (len(found.checkpoints), found.packs, found.damages) == (len(kept), 1, ())
+    assert told[-1] == (packs(repository)[0].stat().st_size,) * 2
+
+
+def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    checkpoint = store(repository, tmp_path, ONE_PROCESS)
+    repository.remove([checkpoint.id])
+    flip(packs(repository)[0], 100)
+    assert verify(repository).damages == ()
+
+
+def test_verify_of_what_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchCheckpoint):
+        verify(opened(tmp_path), [CheckpointId("0" * 64)])
