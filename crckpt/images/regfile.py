@@ -17,7 +17,6 @@ What CRIU 4.2 checks at a restore:
 from __future__ import annotations
 
 import os
-import stat
 from typing import ClassVar, Final
 
 from msgspec import Struct
@@ -76,11 +75,6 @@ class RegularFile(Struct, frozen=True):
     def title(self) -> str:
         """The path, marked if the file was deleted."""
         return f"{self.path} (deleted)" if self.is_deleted else self.path
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is neither directory nor device nor pipe; True if the image has no mode."""
-        return self.mode is None or stat.S_ISREG(self.mode)
 
     @property
     def is_deleted(self) -> bool:

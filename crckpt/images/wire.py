@@ -177,11 +177,6 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_zigzag(value: int) -> int:
-    """Encode a `sint32` or `sint64`: the inverse of `decode_zigzag`."""
-    return value << 1 if value >= 0 else (-value << 1) - 1
-
-
 def _read_value(data: bytes, at: int, kind: int, where: str) -> tuple[int | bytes, int]:
     if kind == VARINT:
         return read_varint(data, at, where)

@@ -164,16 +164,6 @@ class Tracker:
         kept = {"CRCKPT_MAP_FLAGS": f"{ours}/{self._flags}", "CRCKPT_FRAMES": f"{ours}/{self._frames}"}
         return {**self._method.environment(criu), **kept}
 
-    def find_written(self) -> dict[int, NDArray[np.uint64]]:
-        """Find what each process that still runs has written since the base. Resets nothing."""
-        found = {}
-        for pid in self._members:
-            try:
-                found[pid] = self._method.find_written(pid)
-            except OSError:
-                continue
-        return found
-
     def close(self) -> None:
         """Let the tree go. Nothing is left in it."""
         for pid in tuple(self._members):

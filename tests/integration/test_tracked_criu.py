@@ -17,6 +17,7 @@ from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 
 def chosen(target: Target, tmp_path: Path) -> Tracker:
@@ -164,7 +165,8 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
     ran((*words, "--action-script", str(script)), failed, tracker.environment(found_criu()), status=255)
     assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
-    rows = tracker.find_written()[target.pid]
+    method = UffdWp() if tracker.name == UffdWp.name else SoftDirty()
+    rows = method.find_written(target.pid)
     assert not [start for start, _ in rows.tolist() if target.area <= start < target.area + PAGES * PAGE], (
         "and are lost"
     )

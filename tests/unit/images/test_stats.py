@@ -7,12 +7,12 @@ from image_trees import one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics, wire
-from crckpt.images.stats import RestoreStats, read_dump_stats, read_restore_stats
+from crckpt.images.stats import read_dump_stats
 
 
 def test_statistics(images: dict[str, bytes]) -> None:
     stats = read_dump_stats(images["stats-dump"])
-    assert 0 < stats.memdump_time < stats.frozen_time < 60_000_000
+    assert 0 < stats.memwrite_time < stats.frozen_time < 60_000_000
     assert 0 < stats.pages_written <= stats.pages_scanned
     assert stats.shared_pages_written == 1
 
@@ -20,6 +20,5 @@ def test_statistics(images: dict[str, bytes]) -> None:
 def test_statistics_of_a_restore_are_not_those_of_a_dump() -> None:
     numbers = wire.encode((number, wire.VARINT, number * 10) for number in range(1, 5))
     data = one(magics.STATS, (2, wire.BYTES, numbers))
-    assert read_restore_stats(data) == RestoreStats(10, 20, 30, 40, None)
     with pytest.raises(IntegrityError, match=r"stats-dump: has no statistics of a dump"):
         read_dump_stats(data)
