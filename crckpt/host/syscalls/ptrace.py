@@ -22,10 +22,12 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
+from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.stat import read_stat
 from crckpt.host.syscalls import ptrace_binding, ptrace_requests
+from crckpt.host.syscalls.call_names import call_name
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import restarting_result
 
@@ -35,6 +37,7 @@ _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
 
 # What kind of stop, the architecture, instruction pointer, stack pointer, number, arguments (linux/ptrace.h).
 _SYSCALL_INFO: Final = struct.Struct("<B3xIQQ7Q")
+_SYSCALL_WORDS: Final = 8  # after the number in /proc/PID/task/TID/syscall
 _ENTRY: Final = 1  # PTRACE_SYSCALL_INFO_ENTRY
 
 _ALL_THREADS: Final = 0x40000000  # __WALL
@@ -192,7 +195,7 @@ def _find_thread(pid: int) -> int:
         with suppress(OSError):
             if _state(pid, tid) not in "DZX":
                 return tid
-    raise _uninterruptible_error(pid)
+    raise _uninterruptible_error(pid, pid)
 
 
 def _state(pid: int, tid: int) -> str:
@@ -240,7 +243,7 @@ def _stop(pid: int, tid: int) -> None:
         with suppress(OSError):
             if _state(pid, tid) != "D":
                 raise _not_running_error(pid) from None
-        raise _uninterruptible_error(pid) from None
+        raise _uninterruptible_error(pid, tid) from None
 
 
 def _trap(pid: int, tid: int, within_s: float | None) -> None:
@@ -346,8 +349,17 @@ def _tracer_refusal(pid: int, tracer: int) -> Refused:
     return Refused(f"PID {pid} is already traced by PID {tracer} ({proc.title(tracer)})", hint="detach the debugger")
 
 
-def _uninterruptible_error(pid: int) -> Refused:
-    return Refused(f"PID {pid} is in uninterruptible sleep", hint="wait for its disk or network share, and try again")
+def _uninterruptible_error(pid: int, tid: int) -> Refused:
+    call = ""
+    with suppress(OSError):  # the thread has ended, or the kernel has no such file
+        number, *words = procfs.text(f"/proc/{pid}/task/{tid}/syscall").split()
+        # Six arguments, stack and place: else it is in no call.
+        if len(words) == _SYSCALL_WORDS:
+            is_native = int(words[6], 16) >= 1 << 32
+            call = f" (in {call_name(int(number), os.uname().machine, is_native=is_native)})"
+    return Refused(
+        f"PID {pid} is in uninterruptible sleep{call}", hint="wait for its disk or network share, and try again"
+    )
 
 
 def _not_running_error(pid: int) -> Refused:

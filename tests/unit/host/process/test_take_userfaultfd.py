@@ -190,7 +190,7 @@ def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         taken = entered(process.pid)
-        assert taken.why == f"PID {process.pid} is in uninterruptible sleep"
+        assert taken.why == f"PID {process.pid} is in uninterruptible sleep (in vfork)"
         assert "try again" in taken.hint
         assert tracer(process.pid) == 0, "nobody has seized it"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
